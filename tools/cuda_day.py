@@ -185,26 +185,37 @@ def _product_row(
 
 
 def attention(day: Day) -> Iterator[Row]:
-    """Decoding with 32 heads and 8 KV heads of 128 in float16: bytes of keys and values per second."""
-    record = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
-    widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
+    """32 heads and 8 KV heads of 128 in float16: of decoding bytes per second, of prompts operations."""
     for context in day.sizes.contexts:
         for batch in day.sizes.batches:
             blocks = batch * -(-context // PAGE_TOKENS)
-            memory = [day.driver.zeros(blocks * 8 * 128 * PAGE_TOKENS * 2).view(np.float16) for _ in range(2)]
-            keys = memory[0].reshape(blocks, 8, 128, PAGE_TOKENS)
-            layer = PagedLayer(keys, memory[1].reshape(blocks, 8, PAGE_TOKENS, 128))
-            executor = CudaExecutor(day.driver, 1)
-            step = executor.compile(program([record], widths, MadeUpConstants(), []), [layer])
-            which: StepContext = step_of([context] * batch, [1] * batch, num_blocks=blocks)
-            given = {name: np.ones((batch, widths[name]), np.float32) for name in ("q", "k", "v")}
-            counts = step.prepare(which, given)
-            seconds = day.seconds(lambda step=step, counts=counts: step.start(counts))  # type: ignore[misc]
+            seconds = attended(day, blocks, step_of([context] * batch, [1] * batch, num_blocks=blocks))
             rate = batch * context * 8 * 128 * 2 * 2 / seconds
             yield {
                 "what": f"attention, {context} tokens", "rows": batch, "us": seconds * 1e6, "GB/s": rate / 1e9,
                 "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE,
             }  # fmt: skip
+    for tokens in day.sizes.prompts:  # a row sees half of them on average, and meets each in two products
+        blocks = -(-tokens // PAGE_TOKENS)
+        seconds = attended(day, blocks, step_of([tokens], [tokens], num_blocks=blocks, prefill=1))
+        rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / seconds
+        yield {
+            "what": "attention of a prompt", "rows": tokens, "us": seconds * 1e6, "TFLOP/s": rate / 1e12,
+            "share": rate / day.matmul if day.matmul else None, "floor": MATMUL_SHARE,
+        }  # fmt: skip
+
+
+def attended(day: Day, blocks: int, which: StepContext) -> float:
+    """Seconds of a step over pages in so many blocks."""
+    record = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
+    widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
+    memory = [day.driver.zeros(blocks * 8 * 128 * PAGE_TOKENS * 2).view(np.float16) for _ in range(2)]
+    keys = memory[0].reshape(blocks, 8, 128, PAGE_TOKENS)
+    layer = PagedLayer(keys, memory[1].reshape(blocks, 8, PAGE_TOKENS, 128))
+    step = CudaExecutor(day.driver, 1).compile(program([record], widths, MadeUpConstants(), []), [layer])
+    given = {name: np.ones((len(which.tokens), widths[name]), np.float32) for name in ("q", "k", "v")}
+    counts = step.prepare(which, given)
+    return day.seconds(lambda: step.start(counts))
 
 
 def adapters(day: Day) -> Iterator[Row]:

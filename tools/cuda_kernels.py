@@ -19,7 +19,7 @@ from genai.kernels.cuda.sources import CudaKernel, source_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
 ARCHITECTURE = "sm_90a"
-_USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers([^\n]*)", re.DOTALL)
+_USE = re.compile(r"entry function '(\w+)'.*?(\d+) bytes stack frame.*?Used (\d+) registers([^\n]*)", re.DOTALL)
 
 
 class CompilerError(RuntimeError):
@@ -28,7 +28,9 @@ class CompilerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Use:
-    """What a kernel takes: registers of a thread, bytes of them that are spilled, bytes of shared memory of a block."""
+    """What a kernel takes: registers of a thread, bytes of them that are spilled or of arrays that are indexed by what
+    is computed (a stack frame, in memory), bytes of shared memory of a block.
+    """
 
     registers: int
     spilled: int

@@ -1,4 +1,9 @@
-"""Launches of attention: keys and values into pages, then every row over the pages of its sequence, in splits."""
+"""Launches of attention: keys and values into pages, then rows over the pages of their sequences.
+
+Rows with decode numerics, and all rows over pages of float32, are computed one by one in float32, in splits of their
+sequences. Rows with prefill numerics over other pages are computed in tiles by tensor cores, whose numbers are float16:
+they lose what a page of float16 has lost already.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +14,79 @@ from ..executor import UnsupportedRecord
 from ..formats import PagedLayer
 from ..records import Attention
 from .driver import Driver
-from .launches import Counts, Functions, bind
+from .launches import Counts, Functions, Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
+from .step import tiles_name
 
 if TYPE_CHECKING:
     from .lowering import CudaLowering
 
-# Rows whose splits wait to be joined at the same time; more are taken one part after another.
-ROWS_AT_ONCE = 64
-# Query heads of a KV head that one block computes: their sums are in registers.
-_MOST_TOGETHER = 8
-_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS = 128, 128, 64
+# Splits of rows that wait to be joined at the same time; more rows are taken one part after another.
+_SPLITS_AT_ONCE = 2048
+# Query heads of a KV head that one block computes: of single rows their sums are in registers.
+_MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
+_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 128, 4
+_TILE_ROWS = 64
+# Registers of a lane that hold a tile's queries and its sums.
+_TILE_REGISTERS = 112
+# Blocks of tiles that a multiprocessor holds, by the most columns of a head.
+_TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
 # C++ types of keys and values.
-SCALAR = {"float32": "float", "float16": "half_bits"}
-_LARGEST_HEAD = 256
+KINDS = {"float32": "float", "float16": "half_bits", "int8": "Int8", "int4": "Int4"}
+_LARGEST_HEAD, _HEAD_STEP = 256, 8
 
 
 def check_attention(record: Attention, layer: PagedLayer | None) -> None:
     """Raise UnsupportedRecord, which names what there is no kernel for."""
     kind = "none" if layer is None else layer.kind
-    if kind not in SCALAR:
+    if kind not in KINDS:
         raise UnsupportedRecord(f"CUDA has no kernels for keys and values of {kind}")
-    if max(record.head_size, record.v_head_size) > _LARGEST_HEAD:
-        raise UnsupportedRecord(f"CUDA has no kernels for heads of {record.head_size}: at most {_LARGEST_HEAD}")
+    for size in (record.head_size, record.v_head_size):
+        if size > _LARGEST_HEAD or size % _HEAD_STEP:
+            wanted = f"a multiple of {_HEAD_STEP}, at most {_LARGEST_HEAD}"
+            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size}: {wanted}")
 
 
 def store_kernel_of(kind: str) -> CudaKernel:
     """The kernel that puts keys and values of a type into pages."""
-    return CudaKernel("attention_store.cu", f"store_heads<{SCALAR[kind]}>", "StoreArguments", _STORE_THREADS)
+    return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS)
+
+
+def turn_kernel() -> CudaKernel:
+    """The kernel that turns weighted values of 4 bits back."""
+    return CudaKernel("attention_store.cu", "turn_back", "TurnArguments", _STORE_THREADS)
 
 
 def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[CudaKernel, CudaKernel]:
     """The kernels of single rows: of splits, and the one that joins them."""
-    shape = f"{SCALAR[kind]}, {head_size}, {v_head_size}, {together}"
+    shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}"
     return (
         CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS),
         CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
     )
+
+
+def tile_kernel(kind: str, head_size: int, v_head_size: int) -> CudaKernel:
+    """The kernel of tiles of rows."""
+    shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {tile_columns(head_size, v_head_size)}"
+    # Three blocks have 168 registers a lane, two 255.
+    blocks = next(blocks for most, blocks in _TILE_BLOCKS if max(head_size, v_head_size) <= most)
+    return CudaKernel("attention_tiles.cu", f"attend_tile<{shape}>", "TileArguments", _TILE_THREADS, blocks)
+
+
+def tile_columns(head_size: int, v_head_size: int) -> int:
+    """Columns of values that one block computes: all, or half of them where registers do not suffice."""
+    if head_size // 4 + v_head_size // 2 <= _TILE_REGISTERS:
+        return v_head_size
+    return -(-v_head_size // (2 * _HEAD_STEP)) * _HEAD_STEP
+
+
+def tile_rows(record: Attention, layer: PagedLayer | None) -> int:
+    """Rows of a sequence that a tile holds; 0 = rows are computed one by one."""
+    if layer is None or layer.kind == "float32":
+        return 0
+    return _TILE_ROWS // heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
 
 
 def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[CudaKernel, dict[str, Any]]:
@@ -58,37 +98,66 @@ def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[
 
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
     """The fields of `Pages` in pages.cuh."""
-    size = layer.keys.dtype.itemsize
     return {
         "keys": driver.address(layer.keys), "values": driver.address(layer.values),
-        "key_block": layer.keys.strides[0] // size, "value_block": layer.values.strides[0] // size,
+        "key_block": layer.keys.strides[0], "value_block": layer.values.strides[0],
     }  # fmt: skip
 
 
-def heads_together(heads: int, kv_heads: int) -> int:
+def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int:
     """Query heads that one block computes: the largest part of those of a KV head that fits."""
     group = heads // kv_heads
-    return max(count for count in range(1, _MOST_TOGETHER + 1) if group % count == 0)
+    return max(count for count in range(1, most + 1) if group % count == 0)
 
 
-class AttentionLaunch:
-    """Rows over their pages: splits, then what joins them, for `ROWS_AT_ONCE` rows after another."""
+def add_attention(record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows) -> None:
+    """Add what computes rows over their pages."""
+    rows = tile_rows(record, layer)
+    given: dict[str, Any] = {
+        "rotated": rotated.address, "sinks": at.vector(record.sinks), "out": out.address, "step": at.table.rows,
+        "pages": pages(layer, at.driver), "out_stride": out.stride, "heads": record.heads,
+        "kv_heads": record.kv_heads, "window": record.window,
+        "scale": record.scale or 1 / math.sqrt(record.head_size), "softcap": record.softcap,
+        "smooth": int(record.smooth_softmax),
+    }  # fmt: skip
+    at.starts.append(SplitLaunch(record, layer, at, given, decode_only=bool(rows)))
+    if rows:
+        at.starts.append(_tile_launch(record, layer, at, given, rows))
+    if layer.kind == "int4":
+        kernel, blocks = turn_kernel(), -(-record.heads // _WARPS)
+        sizes = {"heads": record.heads, "v_head_size": record.v_head_size}
+        at.launch(
+            kernel, out.per, lambda count: (blocks, count, 1), out=out.address, out_stride=out.stride, **sizes
+        )  # fmt: skip
+
+
+def _tile_launch(record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], rows: int) -> Launch:
+    kernel, counted = tile_kernel(layer.kind, record.head_size, record.v_head_size), tiles_name(rows)
+    together = heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
+    blocks = record.heads // together
+    parts = -(-record.v_head_size // tile_columns(record.head_size, record.v_head_size))
+    arguments = bind(kernel, tiles=at.table.address(counted), together=together, **given)
+    return Launch(kernel, arguments, {}, lambda counts: (counts[counted], blocks, parts))
+
+
+class SplitLaunch:
+    """Rows over their pages one by one: splits, then what joins them, for as many rows after another as there is
+    memory for.
+    """
 
     def __init__(
-        self, record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows
+        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
     ) -> None:
         self._together, size = heads_together(record.heads, record.kv_heads), record.v_head_size
-        self._record = record
+        self._heads = record.heads
+        self._rows_counted, self._splits_counted = (
+            ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
+        )
         self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
-        rows = min(ROWS_AT_ONCE, at.capacity.tokens)
-        parts = at.workspace(4 * rows * record.heads * at.capacity.splits * (size + 2))
-        self._arguments = bind(
-            self._split, rotated=rotated.address, sinks=at.vector(record.sinks), parts=at.driver.address(parts),
-            out=out.address, step=at.table.rows, pages=pages(layer, at.driver), out_stride=out.stride, first_row=0,
-            rows=0, heads=record.heads, kv_heads=record.kv_heads, splits=0, window=record.window,
-            scale=record.scale or 1 / math.sqrt(record.head_size), softcap=record.softcap,
-            smooth=int(record.smooth_softmax),
-        )  # fmt: skip
+        splits = at.capacity.splits
+        self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
+        parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
+        self._arguments = bind(self._split, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, **given)
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
@@ -96,12 +165,12 @@ class AttentionLaunch:
         return self._split, self._join
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
-        """Start them over all rows of a step."""
-        heads, total, splits = self._record.heads, counts["tokens"], counts["splits"]
+        """Start them over the rows of a step."""
+        total, splits = counts[self._rows_counted], counts[self._splits_counted]
         self._arguments["rows"], self._arguments["splits"] = total, splits
-        for first in range(0, total, ROWS_AT_ONCE):
-            rows = min(ROWS_AT_ONCE, total - first)
+        for first in range(0, total, self._rows):
+            rows = min(self._rows, total - first)
             self._arguments["first_row"] = first
-            grid = (splits, heads // self._together, rows)
+            grid = (splits, self._heads // self._together, rows)
             driver.launch(functions[self._split], self._split, grid, self._arguments)
-            driver.launch(functions[self._join], self._join, (heads, rows, 1), self._arguments)
+            driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)

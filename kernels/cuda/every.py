@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..formats import can_turn
 from .array_kernels import array_kernels
-from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
+from .attention import KINDS, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
@@ -30,10 +31,15 @@ def every_kernel() -> list[CudaKernel]:
         found.append(gemm_kernel(matrix))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    for kind in SCALAR:
+    found.append(turn_kernel())
+    for kind in KINDS:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:
+            if kind == "int4" and not can_turn(size):
+                continue
             found += split_kernels(kind, size, size, heads_together(group, 1))
+            if kind != "float32":
+                found.append(tile_kernel(kind, size, size))
     found += [GATHER, *SAMPLING_KERNELS]
     return sorted(set(found), key=lambda kernel: kernel.name)
 

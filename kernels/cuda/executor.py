@@ -18,7 +18,7 @@ from ..formats import PagedLayer
 from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, branches, weights_of
 from .adapters import StepAdapters, load_adapter
-from .attention import check_attention
+from .attention import check_attention, tile_rows
 from .driver import Driver
 from .graphs import GraphCache
 from .launches import Counts, Functions, Start
@@ -118,6 +118,7 @@ class CudaStep:
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
+        self._tile_rows = _tile_rows(program, layers)
         self._cancelled = False
         self._lower(Capacity())
 
@@ -135,11 +136,12 @@ class CudaStep:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
-        # A power of two: as a sequence grows, its steps seldom become others.
-        splits = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
-        counts["splits"] = min(1 << (splits - 1).bit_length(), capacity.splits)
+        for name, end in (("splits", counts["tokens"]), ("decode_splits", counts["decode_rows"])):
+            splits = -(-int(step.positions[:end].max(initial=0) + 1) // SPLIT_TOKENS)
+            # A power of two: as a sequence grows, its steps seldom become others.
+            counts[name] = min(1 << (splits - 1).bit_length(), capacity.splits)
         counts |= adapters.counts
-        self._table.write(step, adapters)
+        counts |= self._table.write(step, adapters)
         for name in self._program.given:
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
@@ -200,7 +202,7 @@ class CudaStep:
         self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
-        self._table = StepTable(driver, capacity)
+        self._table = StepTable(driver, capacity, self._tile_rows)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
         )
@@ -216,6 +218,12 @@ class CudaStep:
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
         self._capacity = capacity
+
+
+def _tile_rows(program: RowProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
+    """Sizes of the tiles that attention takes rows in."""
+    attention = [record for record in program.records if isinstance(record, records.Attention)]
+    return sorted({tile_rows(record, layers[record.layer]) for record in attention} - {0})
 
 
 def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:

@@ -13,7 +13,7 @@ from .driver import Driver, Grid
 from .sources import CudaKernel
 
 # What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
-# "splits" of its longest sequence.
+# "splits" of its longest sequence, "decode_splits" of the longest one whose rows have those; "tiles_N" of N rows.
 Counts = Mapping[str, int]
 # What a driver launches, by kernel.
 Functions = Mapping[CudaKernel, Any]

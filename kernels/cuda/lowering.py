@@ -11,7 +11,7 @@ from .. import records
 from ..executor import UnsupportedRecord
 from ..formats import PagedLayer
 from ..records import Constants, Ids, Per
-from .attention import AttentionLaunch, store_kernel
+from .attention import add_attention, store_kernel
 from .driver import Driver, Grid
 from .launches import Counts, Launch, Start, bind
 from .low_rank import Deltas, shrink
@@ -306,5 +306,5 @@ def _attention(record: records.Attention, at: CudaLowering) -> None:
         long_rows=at.table.address("long_rows"), step=at.table.rows, query_stride=query.stride, key_stride=key.stride,
         value_stride=value.stride, pairs=pairs, **given,
     )  # fmt: skip
-    at.starts.append(AttentionLaunch(record, layer, at, rotated, at.values.make(record.out)))
+    add_attention(record, layer, at, rotated, at.values.make(record.out))
     at.values.release(released)

@@ -29,12 +29,14 @@ class CudaKernel:
     Attributes:
         file: such as "norm.cu". function: such as "norm<true>". arguments: name of its struct.
         threads: of a block.
+        blocks: so many shall fit on a multiprocessor, which bounds the registers; 0 = the compiler chooses.
     """
 
     file: str
     function: str
     arguments: str
     threads: int
+    blocks: int = 0
 
     @property
     def name(self) -> str:
@@ -63,10 +65,14 @@ def source_of(kernels: Iterable[CudaKernel]) -> str:
     wanted = sorted(set(kernels), key=lambda kernel: kernel.name)
     seen: set[str] = set()
     parts = [_with_includes(file, seen) for file in sorted({kernel.file for kernel in wanted})]
-    calls = (
-        f"KERNEL({one.name}, {one.arguments}, {one.layout.itemsize}, {one.threads}, {one.function})\n" for one in wanted
+    return "".join([*parts, *map(_definition, wanted)])
+
+
+def _definition(kernel: CudaKernel) -> str:
+    macro, bounds = (
+        ("BOUND_KERNEL", f"{kernel.threads}, {kernel.blocks}") if kernel.blocks else ("KERNEL", kernel.threads)
     )
-    return "".join([*parts, *calls])
+    return f"{macro}({kernel.name}, {kernel.arguments}, {kernel.layout.itemsize}, {bounds}, {kernel.function})\n"
 
 
 def _with_includes(file: str, seen: set[str]) -> str:

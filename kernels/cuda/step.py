@@ -5,6 +5,7 @@ Its parts keep their places as long as steps fit, so launches that read them are
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ from ..records import Ids
 from .adapters import NO_ADAPTERS, AdapterTables
 from .driver import Driver
 
-SPLIT_TOKENS = 256
+SPLIT_TOKENS = 128
 """Tokens of a sequence that one block of attention takes; see attention_rows.cu."""
+_TILE_FIELDS = 3
 _PER_TOKEN = ("tokens", "positions", "sequence_of", "slots", "long_rows")
 
 
@@ -91,14 +93,18 @@ class StepTable:
 
     Args:
         capacity: of the largest one.
+        tile_rows: sizes of tiles that rows with prefill numerics are cut into, each a table of its own.
     """
 
-    def __init__(self, driver: Driver, capacity: Capacity) -> None:
-        self._driver, self._capacity = driver, capacity
+    def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = ()) -> None:
+        self._driver, self._capacity, self._tile_rows = driver, capacity, tuple(tile_rows)
         self._first, total = {"adapters": 0}, capacity.adapter_numbers
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
+        for rows in self._tile_rows:
+            most = -(-capacity.tokens // rows) + capacity.sequences
+            self._first[tiles_name(rows)], total = total, total + _TILE_FIELDS * most
         self._first["tables"], total = total, total + capacity.sequences * capacity.blocks
         self._host = driver.host_memory(4 * total).view(np.int32)
         self._memory = driver.zeros(4 * total).view(np.int32)
@@ -113,8 +119,8 @@ class StepTable:
         names = ("tables", "sequence_of", "positions", "slots")
         return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
 
-    def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> None:
-        """Copy the numbers of a step into device memory."""
+    def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> dict[str, int]:
+        """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table."""
         self._driver.synchronize()  # the numbers of the step before have been copied
         sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
         parts: dict[str, NDArray[Any]] = {
@@ -126,6 +132,10 @@ class StepTable:
         parts |= {"slots": step.slot_mapping, "logits_rows": step.logits_indices}
         if len(step.rope_table):
             parts["long_rows"] = step.rope_table[sequence_of]
+        tiles = {tiles_name(rows): row_tiles(step, rows) for rows in self._tile_rows}
+        parts |= {name: numbers.ravel() for name, numbers in tiles.items()}
+        for name in tiles:  # behind the last tile there are none, for launches of as many as there can be
+            self._host[self._first[name] : self._first["tables"]] = 0
         for name, numbers in parts.items():
             first = self._first[name]
             self._host[first : first + len(numbers)] = numbers
@@ -133,6 +143,26 @@ class StepTable:
         end = first + sequences * self._capacity.blocks
         self._host[first:end].reshape(sequences, -1)[:, :blocks] = step.block_tables
         self._driver.write(self._memory[:end], self._host[:end])
+        return {name: len(numbers) for name, numbers in tiles.items()}
+
+
+def tiles_name(rows: int) -> str:
+    """What the table of tiles of so many rows is called, and the count of those in a step."""
+    return f"tiles_{rows}"
+
+
+def row_tiles(step: StepContext, rows: int) -> NDArray[np.int32]:
+    """The rows with prefill numerics in tiles of one sequence's: int32 [tiles, 3], a sequence, its first row there, how
+    many rows. Those that see most come first, so that the GPU is not left with a long one at the end.
+    """
+    starts = step.cu_seqlens_q[step.num_decode_sequences :].astype(np.int64)
+    counts = -(-np.diff(starts) // rows)
+    sequences = np.repeat(np.arange(len(counts)), counts)
+    first = starts[sequences] + (np.arange(len(sequences)) - np.repeat(np.cumsum(counts) - counts, counts)) * rows
+    last = np.minimum(first + rows, starts[sequences + 1])
+    tiles = np.stack([sequences + step.num_decode_sequences, first, last - first], axis=1)
+    order = np.argsort(-step.positions[last - 1], kind="stable")
+    return tiles[order].astype(np.int32)
 
 
 def _within(numbers: np.ndarray, limit: int, refusal: str) -> None:

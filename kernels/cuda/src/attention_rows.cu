@@ -1,13 +1,14 @@
-// softmax(q k * scale) v of single rows over the pages of their sequences (Flash-Decoding: Dao et al. 2023).
+// softmax(q k * scale) v of single rows over the pages of their sequences, in float32 (Flash-Decoding: Dao et al.
+// 2023).
 //
-// A sequence is split by position only: 256 tokens a block, whose four warps take its eight pages in turn, each with a
-// running softmax (Milakov & Gimelshein 2018); then warps, then splits are put together in order. So a row's bits
-// depend on nothing but its own sequence. All query heads of a KV head are computed together: its pages are read once.
+// A sequence is split by position only: 128 tokens a block, a page for each of its four warps; then warps, then splits
+// are put together in order. So a row's bits depend on nothing but its own sequence. All query heads of a KV head are
+// computed together: its pages are read once.
 #include "pages.cuh"
 #include "reduce.cuh"
 
-// rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits][v_head_size + 2], a maximum, a sum and
-// the unfinished result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none.
+// rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits][v_head_size + 4], a maximum, a sum, two
+// that are not used, and the unfinished result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none.
 struct AttentionArguments {
   const float* rotated;
   const float* sinks;
@@ -27,13 +28,138 @@ struct AttentionArguments {
   int smooth;
 };
 
-constexpr int SPLIT_WARPS = 4, SPLIT_PAGES = 8, SPLIT_THREADS = SPLIT_WARPS * WARP;
+constexpr int SPLIT_WARPS = 4, SPLIT = SPLIT_WARPS * PAGE, SPLIT_THREADS = SPLIT_WARPS * WARP, PART = 4;
 constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER - NEVER) is no NaN
 
+// Scores of a page: eight lanes have four tokens each of a unit, four such groups of lanes other units. The sums of the
+// groups are added so that every lane keeps one token, 4 (lane % 8) + lane / 8.
+template <class Kind, int head_size, int together>
+__device__ __forceinline__ void score_page(const unsigned char* page, const float* queries, float (&scores)[together]) {
+  using Keys = KeyUnit<Kind, head_size>;
+  constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES;
+  // Units that a lane asks for before it needs the first: of four lines each where they are floats.
+  constexpr int AT_ONCE = STEPS < 2 ? 1 : STEPS < 4 || sizeof(Kind) == 4 ? 2 : 4;
+  const int lane = threadIdx.x % WARP, quad = lane % QUADS, line = lane / QUADS;
+  float sums[together][UNIT] = {};
+#pragma unroll 1
+  for (int step = 0; step < STEPS; step += AT_ONCE) {
+    Keys units[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) units[i].read(page, min((step + i) * LINES + line, Keys::COUNT - 1), quad);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int unit = (step + i) * LINES + line;
+      if (Keys::COUNT % (LINES * AT_ONCE) && unit >= Keys::COUNT) continue;
+#pragma unroll
+      for (int part = 0; part < Keys::COLUMNS; part += UNIT) {
+        float numbers[UNIT][UNIT];
+#pragma unroll
+        for (int column = 0; column < UNIT; ++column)
+#pragma unroll
+          for (int token = 0; token < UNIT; ++token) numbers[column][token] = units[i].number(part + column, token);
+#pragma unroll
+        for (int head = 0; head < together; ++head) {
+          const float4 q = *reinterpret_cast<const float4*>(queries + head * head_size + column_of<Kind>(unit, part));
+#pragma unroll
+          for (int token = 0; token < UNIT; ++token) {
+            float sum = fmaf(q.x, numbers[0][token], sums[head][token]);
+            sum = fmaf(q.y, numbers[1][token], sum);
+            sum = fmaf(q.z, numbers[2][token], sum);
+            sums[head][token] = fmaf(q.w, numbers[3][token], sum);
+          }
+        }
+      }
+    }
+  }
+  const bool upper = lane & 16, odd = lane & 8;
+#pragma unroll
+  for (int head = 0; head < together; ++head) {
+    const float(&four)[UNIT] = sums[head];
+    const float low = __shfl_xor_sync(ALL_LANES, upper ? four[0] : four[2], 16) + (upper ? four[2] : four[0]);
+    const float high = __shfl_xor_sync(ALL_LANES, upper ? four[1] : four[3], 16) + (upper ? four[3] : four[1]);
+    scores[head] = __shfl_xor_sync(ALL_LANES, odd ? low : high, 8) + (odd ? high : low);
+  }
+}
+
+// Weighted values of a page: a lane has the columns of a unit, lanes that are COUNT apart other tokens. What passes
+// over several units of a lane ends in result[head][pass][column] of the first COUNT lanes.
+template <class Kind, int v_head_size, int together>
+struct ValueSums {
+  using Values = ValueUnit<Kind, v_head_size>;
+  static constexpr int COLUMNS = Values::COLUMNS, COUNT = Values::COUNT, PASSES = (COUNT + WARP - 1) / WARP;
+  static constexpr int ACROSS = COUNT < WARP ? COUNT : WARP, APART = WARP / ACROSS < QUADS ? WARP / ACROSS : QUADS;
+  static constexpr int STEPS = (QUADS + APART - 1) / APART, AT_ONCE = STEPS < 4 ? 1 : PASSES > 1 ? 1 : 2;
+  float result[together][PASSES][COLUMNS];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int head = 0; head < together; ++head)
+#pragma unroll
+      for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) result[head][pass][column] = 0.0f;
+  }
+
+  // shares: [together][PAGE].
+  __device__ __forceinline__ void add(const unsigned char* page, const float* shares, int first, int last) {
+    const int lane = threadIdx.x % WARP, own = lane % ACROSS, begin = lane / ACROSS;
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += AT_ONCE) {
+      Values units[AT_ONCE][PASSES];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int quad = (step + i) * APART + begin;
+        if (begin >= APART || quad >= QUADS) continue;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+          units[i][pass].read(page, min(pass * WARP + own, COUNT - 1), quad, first, last);
+      }
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const int quad = (step + i) * APART + begin;
+        if (begin >= APART || quad >= QUADS) continue;
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+          for (int column = 0; column < COLUMNS; ++column) {
+            float numbers[UNIT];
+#pragma unroll
+            for (int token = 0; token < UNIT; ++token) numbers[token] = units[i][pass].number(column, token);
+#pragma unroll
+            for (int head = 0; head < together; ++head) {
+              const float4 share = *reinterpret_cast<const float4*>(shares + head * PAGE + UNIT * quad);
+              float sum = fmaf(share.x, numbers[0], result[head][pass][column]);
+              sum = fmaf(share.y, numbers[1], sum);
+              sum = fmaf(share.z, numbers[2], sum);
+              result[head][pass][column] = fmaf(share.w, numbers[3], sum);
+            }
+          }
+      }
+    }
+  }
+
+  // The sums of lanes that have the same columns, in order, to [together][v_head_size].
+  __device__ __forceinline__ void write(float* out) const {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int head = 0; head < together; ++head)
+#pragma unroll
+      for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+          float sum = result[head][pass][column];
+#pragma unroll
+          for (int other = 1; other < APART; ++other)
+            sum += __shfl_sync(ALL_LANES, result[head][pass][column], lane + other * ACROSS);
+          const int unit = pass * WARP + lane;
+          if (lane < ACROSS && unit < COUNT) out[head * v_head_size + column_of<Kind>(unit, column)] = sum;
+        }
+  }
+};
+
 // Grid (splits, heads / together, rows).
-template <class T, int head_size, int v_head_size, int together>
+template <class Kind, int head_size, int v_head_size, int together>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
-  constexpr int COLUMNS = (v_head_size + WARP - 1) / WARP;
   SHARED(float, queries, together * head_size);
   SHARED(float, shares, SPLIT_WARPS * together * PAGE);
   SHARED(float, maxima, SPLIT_WARPS * together);
@@ -42,78 +168,49 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const long long row = given.first_row + blockIdx.z;
   const int first_head = blockIdx.y * together, kv_head = first_head / (given.heads / given.kv_heads);
-  const int position = given.step.positions[row], end = position + 1;
-  const int begin = given.window < 0 ? 0 : max(0, end - given.window);
-  const int* table = given.step.tables + (long long)given.step.sequence_of[row] * given.step.table_stride;
+  const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
+  const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
+  if (start >= end || start + SPLIT <= begin) return;  // other rows are longer, or see further back
+  const int first = max(begin - page * PAGE, 0), last = min(end - page * PAGE, PAGE);
+  const bool sees = first < last;
+  const unsigned char *keys = given.pages.keys, *values = given.pages.values;
+  if (sees) {
+    const int* table = given.step.tables + (long long)given.step.sequence_of[row] * given.step.table_stride;
+    const long long block = table[page];
+    keys += block * given.pages.key_block + kv_head * key_bytes<Kind>(head_size);
+    values += block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size);
+    // Both pages are on their way to the L2 cache before anything waits: that keeps the memory busy.
+    for (int i = lane * 128; i < key_bytes<Kind>(head_size); i += WARP * 128) fetch(keys + i);
+    for (int i = lane * 128; i < value_bytes<Kind>(v_head_size); i += WARP * 128) fetch(values + i);
+  }
   for (int i = threadIdx.x; i < together * head_size; i += SPLIT_THREADS)
     queries[i] = given.rotated[(row * given.heads + first_head) * head_size + i] * given.scale;
   __syncthreads();
 
-  float maximum[together], total[together], result[together][COLUMNS];
-#pragma unroll
-  for (int head = 0; head < together; ++head) {
-    maximum[head] = NEVER, total[head] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < COLUMNS; ++i) result[head][i] = 0.0f;
-  }
   float* own_shares = shares + warp * together * PAGE;
-  for (int i = warp; i < SPLIT_PAGES; i += SPLIT_WARPS) {
-    const int page = blockIdx.x * SPLIT_PAGES + i, first = max(begin - page * PAGE, 0), last = min(end - page * PAGE, PAGE);
-    if (first >= last) continue;
-    const long long block = table[page];
-    const T* keys = static_cast<const T*>(given.pages.keys) + block * given.pages.key_block;
-    const T* values = static_cast<const T*>(given.pages.values) + block * given.pages.value_block;
-    keys += kv_head * head_size * PAGE + lane;
-    values += kv_head * PAGE * v_head_size;
+  ValueSums<Kind, v_head_size, together> sums;
+  sums.clear();
+  if (sees) {
+    const int token = UNIT * (lane % QUADS) + lane / QUADS;
+    const bool visible = token >= first && token < last;
     float scores[together];
-#pragma unroll
-    for (int head = 0; head < together; ++head) scores[head] = 0.0f;
-#pragma unroll 8
-    for (int d = 0; d < head_size; ++d) {
-      const float key = to_float(keys[d * PAGE]);
-#pragma unroll
-      for (int head = 0; head < together; ++head)
-        scores[head] = fmaf(queries[head * head_size + d], key, scores[head]);
-    }
-    const bool visible = lane >= first && lane < last;
-    __syncwarp();  // the shares of the page before have been read by all
+    score_page<Kind, head_size, together>(keys, queries, scores);
 #pragma unroll
     for (int head = 0; head < together; ++head) {
       float score = scores[head];
       if (given.softcap > 0.0f) score = given.softcap * tanhf(score / given.softcap);
       if (!visible) score = NEVER;
-      const float highest = fmaxf(maximum[head], warp_maximum(score));
-      const float kept = expf(maximum[head] - highest), share = visible ? expf(score - highest) : 0.0f;
-      maximum[head] = highest;
-      total[head] = fmaf(total[head], kept, warp_sum(share));
-      own_shares[head * PAGE + lane] = share;
-#pragma unroll
-      for (int column = 0; column < COLUMNS; ++column) result[head][column] *= kept;
+      const float highest = warp_maximum(score), share = visible ? expf(score - highest) : 0.0f;
+      const float total = warp_sum(share);
+      own_shares[head * PAGE + token] = share;
+      if (lane == 0) maxima[warp * together + head] = highest, totals[warp * together + head] = total;
     }
     __syncwarp();
-    for (int token = first; token < last; ++token) {  // what is not visible may hold anything, NaN too
-#pragma unroll
-      for (int column = 0; column < COLUMNS; ++column) {
-        const int at = column * WARP + lane;
-        if (v_head_size % WARP && at >= v_head_size) continue;
-        const float value = to_float(values[token * v_head_size + at]);
-#pragma unroll
-        for (int head = 0; head < together; ++head)
-          result[head][column] = fmaf(own_shares[head * PAGE + token], value, result[head][column]);
-      }
-    }
+    sums.add(values, own_shares, first, last);
+  } else if (lane < together) {
+    maxima[warp * together + lane] = NEVER, totals[warp * together + lane] = 0.0f;
   }
-
-#pragma unroll
-  for (int head = 0; head < together; ++head) {
-    if (lane == 0) maxima[warp * together + head] = maximum[head], totals[warp * together + head] = total[head];
-#pragma unroll
-    for (int column = 0; column < COLUMNS; ++column) {
-      const int at = column * WARP + lane;
-      if (v_head_size % WARP && at >= v_head_size) continue;
-      results[(warp * together + head) * v_head_size + at] = result[head][column];
-    }
-  }
+  sums.write(results + warp * together * v_head_size);
   __syncthreads();
   for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {
     const int head = i / v_head_size, column = i % v_head_size;
@@ -125,33 +222,67 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
       number = fmaf(results[(other * together + head) * v_head_size + column], kept, number);
     }
     const long long place = ((long long)blockIdx.z * given.heads + first_head + head) * given.splits + blockIdx.x;
-    float* part = given.parts + place * (v_head_size + 2);
+    float* part = given.parts + place * (v_head_size + PART);
     if (column == 0) part[0] = highest, part[1] = sum;
-    part[2 + column] = number;
+    part[PART + column] = number;
   }
 }
 
-constexpr int JOIN_THREADS = 64;
+constexpr int JOIN_WARPS = 4, JOIN_THREADS = JOIN_WARPS * WARP;
 
-// The splits of a row and head, in order; a sink is a score without a value. Grid (heads, rows).
+// The splits of a row and head: each warp adds up every fourth one in order, then the warps are added in order; a sink
+// is a score without a value. Grid (heads, rows).
 template <int v_head_size>
 __device__ __forceinline__ void join_splits(const AttentionArguments& given) {
-  const int head = blockIdx.x;
+  constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
+  SHARED(float, maxima, JOIN_WARPS);
+  SHARED(float, totals, JOIN_WARPS);
+  SHARED(float, results, JOIN_WARPS * v_head_size);
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, head = blockIdx.x;
   const long long row = given.first_row + blockIdx.y;
-  const int splits = given.step.positions[row] / (SPLIT_PAGES * PAGE) + 1;  // not those of longer rows
-  const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * (v_head_size + 2);
+  const int end = given.step.positions[row] + 1;
+  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end + SPLIT - 1) / SPLIT;
+  const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * STRIDE;
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
   float highest = has_sink ? sink : NEVER;
-  for (int i = 0; i < splits; ++i) highest = fmaxf(highest, parts[i * (v_head_size + 2)]);
-  for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
-    float sum = has_sink ? expf(sink - highest) : 0.0f, number = 0.0f;
-    for (int i = 0; i < splits; ++i) {
-      const float* part = parts + i * (v_head_size + 2);
-      const float kept = expf(part[0] - highest);
-      sum = fmaf(part[1], kept, sum);
-      number = fmaf(part[2 + column], kept, number);
+  for (int i = first + (int)threadIdx.x; i < last; i += JOIN_THREADS) highest = fmaxf(highest, parts[i * STRIDE]);
+  highest = warp_maximum(highest);
+  if (lane == 0) maxima[warp] = highest;
+  __syncthreads();
+#pragma unroll
+  for (int other = 0; other < JOIN_WARPS; ++other) highest = fmaxf(highest, maxima[other]);
+  float sum = 0.0f, numbers[PASSES][4] = {};
+#pragma unroll 4
+  for (int i = first + warp; i < last; i += JOIN_WARPS) {
+    const float* part = parts + i * STRIDE;
+    const float kept = expf(part[0] - highest);
+    sum = fmaf(part[1], kept, sum);
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) {
+      const int column = 4 * (pass * WARP + lane);
+      if (column >= v_head_size) continue;
+      const float4 four = *reinterpret_cast<const float4*>(part + PART + column);
+      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0]);
+      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1]);
+      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2]);
+      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3]);
     }
-    given.out[row * given.out_stride + head * v_head_size + column] = number / sum;
+  }
+#pragma unroll
+  for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 4 * (pass * WARP + lane) + i;
+      if (column < v_head_size) results[warp * v_head_size + column] = numbers[pass][i];
+    }
+  if (lane == 0) totals[warp] = sum;
+  __syncthreads();
+  for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
+    float total = has_sink ? expf(sink - highest) : 0.0f, number = 0.0f;
+#pragma unroll
+    for (int other = 0; other < JOIN_WARPS; ++other)
+      total += totals[other], number += results[other * v_head_size + column];
+    given.out[row * given.out_stride + head * v_head_size + column] = number / total;
   }
 }

@@ -1,14 +1,17 @@
-// Pages of keys and values: 32 tokens of a layer's head. A warp has a lane per token for keys, whose tokens lie side by
-// side; for values, whose columns do, a lane per column.
+// Pages of keys and values: 32 tokens of a layer's head, as `kernels.formats` has them.
+//
+// A lane takes units: 4 columns of 4 tokens. They are 16 bytes where numbers have 8 bits (4 bits: 8 columns), and four
+// lines of 16 or 8 bytes where they are floats; eight neighbouring lanes read a line of keys whole.
 #pragma once
 #include "portable.cuh"
 
-constexpr int PAGE = 32;
+constexpr int PAGE = 32, UNIT = 4, QUADS = PAGE / UNIT;
 
-// keys: [block][kv_head][head_size][PAGE]; values: [block][kv_head][PAGE][v_head_size]; blocks are so many numbers apart.
+// keys: of floats [block][kv_head][head_size][PAGE]; values: [block][kv_head][PAGE][v_head_size]; blocks are so many
+// bytes apart.
 struct Pages {
-  void* keys;
-  void* values;
+  unsigned char* keys;
+  unsigned char* values;
   long long key_block;
   long long value_block;
 };
@@ -20,4 +23,182 @@ struct StepRows {
   const int* positions;
   const int* slots;
   int table_stride;
+};
+
+// Kinds of pages besides float and half_bits: small integers with scales.
+struct Int8 {};
+struct Int4 {};
+
+// Where things lie in a head's page: bytes of integers (or floats), then float16 scales [groups][PAGE].
+template <class Kind>
+struct Form {
+  static constexpr int COLUMNS = UNIT;  // of a unit
+  static constexpr bool PACKED = false;
+  __device__ __forceinline__ static int key_columns(int size) { return size * (int)sizeof(Kind); }
+  __device__ __forceinline__ static int value_columns(int size) { return size * (int)sizeof(Kind); }
+  __device__ __forceinline__ static int groups(int) { return 0; }
+};
+template <>
+struct Form<Int8> {
+  static constexpr int COLUMNS = UNIT;
+  static constexpr bool PACKED = true;
+  __device__ __forceinline__ static int key_columns(int size) { return size; }
+  __device__ __forceinline__ static int value_columns(int size) { return (size + 15) / 16 * 16; }
+  __device__ __forceinline__ static int groups(int) { return 1; }
+};
+template <>
+struct Form<Int4> {
+  static constexpr int COLUMNS = 2 * UNIT;
+  static constexpr bool PACKED = true;
+  __device__ __forceinline__ static int key_columns(int size) { return size / 2; }
+  __device__ __forceinline__ static int value_columns(int size) { return size / 2; }
+  __device__ __forceinline__ static int groups(int size) { return size / 32; }
+};
+
+template <class Kind>
+__device__ __forceinline__ int key_bytes(int size) {
+  return PAGE * (Form<Kind>::key_columns(size) + 2 * Form<Kind>::groups(size));
+}
+template <class Kind>
+__device__ __forceinline__ int value_bytes(int size) {
+  return PAGE * (Form<Kind>::value_columns(size) + 2 * Form<Kind>::groups(size));
+}
+
+// Column `i` of a unit. Four bits: a byte holds two that are 16 apart.
+template <class Kind>
+__device__ __forceinline__ int column_of(int unit, int i) {
+  return UNIT * unit + i;
+}
+template <>
+__device__ __forceinline__ int column_of<Int4>(int unit, int i) {
+  return unit / 4 * 32 + unit % 4 * UNIT + i % UNIT + i / UNIT * 16;
+}
+
+// Scales of four tokens.
+struct Scales {
+  uint2 four;
+
+  __device__ __forceinline__ float of(int token) const {
+    return to_float(half_bits{(unsigned short)((token < 2 ? four.x : four.y) >> 16 * (token % 2))});
+  }
+};
+
+// Those of a unit, from where a page's scales begin; of tokens outside of [first, last) of the page 0.
+template <class Kind>
+__device__ __forceinline__ Scales read_scales(const unsigned char* scales, int unit, int quad, int first, int last) {
+  const int group = Form<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
+  uint2 four = *reinterpret_cast<const uint2*>(scales + 2 * (group * PAGE + UNIT * quad));
+  first -= UNIT * quad, last -= UNIT * quad;
+  four.x &= (first <= 0 && last > 0 ? 0xffffu : 0u) | (first <= 1 && last > 1 ? 0xffff0000u : 0u);
+  four.y &= (first <= 2 && last > 2 ? 0xffffu : 0u) | (first <= 3 && last > 3 ? 0xffff0000u : 0u);
+  return Scales{four};
+}
+
+// A unit of a page, as it was read. Its lines are the columns of keys, or the tokens of values; a number `i` of a line
+// is a token's, or a column's.
+template <class T>
+struct Unit {
+  using Line = uint4;
+  Line lines[UNIT];
+
+  // Lines outside of [first, last) are zeros: what nobody sees may be NaN.
+  __device__ __forceinline__ void read(const unsigned char* from, int stride, int first, int last) {
+#pragma unroll
+    for (int i = 0; i < UNIT; ++i)
+      lines[i] = i >= first && i < last ? *reinterpret_cast<const Line*>(from + i * stride) : Line{};
+  }
+  __device__ __forceinline__ float number(int line, int i) const {
+    const uint4 four = lines[line];
+    return __uint_as_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
+  }
+};
+template <>
+struct Unit<half_bits> {
+  using Line = uint2;
+  Line lines[UNIT];
+
+  __device__ __forceinline__ void read(const unsigned char* from, int stride, int first, int last) {
+#pragma unroll
+    for (int i = 0; i < UNIT; ++i)
+      lines[i] = i >= first && i < last ? *reinterpret_cast<const Line*>(from + i * stride) : Line{};
+  }
+  __device__ __forceinline__ float number(int line, int i) const {
+    const unsigned pair = i < 2 ? lines[line].x : lines[line].y;
+    return to_float(half_bits{(unsigned short)(pair >> 16 * (i % 2))});
+  }
+};
+
+// Small integers become floats exactly: their bits behind the exponent of 2 ** 23.
+struct PackedUnit {
+  uint4 words;
+
+  __device__ __forceinline__ void read(const unsigned char* from, int, int, int) {
+    words = *reinterpret_cast<const uint4*>(from);
+  }
+  __device__ __forceinline__ unsigned word(int i) const {
+    return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
+  }
+};
+template <>
+struct Unit<Int8> : PackedUnit {
+  __device__ __forceinline__ float number(int half, int line, int i) const {
+    (void)half;
+    return __uint_as_float(0x4b000000u | ((word(i) ^ 0x80808080u) >> 8 * line & 0xffu)) - 8388736.0f;
+  }
+};
+template <>
+struct Unit<Int4> : PackedUnit {
+  __device__ __forceinline__ float number(int half, int line, int i) const {
+    return __uint_as_float(0x4b000000u | (word(i) >> (8 * line + 4 * half) & 15u)) - 8388608.0f - 7.5f;
+  }
+};
+
+// A unit of keys: its numbers by column and token.
+template <class Kind, int size>
+struct KeyUnit {
+  static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
+  Unit<Kind> raw;
+  Scales scales;
+
+  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
+    if (Form<Kind>::PACKED) return page + (unit * PAGE + UNIT * quad) * UNIT;
+    return page + (UNIT * unit * PAGE + UNIT * quad) * (int)sizeof(Kind);
+  }
+  __device__ __forceinline__ static Scales scales_of(const unsigned char* page, int unit, int quad) {
+    return read_scales<Kind>(page + PAGE * Form<Kind>::key_columns(size), unit, quad, 0, PAGE);
+  }
+  __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad) {
+    raw.read(place(page, unit, quad), PAGE * sizeof(Kind), 0, UNIT);
+    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad);
+  }
+  __device__ __forceinline__ float number(int column, int token) const {
+    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, column % UNIT, token) * scales.of(token);
+    else return raw.number(column, token);
+  }
+};
+
+// A unit of values: its numbers by column and token; those of tokens outside of [first, last) of the page are 0.
+template <class Kind, int size>
+struct ValueUnit {
+  static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
+  Unit<Kind> raw;
+  Scales scales;
+
+  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
+    const int columns = Form<Kind>::value_columns(size);
+    if (Form<Kind>::PACKED) return page + (quad * columns + UNIT * unit) * UNIT;
+    return page + UNIT * quad * columns + UNIT * unit * (int)sizeof(Kind);
+  }
+  __device__ __forceinline__ static Scales scales_of(
+      const unsigned char* page, int unit, int quad, int first, int last) {
+    return read_scales<Kind>(page + PAGE * Form<Kind>::value_columns(size), unit, quad, first, last);
+  }
+  __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad, int first, int last) {
+    raw.read(place(page, unit, quad), Form<Kind>::value_columns(size), first - UNIT * quad, last - UNIT * quad);
+    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad, first, last);
+  }
+  __device__ __forceinline__ float number(int column, int token) const {
+    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, token, column % UNIT) * scales.of(token);
+    else return raw.number(token, column);
+  }
 };

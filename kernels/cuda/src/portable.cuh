@@ -10,9 +10,13 @@
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
 // A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be.
-#define KERNEL(name, Arguments, size, threads, ...)                                                  \
+#define KERNEL(name, Arguments, size, threads, ...) KERNEL_WITH((threads), name, Arguments, size, __VA_ARGS__)
+// One of which so many blocks shall fit on a multiprocessor: that bounds its registers.
+#define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) \
+  KERNEL_WITH((threads, blocks), name, Arguments, size, __VA_ARGS__)
+#define KERNEL_WITH(bounds, name, Arguments, size, ...)                                              \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
-  extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Arguments arguments) { \
+  extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Arguments arguments) { \
     __VA_ARGS__(arguments);                                                                          \
   }
 
@@ -66,6 +70,17 @@ __device__ __forceinline__ unsigned bfloat_pair(float low, float high) {
 #endif
 }
 
+// Two numbers as float16, the first in the low half.
+__device__ __forceinline__ unsigned half_pair(float low, float high) {
+#ifndef HOST_SHIM
+  unsigned result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+#else
+  return shim::float_to_half(low) | (unsigned)shim::float_to_half(high) << 16;
+#endif
+}
+
 // --- products -------------------------------------------------------------------------------------------------------
 
 // c + a . b, each four signed bytes.
@@ -93,15 +108,44 @@ __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a
 #endif
 }
 
-// The same for numbers of half precision.
-__device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+// The same of float16.
+__device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #ifndef HOST_SHIM
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
+  const unsigned b[2] = {b0, b1};
   shim::multiply_half_tiles(c, a, b);
+#endif
+}
+
+__device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  multiply_half_tiles(c, a, b[0], b[1]);
+}
+
+// Four tiles of 8 by 8 numbers of 16 bits from shared memory, turned: lane l says where row l % 8 of tile l / 8 begins
+// (16 bytes), and gets of every tile the rows 2 t, 2 t + 1 of column g. Two tiles of rows below each other are a `b`.
+__device__ __forceinline__ void load_turned(unsigned (&tiles)[4], const void* row) {
+#ifndef HOST_SHIM
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row))
+               : "memory");
+#else
+  shim::load_turned(tiles, row);
+#endif
+}
+
+// --- memory that is asked for before it is needed ---------------------------------------------------------------------
+
+// A line of 128 bytes into the L2 cache.
+__device__ __forceinline__ void fetch(const void* global) {
+#ifndef HOST_SHIM
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+#else
+  (void)*static_cast<const volatile char*>(global);
 #endif
 }
 

@@ -31,6 +31,9 @@
 struct uint3 {
   unsigned x, y, z;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(8) float2 {
   float x, y;
 };
@@ -324,6 +327,16 @@ void multiply_pairs(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
       c[2 + i] += warp.a[group + 8][k] * warp.b[k][2 * place + i];
     }
 }
+inline void load_turned(unsigned (&tiles)[4], const void* row) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_turned: not aligned");
+  const uint64_t* rows = meet(~0u, packed(row), "load_turned");
+  const unsigned group = thread->lane / 4, place = thread->lane % 4;
+  for (unsigned i = 0; i < 4; ++i) {
+    auto number = [&](unsigned at) { return unpacked<const unsigned short*>(rows[8 * i + at])[group]; };
+    tiles[i] = number(2 * place) | static_cast<unsigned>(number(2 * place + 1)) << 16;
+  }
+  meet(~0u, 0, "load_turned, read");
+}
 
 inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   multiply_pairs(c, a, b, [](unsigned bits) { return bfloat_to_float(bits); });
@@ -380,6 +393,12 @@ T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
   return shim::unpacked<T>(
       shim::meet(mask, shim::packed(value), "__shfl_up_sync")[lane < distance ? lane : lane - distance]);
 }
+inline int __any_sync(unsigned mask, bool value) {
+  const uint64_t* values = shim::meet(mask, value, "__any_sync");
+  bool any = false;
+  for (unsigned lane = 0; lane < 32; ++lane) any |= (mask >> lane & 1) && values[lane];
+  return any;
+}
 inline float __uint_as_float(unsigned bits) { return shim::same_bits<float>(bits); }
 inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); }
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
@@ -393,6 +412,7 @@ inline int atomicMax(int* place, int x) { return std::exchange(*place, std::max(
 using std::max;
 using std::min;
 
+#define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \

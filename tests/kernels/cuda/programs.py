@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 import genai
 from genai.kernels.executor import StepContext
-from genai.kernels.formats import PAGE_TOKENS, PagedLayer
+from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
+from genai.kernels.reference.pages import write_pages
 from genai.kernels.weight_formats import pack_bits
 
 Arrays = dict[str, NDArray[Any]]
@@ -114,6 +115,20 @@ def layer_of(
     keys = memory[:, : kv_heads * sizes[0]].reshape(num_blocks, kv_heads, head_size, PAGE_TOKENS)
     values = memory[:, kv_heads * sizes[0] : kv_heads * sum(sizes)]
     return PagedLayer(keys, values.reshape(num_blocks, kv_heads, PAGE_TOKENS, v_head_size))
+
+
+def packed_layer_of(
+    rng: np.random.Generator, num_blocks: int, kv_heads: int, head_size: int, v_head_size: int, bits: int
+) -> PagedLayer:
+    """Pages that hold random keys and values as small integers, two layers' blocks apart."""
+    form = PackedPages(bits, head_size, v_head_size)
+    sizes = kv_heads * form.key_bytes, kv_heads * form.value_bytes
+    memory = np.zeros((num_blocks, 2 * sum(sizes)), np.uint8)
+    keys = memory[:, : sizes[0]].reshape(num_blocks, kv_heads, form.key_bytes)
+    values = memory[:, sizes[0] : sum(sizes)].reshape(num_blocks, kv_heads, form.value_bytes)
+    layer, slots = PagedLayer(keys, values, form), np.arange(num_blocks * PAGE_TOKENS)
+    write_pages(layer, slots, *(rng.standard_normal((len(slots), kv_heads, n)) for n in (head_size, v_head_size)))
+    return layer
 
 
 def relative_error(found: NDArray[Any], wanted: NDArray[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 
 import genai
 from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
+from genai.kernels.cuda import executor
+from genai.kernels.cuda.attention import check_attention
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
-from genai.kernels.records import Product, weights_of
+from genai.kernels.records import Attention, Product, weights_of
 from genai.measure import model_info
 from genai.model.folders import bundled_adapter
 
@@ -85,14 +88,27 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
             assert sum(kernel in name for name in driver.launched) == kinds.count(kind), kernel
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [({"kv_dtype": "int8"}, "keys and values of int8")],
-)
-def test_what_it_cannot_do_is_refused_by_name(load: Load, options: dict[str, object], text: str) -> None:
+@pytest.mark.parametrize("kind", ["fp16", "int8", "int4"])
+def test_tokens_over_small_caches_are_the_reference_s(load: Load, bundled_folder: Path, kind: str) -> None:
+    """Prompts in tiles, then tokens one by one."""
+    cache = {"kv_dtype": kind, "kv_dtype_force": kind == "int4"}
+    prompts = ["What is 12 + 7?", "My name is Nora."]
+    options = {"max_tokens": 5, "temperature": 0}
+    with genai.LLM(bundled_folder, device="reference", context_size=256, **cache) as llm:
+        expected = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    with load(accuracy="fp32", **cache) as model, genai.LLM(model) as llm:
+        found = llm.generate([llm.render(prompt) for prompt in prompts], **options)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+
+
+def test_what_it_cannot_do_is_refused_by_name(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(record: Attention, layer: object) -> None:
+        check_attention(replace(record, head_size=260), layer)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "check_attention", refused)
     with pytest.raises(UnsupportedModelError) as raised:
-        load(**options)
-    assert text in raised.value.why and 'device="cpu"' in raised.value.fix
+        load()
+    assert "heads of 260" in raised.value.why and 'device="cpu"' in raised.value.fix
 
 
 def test_adapters_in_one_batch_give_the_reference_s_tokens(load: Load, bundled_folder: Path) -> None:

@@ -17,7 +17,7 @@ from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver, LaunchError, build
 from .programs import MadeUpConstants, program, relative_error, step_of
-from .test_attention import attention, layer_of, rows_for, run
+from .test_attention import attention, copy_of, layer_of, made_layer, rows_for, run
 
 
 @dataclass(eq=False)
@@ -46,6 +46,25 @@ def attended(driver: HostDriver) -> float:
     return relative_error(ours, run(ReferenceExecutor(), record, MadeUpConstants(), layer, step, rows))
 
 
+def prompted(driver: HostDriver, kind: str = "float16") -> float:
+    """The relative error of attention in tiles; what nobody sees is NaN, and so is what the last rows see."""
+    record, rng = attention(head_size=32, v_head_size=32), np.random.default_rng(0)
+    layer, step = made_layer(record, kind, rng), step_of([150], [60], num_blocks=8, rng=rng, prefill=1)
+    for block in set(range(8)) - set(step.block_tables[0].tolist()):
+        layer.keys[block], layer.values[block] = (np.nan, np.nan) if kind == "float16" else (255, 255)
+    rows = rows_for(record, 60, rng)
+    rows["v"][50:] = np.nan
+    other = copy_of(layer)
+    ours = run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows)
+    driver.check()
+    return relative_error(ours[:50], run(ReferenceExecutor(), record, MadeUpConstants(), other, step, rows)[:50])
+
+
+def prompted_bytes(driver: HostDriver) -> float:
+    """The same over pages of bytes."""
+    return prompted(driver, "int8")
+
+
 def multiplied(driver: HostDriver) -> float:
     """The relative error of a product of many rows."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
@@ -67,12 +86,16 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (attended, BARRIER, IN_LOOP, "wrong"),  # warps are put together before they are done
         (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
          "a thread ends while others wait|have ended already"),
-        (attended, "maximum[head] = NEVER", "if (lane < 16) __syncwarp(); maximum[head] = NEVER",
+        (attended, "  sums.clear();\n", "  sums.clear();\n  if (lane < 16) __syncwarp();\n",
          "lanes meet in different operations"),
         (attended, "SHARED(float, results, SPLIT_WARPS * ", "SHARED(float, results, (SPLIT_WARPS - 1) * ",
          "shared memory was written out of bounds"),
         (attended, "float* part = given.parts + place", "float* part = given.parts - 8 + place",
          "memory was written out of bounds"),
+        (prompted, "{ wait_groups<0>(); }", "{ wait_groups<1>(); }", "wrong"),
+        (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", "wrong"),
+        (prompted, "load_turned(pairs, keys + ", "load_turned(pairs, (const char*)keys + 8 + ", "not aligned"),
+        (prompted_bytes, "    wait_groups<0>();\n#pragma unroll", "    wait_groups<1>();\n#pragma unroll", "wrong"),
         (multiplied, "wait_groups<0>();", "wait_groups<1>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the tiles of this step", "// the tiles of this step", "wrong"),
         (multiplied, "tile + row * TILE_WORDS", "tile + 1 + row * TILE_WORDS", "not aligned"),
@@ -88,7 +111,7 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
                 compute(planted)
 
 
-@pytest.mark.parametrize("compute", [attended, multiplied])
+@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied])
 def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
     assert compute(driver) < 1e-2
 
