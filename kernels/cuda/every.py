@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .attention import SCALAR, heads_together, split_kernels, store_kernel_of
+from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
 from .sources import CudaKernel
@@ -24,6 +25,11 @@ def every_kernel() -> list[CudaKernel]:
         exact = (True, False) if matrix.bits else (True,)
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found.append(gemm_kernel(matrix))
+    found += [*route_kernels(), mix_kernel()]
+    for matrix, activation in ((matrix, name) for matrix in matrices for name in (SWIGLU, "copy")):
+        exact = (True, False) if matrix.bits else (True,)
+        found += [pairs_gemv_kernel(matrix, activation, most, exact=one) for most in ROWS_AT_ONCE for one in exact]
+        found.append(pairs_gemm_kernel(matrix, activation))
     for kind in SCALAR:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:

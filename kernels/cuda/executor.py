@@ -19,8 +19,9 @@ from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .attention import check_attention
 from .driver import Driver
+from .experts import check_experts
 from .launches import Counts, Functions, Start
-from .lowering import CudaLowering, knows, lower
+from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
@@ -73,7 +74,7 @@ class CudaExecutor:
         return self._weights.matrix(weight, constants).nbytes
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        if not isinstance(record, records.Product | records.GatedProduct) or record.exact:
+        if not isinstance(record, records.Product | records.GatedProduct | records.Experts) or record.exact:
             return None if prefill else "fp32"
         if prefill:
             return "mma bf16"
@@ -93,6 +94,8 @@ def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> 
         check_weight(weight)
     if isinstance(part, records.Attention):
         check_attention(part, layers[part.layer])
+    if isinstance(part, records.Experts):
+        check_experts(part, UNARY)
 
 
 class CudaStep:

@@ -13,6 +13,7 @@ from ..formats import PagedLayer
 from ..records import Constants, Ids, Per
 from .attention import AttentionLaunch, store_kernel
 from .driver import Driver, Grid
+from .experts import mixture
 from .launches import Counts, Launch, Start, bind
 from .memory import DeviceRows, Values
 from .products import product
@@ -271,6 +272,11 @@ def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
     product(at, record.x, record.up, out, exact=record.exact)
     _apply(at, record.activation, gate, out, out)
     at.values.release(key)
+
+
+@lower.register
+def _experts(record: records.Experts, at: CudaLowering) -> None:
+    mixture(at, record)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ _SCALAR = {"float32": "float", "float16": "half_bits", "bfloat16": "bfloat_bits"
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """A matrix [rows, columns] in device memory.
+    """A matrix [rows, columns] in device memory, or as many after another as a mixture has experts.
 
     Attributes:
         fields: of `BlockMatrix` in weights.cuh; of a matrix of floats `data` alone counts.
@@ -79,15 +79,18 @@ class DeviceWeights:
         return self._driver.address(self.vector(constants, name)) if name else 0
 
     def _copy_blocks(self, weight: Any, constants: Constants) -> DeviceMatrix:
-        blocks = -(-weight.columns // weight.block_size)
-        codes = constants.array(weight.data).reshape(weight.rows, -1)
-        scales = _scales(constants.array(weight.scales).reshape(weight.rows, -1), blocks)
+        blocks, rows = -(-weight.columns // weight.block_size), weight.rows * max(weight.experts, 1)
+        codes = constants.array(weight.data).reshape(rows, -1)
+        missing = blocks * weight.block_size * weight.bits // 8 - codes.shape[1]
+        if missing:  # experts are stored without what only fills up the last block of a row
+            codes = np.pad(codes, ((0, 0), (0, missing)))
+        scales = _scales(constants.array(weight.scales).reshape(rows, -1), blocks)
         arrays = [self._driver.upload(codes), self._driver.upload(scales)]
         if weight.points:
             points = constants.array(weight.points)
             if points.dtype != np.uint8:
                 raise UnsupportedRecord("CUDA has no kernels for block-quantised weights with zero points of floats")
-            whole = unpack_bits(points.reshape(weight.rows, -1), weight.bits, blocks)
+            whole = unpack_bits(points.reshape(rows, -1), weight.bits, blocks)
             arrays.append(self._driver.upload(whole))
         addresses = [self._driver.address(array) for array in arrays]
         fields = {"data": addresses[0], "scales": addresses[1], "points": addresses[2] if weight.points else 0}
@@ -98,7 +101,7 @@ class DeviceWeights:
 
     def _copy_floats(self, weight: Any, constants: Constants) -> DeviceMatrix:
         stored = constants.array(weight.data)
-        rows = stored.reshape(weight.rows, weight.columns) if weight.transposed else stored.T
+        rows = stored.reshape(-1, weight.columns) if weight.transposed else stored.T
         scalar = _SCALAR.get(stored.dtype.name)
         if scalar is None:
             raise UnsupportedRecord(f"CUDA has no kernels for weights of {stored.dtype.name}")
@@ -117,8 +120,6 @@ def check_weight(weight: Weight) -> None:
         name, fits = "weights of floats", True
     else:
         name, fits = f"weights of {weight.form}", False
-    if weight.experts:
-        name, fits = "mixtures of experts", False
     if not fits:
         raise UnsupportedRecord(f"CUDA has no kernels for {name}")
 

@@ -358,6 +358,21 @@ template <class T>
 T __shfl_sync(unsigned mask, T value, int lane) {
   return shim::unpacked<T>(shim::meet(mask, shim::packed(value), "__shfl_sync")[lane & 31]);
 }
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
+  const unsigned lane = shim::thread->lane;
+  return shim::unpacked<T>(
+      shim::meet(mask, shim::packed(value), "__shfl_up_sync")[lane < distance ? lane : lane - distance]);
+}
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  const uint64_t own = shim::packed(value), *values = shim::meet(mask, own, "__match_any_sync");
+  unsigned same = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1 && values[lane] == own) same |= 1u << lane;
+  return same;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline float __uint_as_float(unsigned bits) { return shim::same_bits<float>(bits); }
 inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); }
 using std::max;
