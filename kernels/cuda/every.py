@@ -26,7 +26,8 @@ def every_kernel() -> list[CudaKernel]:
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found.append(gemm_kernel(matrix))
     found += [*route_kernels(), mix_kernel()]
-    for matrix, activation in ((matrix, name) for matrix in matrices for name in (SWIGLU, "copy")):
+    of_experts = [matrix for matrix in matrices if not matrix.bits or matrix.scalar == "half_bits"]
+    for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):
         exact = (True, False) if matrix.bits else (True,)
         found += [pairs_gemv_kernel(matrix, activation, most, exact=one) for most in ROWS_AT_ONCE for one in exact]
         found.append(pairs_gemm_kernel(matrix, activation))

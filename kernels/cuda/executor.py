@@ -20,6 +20,7 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weig
 from .attention import check_attention
 from .driver import Driver
 from .experts import check_experts
+from .host_nodes import HostPart, known_of, parts_of
 from .launches import Counts, Functions, Start
 from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
@@ -87,7 +88,7 @@ class CudaExecutor:
 def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> None:
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
-        raise UnsupportedRecord(f"CUDA has no kernels for the operator {part.op_type}")
+        return
     if not knows(part):
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
@@ -107,6 +108,7 @@ class CudaStep:
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits = _limits(program, layers)
         self._cancelled = False
+        self._known: dict[str, Any] = {}
         self._lower(Capacity())
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, NDArray[np.float32]]:
@@ -124,7 +126,11 @@ class CudaStep:
         counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = -(-int(step.positions.max(initial=0) + 1) // SPLIT_TOKENS)
         self._table.write(step)
+        self._known.clear()
+        self._known |= known_of(self._program, step, given or {})
         for name in self._program.given:
+            if name not in self._values.places:  # only host nodes read it
+                continue
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
             self._driver.write(rows.view(len(values)), values)
@@ -145,6 +151,9 @@ class CudaStep:
         self._cancelled = False
 
     def _result(self, name: str, counts: Mapping[str, int]) -> NDArray[np.float32]:
+        if name not in self._values.places:
+            found: NDArray[np.float32] = self._known[name]
+            return found
         type_ = self._program.types[name]
         count = counts["tokens" if type_.per is Per.TOKEN else "logits_rows"]
         return self._driver.download(self._values.places[name].view(count)).reshape(type_.shape)
@@ -160,13 +169,18 @@ class CudaStep:
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
         )
-        self._values.expect(name for record in program.records for name in record.inputs)
+        parts = list(parts_of(program))
+        self._values.expect(name for part in parts for name in part.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:
-            self._values.make(name)
-        for record in program.records:
-            lower(record, lowering)
-            self._values.done(record.inputs, record.outputs)
+            if name in program.types:
+                self._values.make(name)
+        for part in parts:
+            if isinstance(part, HostPart):
+                lowering.starts.append(part.lower(self._values, self._known))
+            else:
+                lower(part, lowering)
+            self._values.done(part.inputs, part.outputs)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
 
