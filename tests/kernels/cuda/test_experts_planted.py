@@ -1,5 +1,5 @@
-"""The emulated GPU finds what is planted into the kernels of experts: barriers that are missing or diverge, lanes that do
-not meet, copies that are not waited for, memory written out of bounds."""
+"""The emulated GPU finds what is planted into the kernels of experts: barriers that are missing or diverge, lanes that
+do not meet, copies that are not waited for, memory written out of bounds."""
 
 from __future__ import annotations
 
