@@ -15,119 +15,129 @@ struct GemmArguments {
   long long out_stride;
   int first_row;
   int rows;
-  int columns;
   int outputs;
 };
 
-// A block makes 64 rows by 64 outputs; each of its four warps a quarter, as two by four tiles of a tensor core. It goes
-// through the columns in steps of 64: while a step is multiplied, the next one's activations are copied and its codes
-// read. Rows of a tile are 144 bytes apart, so that what a warp reads at once lies in different banks.
-constexpr int MANY_WARPS = 4, MANY_THREADS = MANY_WARPS * WARP, TILE = 64, TILE_WORDS = 36, CHUNKS = TILE / CHUNK;
+// A block of warps, each of which makes 16 row_tiles rows by 8 output_tiles outputs. It goes through the columns in steps
+// of 64: every thread unpacks one chunk of weights a step, whose codes it has read during the step before. Activations
+// come in parts of 32 columns, two parts ahead.
+//
+// In shared memory, sixteen bytes (eight columns) lie together, of a row of a part in place p ^ row / 2 % 4, of a row of
+// weights in place p ^ row % 8: so the eight rows that a tile is read from, and the chunks that eight threads write, lie
+// in different banks.
+constexpr int STEP = 64, PART = 32, STAGES = 3, PART_WORDS = PART / 2, STEP_WORDS = STEP / 2, CHUNKS = STEP / CHUNK;
 
-// A chunk of a row, read but not yet unpacked: of integers ...
-template <int bits, class Scale>
-struct BlockSource {
-  using Reader = BlockReader<bits, Scale>;
-  unsigned codes[Reader::WORDS];
-  float scale = 0.0f;
-  int zero = 0;
-
-  __device__ __forceinline__ static int chunks(const GemmArguments& given) {
-    return given.matrix.blocks * (given.matrix.block_size / CHUNK);
-  }
-  __device__ __forceinline__ void read(const GemmArguments& given, long long row, int chunk) {
-    const Reader reader{given.matrix};
-    reader.read(row, chunk, codes);
-    scale = reader.scale(row, chunk), zero = reader.zero(row, chunk);
-  }
-  __device__ __forceinline__ float number(int i) const { return (float)((int)Reader::code(codes, i) - zero) * scale; }
+template <int row_tiles, int output_tiles, int row_warps, int output_warps>
+struct GemmShape {
+  static constexpr int ROW_TILES = row_tiles, OUTPUT_TILES = output_tiles, OUTPUT_WARPS = output_warps;
+  static constexpr int ROWS = 16 * row_tiles * row_warps, OUTPUTS = 8 * output_tiles * output_warps;
+  static constexpr int THREADS = WARP * row_warps * output_warps;
+  static_assert(THREADS == OUTPUTS * CHUNKS, "a chunk per thread");
+  static_assert(output_tiles % 2 == 0, "tiles of weights are read in pairs");
 };
 
-// ... and of floats.
-template <class T>
-struct DenseSource {
-  T numbers[CHUNK];
+__device__ __forceinline__ int place_of_part(int row, int place) { return row * PART_WORDS + (place ^ row / 2 % 4) * 4; }
+__device__ __forceinline__ int place_of_step(int row, int place) { return row * STEP_WORDS + (place ^ row % 8) * 4; }
 
-  __device__ __forceinline__ static int chunks(const GemmArguments& given) { return (given.columns + CHUNK - 1) / CHUNK; }
-  __device__ __forceinline__ void read(const GemmArguments& given, long long row, int chunk) {
-    const T* source = reinterpret_cast<const T*>(given.matrix.data) + row * given.columns;
+// A part of the activations of a block's rows into shared memory; there may be none left.
+template <class Shape>
+__device__ __forceinline__ void copy_part(const GemmArguments& given, unsigned* stages, int first_row, int part, int parts) {
+  if (part < parts) {
+    const bfloat_bits* x = static_cast<const bfloat_bits*>(given.x) + part * PART;
+    unsigned* stage = stages + part % STAGES * (Shape::ROWS * PART_WORDS);
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) numbers[i] = chunk * CHUNK + i < given.columns ? source[chunk * CHUNK + i] : T{};
-  }
-  __device__ __forceinline__ float number(int i) const { return to_float(numbers[i]); }
-};
-
-// 64 rows of activations, 64 columns each, into shared memory, eight columns a copy.
-__device__ __forceinline__ void copy_rows(const GemmArguments& given, unsigned* tile, int first_row, int step) {
-  const bfloat_bits* x = static_cast<const bfloat_bits*>(given.x);
-#pragma unroll
-  for (int i = 0; i < TILE * TILE / 8 / MANY_THREADS; ++i) {
-    const int place = i * MANY_THREADS + threadIdx.x, row = place / 8, part = place % 8;
-    const long long source = min(first_row + row, given.rows - 1);
-    copy_later(tile + row * TILE_WORDS + part * 4, x + source * given.x_stride + step * TILE + part * 8);
+    for (int i = threadIdx.x; i < Shape::ROWS * 4; i += Shape::THREADS) {
+      const long long source = min(first_row + i / 4, given.rows - 1);
+      copy_later(stage + place_of_part(i / 4, i % 4), x + source * given.x_stride + i % 4 * 8);
+    }
   }
   end_group();
 }
 
-// Grid (outputs / 64, rows / 64).
-template <class Source>
-__device__ __forceinline__ void gemm(const GemmArguments& given) {
-  SHARED(unsigned, activations, 2 * TILE * TILE_WORDS);
-  SHARED(unsigned, weights, 2 * TILE * TILE_WORDS);
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
-  const int first_row = given.first_row + blockIdx.y * TILE, first_output = blockIdx.x * TILE;
-  const int row_of_warp = warp / 2 * 32, output_of_warp = warp % 2 * 32;
-  const int chunks = Source::chunks(given), steps = (chunks + CHUNKS - 1) / CHUNKS;
-  // This thread unpacks one chunk of every step.
-  const int own_output = threadIdx.x / CHUNKS, own_chunk = threadIdx.x % CHUNKS;
-  const long long own_row = min(first_output + own_output, given.outputs - 1);
-  Source source;
-  float sums[2][4][4] = {};
-  copy_rows(given, activations, first_row, 0);
-  if (own_chunk < chunks) source.read(given, own_row, own_chunk);
-  for (int step = 0; step < steps; ++step) {
-    unsigned* target = weights + (step % 2 * TILE + own_output) * TILE_WORDS + own_chunk * (CHUNK / 2);
-    const bool there = step * CHUNKS + own_chunk < chunks;
+// Sixteen columns more: weights in tile `k` of their step, activations in tile k % 2 of their part.
+template <class Shape>
+__device__ __forceinline__ void multiply_part(
+    const unsigned* stage, const unsigned* weights, int first_row, int first_output, int k,
+    float (&sums)[Shape::ROW_TILES][Shape::OUTPUT_TILES][4]) {
+  const int lane = threadIdx.x % WARP;
+  unsigned left[Shape::ROW_TILES][4];
 #pragma unroll
-    for (int i = 0; i < CHUNK / 2; ++i) target[i] = there ? bfloat_pair(source.number(2 * i), source.number(2 * i + 1)) : 0u;
-    wait_groups<0>();
-    __syncthreads();  // the tiles of this step are there, those of the step before have been read
-    if (step + 1 < steps) {
-      copy_rows(given, activations + (step + 1) % 2 * TILE * TILE_WORDS, first_row, step + 1);
-      const int next = (step + 1) * CHUNKS + own_chunk;
-      if (next < chunks) source.read(given, own_row, next);
-    }
-    const unsigned* a = activations + (step % 2 * TILE + row_of_warp + group) * TILE_WORDS + place;
-    const unsigned* b = weights + (step % 2 * TILE + output_of_warp + group) * TILE_WORDS + place;
+  for (int i = 0; i < Shape::ROW_TILES; ++i)
+    load_tiles(left[i], stage + place_of_part(first_row + 16 * i + lane % 16, k % 2 * 2 + lane / 16));
 #pragma unroll
-    for (int k = 0; k < TILE / 2; k += 8) {
-      unsigned left[2][4], right[4][2];
+  for (int j = 0; j < Shape::OUTPUT_TILES; j += 2) {
+    unsigned right[4];  // of two tiles of eight outputs, the first and the second eight columns of each
+    const int output = first_output + 8 * j + lane / 16 * 8 + lane % 8;
+    load_tiles(right, weights + place_of_step(output, 2 * k + lane / 8 % 2));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const unsigned* rows = a + i * 16 * TILE_WORDS + k;
-        left[i][0] = rows[0], left[i][1] = rows[8 * TILE_WORDS];
-        left[i][2] = rows[4], left[i][3] = rows[8 * TILE_WORDS + 4];
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) right[j][0] = b[j * 8 * TILE_WORDS + k], right[j][1] = b[j * 8 * TILE_WORDS + k + 4];
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) multiply_tiles(sums[i][j], left[i], right[j]);
+    for (int i = 0; i < Shape::ROW_TILES; ++i) {
+      multiply_tiles(sums[i][j], left[i], {right[0], right[1]});
+      multiply_tiles(sums[i][j + 1], left[i], {right[2], right[3]});
     }
   }
+}
+
+template <class Shape>
+__device__ __forceinline__ void write_sums(
+    const GemmArguments& given, int first_row, int first_output, const float (&sums)[Shape::ROW_TILES][Shape::OUTPUT_TILES][4]) {
+  const int lane = threadIdx.x % WARP;
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
+  for (int i = 0; i < Shape::ROW_TILES; ++i)
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
+    for (int j = 0; j < Shape::OUTPUT_TILES; ++j)
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
-        const long long row = first_row + row_of_warp + i * 16 + group + part / 2 * 8;
-        const int output = first_output + output_of_warp + j * 8 + 2 * place + part % 2;
+        const long long row = first_row + 16 * i + lane / 4 + part / 2 * 8;
+        const int output = first_output + 8 * j + 2 * (lane % 4) + part % 2;
         if (row >= given.rows || output >= given.outputs) continue;
         float sum = sums[i][j][part];
         if (given.bias) sum += given.bias[output];
         if (given.addend) sum += given.addend[row * given.addend_stride + output];
         given.out[row * given.out_stride + output] = sum;
       }
+}
+
+// Grid (outputs / Shape::OUTPUTS, rows / Shape::ROWS).
+template <class Source, class Shape>
+__device__ __forceinline__ void gemm(const GemmArguments& given) {
+  SHARED(unsigned, activations, STAGES * Shape::ROWS * PART_WORDS);
+  SHARED(unsigned, weights, Shape::OUTPUTS * STEP_WORDS);
+  const int warp = threadIdx.x / WARP;
+  const int first_row = given.first_row + blockIdx.y * Shape::ROWS, first_output = blockIdx.x * Shape::OUTPUTS;
+  const int row_of_warp = warp / Shape::OUTPUT_WARPS * (16 * Shape::ROW_TILES);
+  const int output_of_warp = warp % Shape::OUTPUT_WARPS * (8 * Shape::OUTPUT_TILES);
+  const int chunks = given.matrix.chunks, steps = (chunks + CHUNKS - 1) / CHUNKS, parts = steps * CHUNKS;
+  const int own_output = threadIdx.x / CHUNKS, own_chunk = threadIdx.x % CHUNKS;
+  const long long own_row = min(first_output + own_output, given.outputs - 1);
+  const typename Source::Reads reader = Source::Reads::of_numbers(given.matrix);
+  Source source;
+  float sums[Shape::ROW_TILES][Shape::OUTPUT_TILES][4] = {};
+  copy_part<Shape>(given, activations, first_row, 0, parts);
+  copy_part<Shape>(given, activations, first_row, 1, parts);
+  source.read(reader, own_row, min(own_chunk, chunks - 1));
+  for (int step = 0; step < steps; ++step) {
+    unsigned pairs[CHUNK / 2];
+    source.pairs(reader, pairs);
+    const int next = (step + 1) * CHUNKS + own_chunk;
+    source.read(reader, own_row, min(next, chunks - 1));
+    __syncthreads();  // the weights of the step before have been read
+    const bool there = step * CHUNKS + own_chunk < chunks;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint4 eight = {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]};
+      *reinterpret_cast<uint4*>(weights + place_of_step(own_output, own_chunk * 4 + i)) = there ? eight : uint4{};
+    }
+#pragma unroll
+    for (int half = 0; half < CHUNKS; ++half) {
+      const int part = step * CHUNKS + half;
+      wait_groups<1>();
+      __syncthreads();  // the part and the weights are there, the part before has been read
+      copy_part<Shape>(given, activations, first_row, part + 2, parts);
+      const unsigned* stage = activations + part % STAGES * (Shape::ROWS * PART_WORDS);
+#pragma unroll
+      for (int k = 2 * half; k < 2 * half + 2; ++k)
+        multiply_part<Shape>(stage, weights, row_of_warp, output_of_warp, k, sums);
+    }
+  }
+  write_sums<Shape>(given, first_row + row_of_warp, first_output + output_of_warp, sums);
 }

@@ -5,7 +5,7 @@
 #include "reduce.cuh"
 #include "weights.cuh"
 
-// out = x . weight (+ bias) (+ addend). x and scales: see activations.cu (dense matrices read rows as they are).
+// out = x . weight (+ bias) (+ addend). x and scales: see activations.cu.
 struct ProductArguments {
   BlockMatrix matrix;
   const void* x;
@@ -13,12 +13,10 @@ struct ProductArguments {
   const float* bias;
   const float* addend;
   float* out;
-  long long x_stride;
   long long addend_stride;
   long long out_stride;
   int rows;
   int strides;
-  int columns;
   int outputs;
 };
 
@@ -43,120 +41,145 @@ __device__ __forceinline__ void finish_all(
     }
 }
 
-// Activations in float32. Grid (outputs / (4 warps * count), rows / tokens).
-template <int bits, class Scale, int tokens, int count>
+// Activations in float32, in chunks of 32 columns. Grid (outputs / (4 warps * count), rows / tokens).
+template <class Reader, int tokens, int count>
 __device__ __forceinline__ void product_exact(const ProductArguments& given) {
-  using Reader = BlockReader<bits, Scale>;
-  const Reader reader{given.matrix};
+  const Reader reader = Reader::of_numbers(given.matrix);
   const int lane = threadIdx.x % WARP;
   const int first_output = ((int)blockIdx.x * PRODUCT_WARPS + (int)threadIdx.x / WARP) * count;
-  const int first_row = blockIdx.y * tokens, chunks = given.matrix.blocks * (given.matrix.block_size / CHUNK);
+  const int first_row = blockIdx.y * tokens, chunks = given.matrix.chunks;
   float sums[count][tokens] = {};
   for (int chunk = lane; chunk < chunks; chunk += WARP) {
     const float4* x = static_cast<const float4*>(given.x) + (long long)(chunk / WARP) * (8 * WARP) + lane;
+    typename Reader::Chunk chunks_of[count];
+    Factors<Reader::HALVES> factors[count];
 #pragma unroll
-    for (int output = 0; output < count; ++output) {
-      const int row = min(first_output + output, given.outputs - 1);
-      unsigned codes[Reader::WORDS];
-      reader.read(row, chunk, codes);
-      const float scale = reader.scale(row, chunk);
-      const int zero = reader.zero(row, chunk);
+    for (int output = 0; output < count; ++output)
+      reader.read(min(first_output + output, given.outputs - 1), chunk, chunks_of[output]);
 #pragma unroll
-      for (int token = 0; token < tokens; ++token) {
-        const long long at = min(first_row + token, given.rows - 1);
-        const float4* own = x + at * given.strides * (8 * WARP);
-        float sum = 0.0f;
+    for (int output = 0; output < count; ++output) factors[output] = reader.factors(chunks_of[output]);
 #pragma unroll
-        for (int i = 0; i < CHUNK / 4; ++i) {
-          const float4 four = own[i * WARP];
-          sum = fmaf(four.x, (float)((int)Reader::code(codes, 4 * i) - zero), sum);
-          sum = fmaf(four.y, (float)((int)Reader::code(codes, 4 * i + 1) - zero), sum);
-          sum = fmaf(four.z, (float)((int)Reader::code(codes, 4 * i + 2) - zero), sum);
-          sum = fmaf(four.w, (float)((int)Reader::code(codes, 4 * i + 3) - zero), sum);
+    for (int half = 0; half < Reader::HALVES; ++half) {
+      float parts[count][tokens] = {};
+#pragma unroll
+      for (int g = half * Reader::COLUMNS / 4; g < (half + 1) * Reader::COLUMNS / 4; ++g) {
+        float4 four[tokens];
+#pragma unroll
+        for (int token = 0; token < tokens; ++token) {
+          const long long row = min(first_row + token, given.rows - 1);
+          four[token] = x[row * given.strides * (8 * WARP) + g * WARP];
         }
-        sums[output][token] = fmaf(sum, scale, sums[output][token]);
+#pragma unroll
+        for (int output = 0; output < count; ++output) {
+          float weights[4];
+          reader.unscaled(chunks_of[output], factors[output], g, weights);
+#pragma unroll
+          for (int token = 0; token < tokens; ++token) {
+            float part = parts[output][token];
+            part = fmaf(four[token].x, weights[0], part);
+            part = fmaf(four[token].y, weights[1], part);
+            part = fmaf(four[token].z, weights[2], part);
+            parts[output][token] = fmaf(four[token].w, weights[3], part);
+          }
+        }
       }
+#pragma unroll
+      for (int output = 0; output < count; ++output)
+#pragma unroll
+        for (int token = 0; token < tokens; ++token)
+          sums[output][token] = fmaf(parts[output][token], Reader::factor_left(factors[output], half), sums[output][token]);
     }
   }
   finish_all(given, first_output, first_row, sums);
 }
 
-// The bytes that one word of codes is multiplied by, and what remains to be subtracted from every code.
-template <int bits>
-__device__ __forceinline__ int dot_word(unsigned word, const int* x, int sum);
-
-template <>
-__device__ __forceinline__ int dot_word<4>(unsigned word, const int* x, int sum) {
-  sum = dot4((int)(word & 0x0f0f0f0fu), x[0], sum);
-  return dot4((int)(word >> 4 & 0x0f0f0f0fu), x[1], sum);
-}
-
-template <>
-__device__ __forceinline__ int dot_word<8>(unsigned word, const int* x, int sum) {
-  return dot4((int)(word ^ 0x80808080u), x[0], sum);  // code - 128
-}
-
-// Activations rounded to bytes per chunk: the sums of a chunk are whole numbers, and exact.
-template <int bits, class Scale, int tokens, int count>
+// Activations rounded to bytes per chunk: the sums of a chunk (or of its halves) are whole numbers, and exact. A chunk
+// is read while the one before it is computed, and its codes are taken apart once for all tokens.
+template <class Reader, int tokens, int count>
 __device__ __forceinline__ void product_bytes(const ProductArguments& given) {
-  using Reader = BlockReader<bits, Scale>;
-  constexpr int SUBTRACTED = bits == 8 ? 128 : 0, PER_WORD = bits == 8 ? 1 : 2;
   const Reader reader{given.matrix};
   const int lane = threadIdx.x % WARP;
   const int first_output = ((int)blockIdx.x * PRODUCT_WARPS + (int)threadIdx.x / WARP) * count;
-  const int first_row = blockIdx.y * tokens, chunks = given.matrix.blocks * (given.matrix.block_size / CHUNK);
+  const int first_row = blockIdx.y * tokens, chunks = given.matrix.chunks;
   float sums[count][tokens] = {};
+  typename Reader::Chunk next[count];
+  auto read = [&](int chunk) {
+#pragma unroll
+    for (int output = 0; output < count; ++output)
+      reader.read(min(first_output + output, given.outputs - 1), min(chunk, chunks - 1), next[output]);
+  };
+  read(lane);
   for (int chunk = lane; chunk < chunks; chunk += WARP) {
-    int x[tokens][8];
-    float scales[tokens], bytes[tokens];
+    typename Reader::Chunk own[count];
+#pragma unroll
+    for (int output = 0; output < count; ++output) own[output] = next[output];
+    read(chunk + WARP);
+    int words[count][BYTE_WORDS];
+    Factors<Reader::HALVES> factors[count];
+#pragma unroll
+    for (int output = 0; output < count; ++output) {
+      reader.bytes(own[output], words[output]);
+      factors[output] = reader.factors(own[output]);
+    }
 #pragma unroll
     for (int token = 0; token < tokens; ++token) {
       const long long at = (long long)min(first_row + token, given.rows - 1) * given.strides + chunk / WARP;
-      const uint4* own = static_cast<const uint4*>(given.x) + at * (2 * WARP) + lane;
-      const uint4 low = own[0], high = own[WARP];
-      x[token][0] = low.x, x[token][1] = low.y, x[token][2] = low.z, x[token][3] = low.w;
-      x[token][4] = high.x, x[token][5] = high.y, x[token][6] = high.z, x[token][7] = high.w;
-      const float2 factors = reinterpret_cast<const float2*>(given.scales)[at * WARP + lane];
-      scales[token] = factors.x, bytes[token] = factors.y;
-    }
+      const uint4* bytes = static_cast<const uint4*>(given.x) + at * (2 * WARP) + lane;
+      const uint4 low = bytes[0], high = bytes[WARP];
+      const int x[BYTE_WORDS] = {(int)low.x,  (int)low.y,  (int)low.z,  (int)low.w,
+                                 (int)high.x, (int)high.y, (int)high.z, (int)high.w};
+      const float2 scale = reinterpret_cast<const float2*>(given.scales)[at * WARP + lane];
 #pragma unroll
-    for (int output = 0; output < count; ++output) {
-      const int row = min(first_output + output, given.outputs - 1);
-      unsigned codes[Reader::WORDS];
-      reader.read(row, chunk, codes);
-      const float scale = reader.scale(row, chunk), zero = (float)(reader.zero(row, chunk) - SUBTRACTED);
-#pragma unroll
-      for (int token = 0; token < tokens; ++token) {
-        int sum = 0;
-#pragma unroll
-        for (int word = 0; word < Reader::WORDS; ++word) sum = dot_word<bits>(codes[word], x[token] + word * PER_WORD, sum);
-        const float whole = fmaf(-zero, bytes[token], (float)sum);
-        sums[output][token] = fmaf(whole, scale * scales[token], sums[output][token]);
+      for (int output = 0; output < count; ++output) {
+        const float total = reader.dot(words[output], factors[output], x, (int)__float_as_uint(scale.y));
+        sums[output][token] = fmaf(total, scale.x, sums[output][token]);
       }
     }
   }
   finish_all(given, first_output, first_row, sums);
 }
 
-// Weights that are floats [outputs, columns]; x: rows of float32. Lane l adds up the columns l, l + 32, ... in order.
+// Weights that are floats; activations in float32, in chunks of as many columns as 16 bytes of weights have. What a
+// lane multiplies next is read while it multiplies.
 template <class T, int tokens, int count>
 __device__ __forceinline__ void product_dense(const ProductArguments& given) {
+  using Reader = DenseReader<T>;
+  constexpr int WIDTH = Reader::WIDTH;
+  const Reader reader{given.matrix};
   const int lane = threadIdx.x % WARP;
   const int first_output = ((int)blockIdx.x * PRODUCT_WARPS + (int)threadIdx.x / WARP) * count;
-  const int first_row = blockIdx.y * tokens;
+  const int first_row = blockIdx.y * tokens, parts = given.matrix.chunks * (CHUNK / WIDTH);
   float sums[count][tokens] = {};
-#pragma unroll 4
-  for (int column = lane; column < given.columns; column += WARP) {
-    float x[tokens];
+  unsigned next[count][4];
+  auto read = [&](int part) {
 #pragma unroll
-    for (int token = 0; token < tokens; ++token)
-      x[token] = static_cast<const float*>(given.x)[min(first_row + token, given.rows - 1) * given.x_stride + column];
+    for (int output = 0; output < count; ++output)
+      reader.read(min(first_output + output, given.outputs - 1), min(part, parts - 1), next[output]);
+  };
+  read(lane);
+#pragma unroll 2
+  for (int part = lane; part < parts; part += WARP) {
+    float weights[count][WIDTH];
 #pragma unroll
-    for (int output = 0; output < count; ++output) {
-      const long long row = min(first_output + output, given.outputs - 1);
-      const float weight = to_float(reinterpret_cast<const T*>(given.matrix.data)[row * given.columns + column]);
+    for (int output = 0; output < count; ++output) Reader::numbers(next[output], weights[output]);
+    read(part + WARP);
 #pragma unroll
-      for (int token = 0; token < tokens; ++token) sums[output][token] = fmaf(weight, x[token], sums[output][token]);
+    for (int token = 0; token < tokens; ++token) {
+      const long long row = min(first_row + token, given.rows - 1);
+      const float4* x = static_cast<const float4*>(given.x) + row * given.strides * (8 * WARP) + lane;
+      x += part / WARP * (WIDTH / 4 * WARP);
+#pragma unroll
+      for (int i = 0; i < WIDTH / 4; ++i) {
+        const float4 four = x[i * WARP];
+#pragma unroll
+        for (int output = 0; output < count; ++output) {
+          float sum = sums[output][token];
+          sum = fmaf(weights[output][4 * i], four.x, sum);
+          sum = fmaf(weights[output][4 * i + 1], four.y, sum);
+          sum = fmaf(weights[output][4 * i + 2], four.z, sum);
+          sums[output][token] = fmaf(weights[output][4 * i + 3], four.w, sum);
+        }
+      }
     }
   }
   finish_all(given, first_output, first_row, sums);
