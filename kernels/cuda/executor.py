@@ -56,7 +56,7 @@ class CudaExecutor:
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
-            check_part(part, layers)
+            check_part(part, layers, program.constants)
         return CudaStep(program, layers, self._weights, self.driver)
 
     def sampler(self, vocab_size: int) -> CpuSampler:
@@ -85,14 +85,16 @@ class CudaExecutor:
         self._weights = DeviceWeights(self.driver)
 
 
-def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> None:
+def check_part(
+    part: Record | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None
+) -> None:
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         return
     if not knows(part):
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
-        check_weight(weight)
+        check_weight(weight, constants)
     if isinstance(part, records.Attention):
         check_attention(part, layers[part.layer])
     if isinstance(part, records.Experts):

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..executor import UnsupportedRecord
-from ..records import Experts, Per
+from ..records import Branch, Experts, Per
 from .driver import Driver, Grid
 from .launches import Counts, Functions, Launch, bind
 from .memory import DeviceRows
-from .products import _BYTES, _COUNTED, ROWS_AT_ONCE, _arranged, arrange_kernel
+from .products import _COLUMNS_AT_ONCE, _COUNTED, ROWS_AT_ONCE, _arranged, arrange_kernel
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
 
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 MOST_EXPERTS = 1024
 # Pairs that are multiplied together with a weight that was read: by lanes of warps, and by tensor cores.
 _FEW, _MANY = ROWS_AT_ONCE[-1], 64
-# Neighbouring outputs of a warp, by the most pairs of a group.
+# Neighbouring outputs of a warp, by the most pairs of a group: an even number.
 _OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+# Of blocks of tensor cores, see gemm.cuh: 64 rows by 128 outputs.
+_SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4>", 128, 256
 # Rows that are routed and ordered by one block.
 _FEW_ROWS = 8
 _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256
-_WARPS, _TILE, _MIX_COLUMNS = 4, 64, 512
+_WARPS, _MIX_COLUMNS = 4, 512
 # The largest second size of a grid, and more rows than a step has.
 _MOST_ROWS, _ANY = 65535, 1 << 31
 # Numbers of 4 bytes per pair: its expert, its share, its place, and a group.
@@ -77,19 +79,19 @@ def mix_kernel() -> CudaKernel:
 
 def pairs_gemv_kernel(matrix: DeviceMatrix, activation: str, most: int, *, exact: bool) -> CudaKernel:
     """The kernel that multiplies groups of so many pairs or fewer."""
-    if not matrix.bits:
-        form = f"floats<{matrix.scalar}>"
+    if matrix.form is None:
+        sums = f"dense_sums<{matrix.scalar}>"
     else:
-        form = f"{'exact' if exact else 'byte'}_codes<{matrix.bits}, {matrix.scalar}>"
-    function = f"expert_product<{form}, {_functor(activation)}, {most}, {_OUTPUTS[most]}>"
+        sums = f"{'exact' if exact else 'byte'}_sums<{matrix.form.reader}>"
+    function = f"expert_product<{sums}, {_functor(activation)}, {most}, {_OUTPUTS[most]}>"
     return CudaKernel("experts_gemv.cu", function, "ExpertArguments", _PRODUCT_THREADS)
 
 
 def pairs_gemm_kernel(matrix: DeviceMatrix, activation: str) -> CudaKernel:
     """The kernel that multiplies groups of up to 64 pairs."""
-    chunk = f"chunk_of_codes<{matrix.bits}, {matrix.scalar}>" if matrix.bits else f"chunk_of_floats<{matrix.scalar}>"
-    function = f"expert_gemm<{chunk}, {_functor(activation)}>"
-    return CudaKernel("experts_gemm.cu", function, "ExpertArguments", _PRODUCT_THREADS)
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    function = f"expert_gemm<{source}, {_SHAPE}, {_functor(activation)}>"
+    return CudaKernel("experts_gemm.cu", function, "ExpertArguments", _GEMM_THREADS)
 
 
 def _functor(activation: str) -> str:
@@ -105,18 +107,23 @@ class _Part:
 
     Attributes:
         first, end: names of counts; "" = 0.
-        group: the most pairs that are multiplied together.
-        form: of activations that products with codes read, see products.py.
+        group: the most pairs that are multiplied together. exact: activations are float32.
     """
 
     first: str
     end: str
     group: int
-    form: str
+    exact: bool = False
 
     def rows(self, counts: Counts) -> int:
         """How many a step has."""
         return counts[self.end] - counts.get(self.first, 0)
+
+    def form(self, matrix: DeviceMatrix) -> str:
+        """Of activations that products with a matrix read; see products.py."""
+        if self.group == _MANY:
+            return "bfloats"
+        return "bytes" if matrix.form and not self.exact else f"floats<{_COLUMNS_AT_ONCE[matrix.scalar]}>"
 
     @property
     def counted(self) -> dict[str, str]:
@@ -143,16 +150,14 @@ class _Routing:
 
 @dataclass(frozen=True)
 class _Source:
-    """Rows that a product reads.
+    """Rows that a product reads, as they are arranged.
 
     Attributes:
-        stride: numbers from one to the next, of those that are not arranged.
         sharing: so many pairs after another read the same one.
     """
 
     address: int
     scales: int
-    stride: int
     sharing: int
 
 
@@ -190,19 +195,19 @@ def mixture(at: CudaLowering, record: Experts) -> None:
     out, per_token = at.values.make(record.out), record.per_token
     first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (record.first, record.second))
     has_prefill = not record.exact and out.per is Per.TOKEN
-    few = "decode_rows" if has_prefill else _COUNTED[out.per]
-    parts = [_Part("", few, _FEW, "floats" if record.exact else "bytes")]
-    parts += [_Part("decode_rows", "tokens", _MANY, "bfloats")] if has_prefill else []
+    parts = [_Part("", "decode_rows" if has_prefill else _COUNTED[out.per], _FEW, record.exact)]
+    parts += [_Part("decode_rows", "tokens", _MANY)] if has_prefill else []
     routing, key = _route(at, record, parts, out.per)
-    hidden, results = (at.values.temporary(per_token * width, out.per) for width in (second.columns, second.rows))
+    widths = record.second.weight.columns, record.second.weight.rows
+    hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
     keys = [key, hidden[1], results[1]]
     for part in parts:
-        source = _rows_of_tokens(at, record.x, first, part, per_token)
-        target = hidden[0].address, second.columns
-        _multiply(at, first, record.first.bias, source, target, routing, part, record.activation, record.parameters)
-        source, more = _rows_of_pairs(at, hidden[0], second, part, per_token)
-        _multiply(at, second, record.second.bias, source, (results[0].address, second.rows), routing, part, "copy")
-        keys += more
+        source = _Source(*_arranged(at, record.x, first, part.form(first), part.end, first=part.first), per_token)
+        target = hidden[0].address, widths[0]
+        _multiply(at, first, record.first, source, target, routing, part, record.activation, record.parameters)
+        source, key = _rows_of_pairs(at, hidden[0], second, part, per_token)
+        _multiply(at, second, record.second, source, (results[0].address, widths[1]), routing, part, "copy")
+        keys.append(key)
     at.launch(
         mix_kernel(), out.per, lambda rows: (-(-out.width // _MIX_COLUMNS), rows, 1), results=results[0].address,
         shares=routing.shares, out=out.address, out_stride=out.stride, per_token=per_token, width=out.width,
@@ -243,41 +248,25 @@ def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid
     return [(both, grid(1, _FEW_ROWS)), (route, grid(0, _WARPS)), (order, grid(0, 1 << 30))]
 
 
-def _rows_of_tokens(at: CudaLowering, x: str, matrix: DeviceMatrix, part: _Part, per_token: int) -> _Source:
-    """A value, which all pairs of a token read."""
-    rows = at.values[x]
-    if part.group == _FEW and not matrix.bits:
-        return _Source(rows.address, 0, rows.stride, per_token)
-    address, scales = _arranged(at, x, matrix, _form(part, matrix), part.end, first=part.first)
-    return _Source(address, scales, matrix.strides * STRIDE, per_token)
-
-
 def _rows_of_pairs(
     at: CudaLowering, rows: DeviceRows, matrix: DeviceMatrix, part: _Part, per_token: int
-) -> tuple[_Source, list[Hashable]]:
-    """What lies between the products, and the key of the memory that it is arranged in, if it is."""
-    if part.group == _FEW and not matrix.bits:
-        return _Source(rows.address, 0, matrix.columns, 1), []
-    form = _form(part, matrix)
-    numbers = per_token * matrix.strides * STRIDE
-    nbytes = _BYTES[form] * numbers if form in _BYTES else numbers * 5 // 4  # per token
-    memory, key = at.values.temporary(nbytes // 4, rows.per)
-    scales = 0 if form in _BYTES else memory.address + numbers * at.values.capacity[rows.per]
+) -> tuple[_Source, Hashable]:
+    """What lies between the products as the second one reads it, and the key of its memory."""
+    form, numbers = part.form(matrix), per_token * matrix.strides * STRIDE
+    bytes_of_token = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form == "bfloats" else 4)
+    memory, key = at.values.temporary(bytes_of_token // 4, rows.per)
+    scales = memory.address + numbers * at.values.capacity[rows.per] if form == "bytes" else 0
     kernel = arrange_kernel(form)
     arguments = bind(
         kernel, x=rows.address, out=memory.address, scales=scales, x_stride=matrix.columns, width=matrix.columns,
         strides=matrix.strides, first_row=0, rows=0,
     )  # fmt: skip
     at.starts.append(ArrangePairs(kernel, arguments, part.first, part.end, per_token))
-    return _Source(memory.address, scales, matrix.strides * STRIDE, 1), [key]
-
-
-def _form(part: _Part, matrix: DeviceMatrix) -> str:
-    return f"bytes<{matrix.bits}>" if part.form == "bytes" else part.form
+    return _Source(memory.address, scales, 1), key
 
 
 def _multiply(
-    at: CudaLowering, matrix: DeviceMatrix, bias: str, source: _Source, target: tuple[int, int], routing: _Routing,
+    at: CudaLowering, matrix: DeviceMatrix, branch: Branch, source: _Source, target: tuple[int, int], routing: _Routing,
     part: _Part, activation: str, parameters: tuple[float, ...] = (),
 ) -> None:  # fmt: skip
     """One product of the pairs of a part.
@@ -286,26 +275,26 @@ def _multiply(
         target: where the results go, and the numbers from one pair's to the next.
     """
     usual = (1.0, 0.0, np.inf) if activation == SWIGLU else (0.0, 0.0, 0.0)
+    outputs = branch.weight.rows
     given: dict[str, Any] = {
-        "matrix": matrix.fields, "x": source.address, "scales": source.scales, "bias": at.vector(bias),
-        "out": target[0], "ordered": routing.ordered, "groups": routing.groups, "x_stride": source.stride,
-        "out_stride": target[1], "per_token": routing.per_token, "sharing": source.sharing,
-        "strides": matrix.strides, "columns": matrix.columns, "outputs": matrix.rows,
+        "matrix": matrix.fields, "x": source.address, "scales": source.scales, "bias": at.vector(branch.bias),
+        "out": target[0], "ordered": routing.ordered, "groups": routing.groups, "out_stride": target[1],
+        "per_token": routing.per_token, "sharing": source.sharing, "strides": matrix.strides, "outputs": outputs,
         "p": (*parameters, *usual[len(parameters) :]),
     }  # fmt: skip
 
-    def start(kernel: CudaKernel, outputs: int, fewest: int, most: int) -> None:
+    def start(kernel: CudaKernel, of_block: int, fewest: int, most: int) -> None:
         def grid(counts: Counts) -> Grid:
             rows = part.rows(counts)
             groups = routing.most_groups(rows, part.group) if fewest < rows <= most else 0
-            return -(-matrix.rows // outputs), groups, 1
+            return -(-outputs // of_block), groups, 1
 
         first = {"first_row": part.first} if part.first else {}
         at.starts.append(Launch(kernel, bind(kernel, first_row=0, **given), first, grid))
 
     if part.group == _MANY:
-        start(pairs_gemm_kernel(matrix, activation), _TILE, 0, _ANY)
+        start(pairs_gemm_kernel(matrix, activation), _GEMM_OUTPUTS, 0, _ANY)
         return
     for most in ROWS_AT_ONCE:  # a token is sent to an expert once: so no group has more pairs than there are rows
-        kernel = pairs_gemv_kernel(matrix, activation, most, exact=part.form == "floats")
+        kernel = pairs_gemv_kernel(matrix, activation, most, exact=part.exact)
         start(kernel, _WARPS * _OUTPUTS[most], most // 2, most if most < _FEW else _ANY)

@@ -3,10 +3,11 @@
 #include "weights.cuh"
 
 // `out`: per row `strides` times
-//   float32: [8][32 lanes][4 columns of the lane's chunk]
+//   floats:  the chunks of `columns` columns that lanes take, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
 //   bfloats: [1,024 columns], as they are, of bfloat16
-//   bytes:   [2][32 lanes][16 bytes], the chunk's columns in the order in which words of codes come apart.
-// `scales`: of bytes per row and chunk {scale, sum of the bytes}. Strides of rows are in numbers.
+//   bytes:   [2][32 lanes][16 bytes]
+// `scales`: of bytes per row and chunk {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves.
+// Strides of rows are in numbers.
 struct ActivationArguments {
   const float* x;
   void* out;
@@ -22,15 +23,16 @@ constexpr int STRIDE = WARP * CHUNK;
 constexpr int FLOATS_AT_ONCE = 4, BYTES_AT_ONCE = 16;
 
 // A warp per stride: grid (strides, rows from first_row on).
+template <int columns>
 __device__ __forceinline__ void arrange_floats(const ActivationArguments& given) {
   const long long row = given.first_row + blockIdx.y;
-  const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
+  const int first = blockIdx.x * STRIDE;
   const float* x = given.x + row * given.x_stride;
-  float* out = static_cast<float*>(given.out) + (row * given.strides + blockIdx.x) * STRIDE;
-  for (int chunk = 0; chunk < WARP; ++chunk) {  // a lane per column: neighbours are read together
-    const int column = first + chunk * CHUNK + lane;
-    const int place = (lane / FLOATS_AT_ONCE * WARP + chunk) * FLOATS_AT_ONCE + lane % FLOATS_AT_ONCE;
-    out[place] = column < given.width ? x[column] : 0.0f;
+  float* out = static_cast<float*>(given.out) + row * given.strides * STRIDE + first;
+  for (int i = threadIdx.x; i < STRIDE; i += WARP) {  // a lane per column: neighbours are read together
+    const int lane = i / columns % WARP, four = i % columns / FLOATS_AT_ONCE;
+    const int place = i / (columns * WARP) * (columns * WARP) + (four * WARP + lane) * FLOATS_AT_ONCE + i % FLOATS_AT_ONCE;
+    out[place] = first + i < given.width ? x[first + i] : 0.0f;
   }
 }
 
@@ -46,14 +48,6 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
   }
 }
 
-// Where column `i` of a chunk lies among its 32 bytes: of 4-bit codes a word holds the even columns in the low
-// nibbles of its bytes and the odd ones in the high nibbles.
-template <int bits>
-__device__ __forceinline__ int byte_of_column(int i) {
-  return bits == 8 ? i : i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
-}
-
-template <int bits>
 __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) {
   const long long row = given.first_row + blockIdx.y;
   const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
@@ -69,11 +63,12 @@ __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) 
       largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
     const float scale = largest / 127.0f;
     const int byte = scale > 0.0f ? (int)rintf(number / scale) : 0;
-    int sum = byte;
+    int sum = byte;  // of the lane's half
 #pragma unroll
-    for (int distance = WARP / 2; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    const int place = byte_of_column<bits>(lane);
-    out[(place / BYTES_AT_ONCE * WARP + chunk) * BYTES_AT_ONCE + place % BYTES_AT_ONCE] = (signed char)byte;
-    if (lane == 0) scales[2 * chunk] = scale, scales[2 * chunk + 1] = (float)sum;
+    for (int distance = WARP / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    const int other = __shfl_xor_sync(ALL_LANES, sum, WARP / 2);
+    out[(lane / BYTES_AT_ONCE * WARP + chunk) * BYTES_AT_ONCE + lane % BYTES_AT_ONCE] = (signed char)byte;
+    const unsigned sums = ((unsigned)sum & 0xffffu) | (unsigned)other << 16;
+    if (lane == 0) scales[2 * chunk] = scale, scales[2 * chunk + 1] = __uint_as_float(sums);
   }
 }

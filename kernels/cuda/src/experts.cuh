@@ -24,13 +24,11 @@ struct ExpertArguments {
   float* out;
   const int* ordered;
   const PairGroup* groups;
-  long long x_stride;
   long long out_stride;
   int first_row;
   int per_token;
   int sharing;
   int strides;
-  int columns;
   int outputs;
   float p[3];
 };
