@@ -79,7 +79,8 @@ def normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 FORMS: list[dict[str, Any]] = [
     {"bits": 4}, {"bits": 8, "points": True, "scales": "float32", "bias": True},
-    {"bits": 4, "block_size": 64, "points": True, "bias": True}, {"bits": 8, "per_row": True},
+    {"bits": 4, "block_size": 64, "points": True, "bias": True}, {"bits": 8, "per_row": True}, {"bits": 2},
+    {"bits": 3, "block_size": 16, "points": True}, {"bits": 5, "scales": "bfloat16"}, {"bits": 6, "block_size": 128},
 ]  # fmt: skip
 
 

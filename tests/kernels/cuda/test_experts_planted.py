@@ -53,8 +53,8 @@ COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads(); 
          "shared memory was written out of bounds"),
         (sorted_pairs, "for (int i = all_groups + threadIdx.x; i < most;", "for (int i = threadIdx.x - 1; i < 0;",
          "memory was written out of bounds"),
-        (mixed, "wait_groups<0>();", "wait_groups<1>();", "wrong"),  # the newest copies may still be under way
-        (mixed, "    __syncthreads();  // the tiles of this step", "    // the tiles of this step", "wrong"),
+        (mixed, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
+        (mixed, "__syncthreads();  // the part and", "// the part and", "wrong"),
         (mixed, "sources[token] = __shfl_sync(ALL_LANES, source, token)", "sources[token] = source", "wrong"),
     ],
 )  # fmt: skip
@@ -64,11 +64,13 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         if found != "wrong":
             with pytest.raises(LaunchError, match=found):
                 compute(planted)
+            assert planted.planted
             continue
         try:
             assert compute(planted) != 0
         except LaunchError as error:
             assert "out of bounds" in str(error)  # where a wrong place leads
+        assert planted.planted
 
 
 @pytest.mark.parametrize("compute", [sorted_pairs, mixed])
