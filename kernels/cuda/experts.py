@@ -35,7 +35,7 @@ _FEW, _MANY = ROWS_AT_ONCE[-1], 64
 # Neighbouring outputs of a warp, by the most pairs of a group: an even number.
 _OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 # Of blocks of tensor cores, see gemm.cuh: 64 rows by 128 outputs.
-_SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4>", 128, 256
+_SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4, true>", 128, 256
 # Rows that are routed and ordered by one block.
 _FEW_ROWS = 8
 _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256

@@ -9,16 +9,17 @@ template <class Sums, class Activation, int tokens, int count>
 __device__ __forceinline__ void multiply_group(const ExpertArguments& given, const PairGroup& group) {
   const int lane = threadIdx.x % WARP;
   const int first_output = ((int)blockIdx.x * EXPERT_WARPS + (int)threadIdx.x / WARP) * count;
-  long long rows[count], sources[tokens];
-#pragma unroll
-  for (int output = 0; output < count; ++output)
-    rows[output] = (long long)group.expert * given.outputs + min(first_output + output, given.outputs - 1);
   // A lane per pair; lanes without one have the last one, too.
   const int pair = given.ordered[group.first + min(lane, group.count - 1)], source = pair / given.sharing;
+  int sources[tokens];
 #pragma unroll
   for (int token = 0; token < tokens; ++token) sources[token] = __shfl_sync(ALL_LANES, source, token);
   float sums[count][tokens] = {}, own[count];
-  Sums::template add<tokens, count>(given.matrix, {given.x, given.scales, given.strides}, rows, sources, sums);
+  const long long first_row = (long long)group.expert * given.outputs;
+  Sums::add(
+      given.matrix, {given.x, given.scales, given.strides},
+      [&](int output) { return first_row + min(first_output + output, given.outputs - 1); },
+      [&](int token) { return (long long)sources[token]; }, sums);
 #pragma unroll
   for (int output = 0; output < count; ++output)
 #pragma unroll

@@ -13,8 +13,10 @@
 // in different banks.
 constexpr int STEP = 64, PART = 32, STAGES = 3, PART_WORDS = PART / 2, STEP_WORDS = STEP / 2, CHUNKS = STEP / CHUNK;
 
-template <int row_tiles, int output_tiles, int row_warps, int output_warps>
+// `often_few`: warps that have no rows rest, which takes registers and pays where many blocks are not full.
+template <int row_tiles, int output_tiles, int row_warps, int output_warps, bool often_few = false>
 struct GemmShape {
+  static constexpr bool OFTEN_FEW = often_few;
   static constexpr int ROW_TILES = row_tiles, OUTPUT_TILES = output_tiles, OUTPUT_WARPS = output_warps;
   static constexpr int ROWS = 16 * row_tiles * row_warps, OUTPUTS = 8 * output_tiles * output_warps;
   static constexpr int THREADS = WARP * row_warps * output_warps;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void multiply_block(
       wait_groups<1>();
       __syncthreads();  // the part and the weights are there, the part before has been read
       copy_part<Shape>(x, x_stride, rows, row_of, activations, part + 2, parts);
-      if (row_of_warp >= rows) continue;
+      if (Shape::OFTEN_FEW && row_of_warp >= rows) continue;
       const unsigned* stage = activations + part % STAGES * (Shape::ROWS * PART_WORDS);
 #pragma unroll
       for (int k = 2 * half; k < 2 * half + 2; ++k)

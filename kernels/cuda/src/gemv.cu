@@ -45,13 +45,11 @@ template <class Sums, int tokens, int count>
 __device__ __forceinline__ void product(const ProductArguments& given) {
   const int first_output = ((int)blockIdx.x * PRODUCT_WARPS + (int)threadIdx.x / WARP) * count;
   const int first_row = blockIdx.y * tokens;
-  long long rows[count], sources[tokens];
-#pragma unroll
-  for (int output = 0; output < count; ++output) rows[output] = min(first_output + output, given.outputs - 1);
-#pragma unroll
-  for (int token = 0; token < tokens; ++token) sources[token] = min(first_row + token, given.rows - 1);
   float sums[count][tokens] = {};
-  Sums::template add<tokens, count>(given.matrix, {given.x, given.scales, given.strides}, rows, sources, sums);
+  Sums::add(
+      given.matrix, {given.x, given.scales, given.strides},
+      [&](int output) { return (long long)min(first_output + output, given.outputs - 1); },
+      [&](int token) { return (long long)min(first_row + token, given.rows - 1); }, sums);
   finish_all(given, first_output, first_row, sums);
 }
 

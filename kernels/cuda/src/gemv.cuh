@@ -5,7 +5,8 @@
 #include "reduce.cuh"
 #include "weights.cuh"
 
-// x and scales: see activations.cu.
+// x and scales: see activations.cu. Of the sums of output o and token t, row_of(o) is the row of the matrix and source_of(t)
+// the row of x, both of 64 bits.
 struct Activations {
   const void* x;
   const float* scales;
@@ -15,20 +16,18 @@ struct Activations {
 // Activations in float32, in chunks of 32 columns.
 template <class Reader>
 struct exact_sums {
-  template <int tokens, int count>
+  template <int tokens, int count, class RowOf, class SourceOf>
   __device__ __forceinline__ static void add(
-      const BlockMatrix& matrix, const Activations& given, const long long (&rows)[count],
-      const long long (&sources)[tokens], float (&sums)[count][tokens]) {
+      const BlockMatrix& matrix, const Activations& given, const RowOf& row_of, const SourceOf& source_of,
+      float (&sums)[count][tokens]) {
     const Reader reader = Reader::of_numbers(matrix);
-    const int lane = threadIdx.x % WARP;
-    const int chunks = matrix.chunks;
+    const int lane = threadIdx.x % WARP, chunks = matrix.chunks;
     for (int chunk = lane; chunk < chunks; chunk += WARP) {
       const float4* x = static_cast<const float4*>(given.x) + (long long)(chunk / WARP) * (8 * WARP) + lane;
       typename Reader::Chunk chunks_of[count];
       Factors<Reader::HALVES> factors[count];
 #pragma unroll
-      for (int output = 0; output < count; ++output)
-        reader.read(rows[output], chunk, chunks_of[output]);
+      for (int output = 0; output < count; ++output) reader.read(row_of(output), chunk, chunks_of[output]);
 #pragma unroll
       for (int output = 0; output < count; ++output) factors[output] = reader.factors(chunks_of[output]);
 #pragma unroll
@@ -39,7 +38,7 @@ struct exact_sums {
           float4 four[tokens];
 #pragma unroll
           for (int token = 0; token < tokens; ++token)
-            four[token] = x[sources[token] * given.strides * (8 * WARP) + g * WARP];
+            four[token] = x[source_of(token) * given.strides * (8 * WARP) + g * WARP];
 #pragma unroll
           for (int output = 0; output < count; ++output) {
             float weights[4];
@@ -68,18 +67,17 @@ struct exact_sums {
 // is read while the one before it is computed, and its codes are taken apart once for all tokens.
 template <class Reader>
 struct byte_sums {
-  template <int tokens, int count>
+  template <int tokens, int count, class RowOf, class SourceOf>
   __device__ __forceinline__ static void add(
-      const BlockMatrix& matrix, const Activations& given, const long long (&rows)[count],
-      const long long (&sources)[tokens], float (&sums)[count][tokens]) {
+      const BlockMatrix& matrix, const Activations& given, const RowOf& row_of, const SourceOf& source_of,
+      float (&sums)[count][tokens]) {
     const Reader reader{matrix};
-    const int lane = threadIdx.x % WARP;
-    const int chunks = matrix.chunks;
+    const int lane = threadIdx.x % WARP, chunks = matrix.chunks;
     typename Reader::Chunk next[count];
     auto read = [&](int chunk) {
 #pragma unroll
       for (int output = 0; output < count; ++output)
-        reader.read(rows[output], min(chunk, chunks - 1), next[output]);
+        reader.read(row_of(output), min(chunk, chunks - 1), next[output]);
     };
     read(lane);
     for (int chunk = lane; chunk < chunks; chunk += WARP) {
@@ -96,7 +94,7 @@ struct byte_sums {
       }
 #pragma unroll
       for (int token = 0; token < tokens; ++token) {
-        const long long at = sources[token] * given.strides + chunk / WARP;
+        const long long at = source_of(token) * given.strides + chunk / WARP;
         const uint4* bytes = static_cast<const uint4*>(given.x) + at * (2 * WARP) + lane;
         const uint4 low = bytes[0], high = bytes[WARP];
         const int x[BYTE_WORDS] = {(int)low.x,  (int)low.y,  (int)low.z,  (int)low.w,
@@ -116,20 +114,19 @@ struct byte_sums {
 // lane multiplies next is read while it multiplies.
 template <class T>
 struct dense_sums {
-  template <int tokens, int count>
+  template <int tokens, int count, class RowOf, class SourceOf>
   __device__ __forceinline__ static void add(
-      const BlockMatrix& matrix, const Activations& given, const long long (&rows)[count],
-      const long long (&sources)[tokens], float (&sums)[count][tokens]) {
+      const BlockMatrix& matrix, const Activations& given, const RowOf& row_of, const SourceOf& source_of,
+      float (&sums)[count][tokens]) {
     using Reader = DenseReader<T>;
     constexpr int WIDTH = Reader::WIDTH;
     const Reader reader{matrix};
-    const int lane = threadIdx.x % WARP;
-    const int parts = matrix.chunks * (CHUNK / WIDTH);
+    const int lane = threadIdx.x % WARP, parts = matrix.chunks * (CHUNK / WIDTH);
     unsigned next[count][4];
     auto read = [&](int part) {
 #pragma unroll
       for (int output = 0; output < count; ++output)
-        reader.read(rows[output], min(part, parts - 1), next[output]);
+        reader.read(row_of(output), min(part, parts - 1), next[output]);
     };
     read(lane);
 #pragma unroll 2
@@ -140,7 +137,7 @@ struct dense_sums {
       read(part + WARP);
 #pragma unroll
       for (int token = 0; token < tokens; ++token) {
-        const float4* x = static_cast<const float4*>(given.x) + sources[token] * given.strides * (8 * WARP) + lane;
+        const float4* x = static_cast<const float4*>(given.x) + source_of(token) * given.strides * (8 * WARP) + lane;
         x += part / WARP * (WIDTH / 4 * WARP);
 #pragma unroll
         for (int i = 0; i < WIDTH / 4; ++i) {
