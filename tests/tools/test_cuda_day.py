@@ -43,12 +43,13 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
 @pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="kernels run on Linux through g++")
 def test_the_stages_that_need_no_other_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cupy", timed_cupy())
-    monkeypatch.setattr(cuda_day, "STAGES", (cuda_day.facts, cuda_day.products, cuda_day.attention))
+    monkeypatch.setattr(cuda_day, "STAGES", (cuda_day.facts, cuda_day.products, cuda_day.experts, cuda_day.attention))
     assert cuda_day.main(["-o", str(tmp_path), "--small"]) == 0
     found = json.loads((tmp_path / "cuda_day.json").read_text())
-    assert list(found) == ["facts", "products", "attention"]
+    assert list(found) == ["facts", "products", "experts", "attention"]
     assert [row["rows"] for row in found["products"]] == [1, 1, 32, 1, 1, 32]
-    assert all(row["us"] > 0 for row in found["products"] + found["attention"])
+    assert [row["rows"] for row in found["experts"]] == [1, 32]
+    assert all(row["us"] > 0 for row in found["products"] + found["experts"] + found["attention"])
     page = (tmp_path / "cuda_day.md").read_text()
     assert page.startswith("# a made-up GPU") and "below its floor" in page and "FAILED" not in page
 
