@@ -113,7 +113,7 @@ __device__ __forceinline__ void product_bytes(const ProductArguments& given) {
     typename Reader::Chunk own[count];
 #pragma unroll
     for (int output = 0; output < count; ++output) own[output] = next[output];
-    read(chunk + WARP);
+    if (tokens < 8) read(chunk + WARP);
     int words[count][BYTE_WORDS];
     Factors<Reader::HALVES> factors[count];
 #pragma unroll
@@ -121,6 +121,7 @@ __device__ __forceinline__ void product_bytes(const ProductArguments& given) {
       reader.bytes(own[output], words[output]);
       factors[output] = reader.factors(own[output]);
     }
+    if (tokens >= 8) read(chunk + WARP);  // with so many tokens registers are scarce, and there is much to compute
 #pragma unroll
     for (int token = 0; token < tokens; ++token) {
       const long long at = (long long)min(first_row + token, given.rows - 1) * given.strides + chunk / WARP;
