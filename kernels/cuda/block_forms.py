@@ -23,7 +23,7 @@ CHUNK = 32
 _ROW_SHIFT = 30
 _TABLE = 16
 _HALF = CHUNK // 2
-# C++ types of floats, the narrowest first; arrays of the first are made here.
+# C++ types of floats, the narrowest first; powers of two are narrower still.
 _FLOATS: tuple[tuple[str, Any], ...] = (
     ("float8_bits", ml_dtypes.float8_e4m3fn), ("half_bits", np.float16), ("bfloat_bits", ml_dtypes.bfloat16),
 )  # fmt: skip
