@@ -28,7 +28,7 @@ from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.executor import StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.records import Attention, BlockWeight, Branch, Experts, Product, Record
+from genai.kernels.records import Attention, BlockWeight, Branch, DenseWeight, Experts, Product, Record, Weight
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,15 +148,15 @@ def checked(day: Day) -> Iterator[Row]:
 
 
 def products(day: Day) -> Iterator[Row]:
-    """Products with weights of 4 and 8 bits: bytes of weights per second for few rows, operations for many."""
+    """Products with float16 and with few bits: bytes of weights per second for few rows, operations for many."""
     rng = np.random.default_rng(0)
     for outputs, columns in day.sizes.matrices:
-        for bits in (4, 8):
+        for bits in (16, 3, 4, 8):
             constants = MadeUpConstants()
-            weights = [constants.block_weight(rng, outputs, columns, bits=bits) for _ in range(day.sizes.copies)]
+            weights = [_weight(constants, rng, outputs, columns, bits) for _ in range(day.sizes.copies)]
             executor = CudaExecutor(day.driver, 1)
             nbytes = sum(executor.packed_bytes(weight, constants) for weight in weights)
-            for exact in (True, False):
+            for exact in (False,) if bits == 16 else (True, False):
                 records: list[Record] = [
                     Product("x", Branch(weight), f"y{number}", exact) for number, weight in enumerate(weights)
                 ]
@@ -171,11 +171,19 @@ def products(day: Day) -> Iterator[Row]:
                     yield _product_row(day, (outputs, columns, bits), exact, tokens, prefill, nbytes, seconds)
 
 
+def _weight(constants: MadeUpConstants, rng: np.random.Generator, outputs: int, columns: int, bits: int) -> Weight:
+    if bits < 16:
+        return constants.block_weight(rng, outputs, columns, bits=bits)
+    name = f"floats{len(constants.arrays)}"
+    constants.arrays[name] = rng.standard_normal((outputs, columns), np.float32).astype(np.float16)
+    return DenseWeight(name, outputs, columns, transposed=True)
+
+
 def _product_row(
     day: Day, shape: tuple[int, int, int], exact: bool, tokens: int, prefill: int, nbytes: int, seconds: float
 ) -> Row:
     outputs, columns, bits = shape
-    kind = "bf16 tensor cores" if prefill else "fp32" if exact else "int8"
+    kind = "bf16 tensor cores" if prefill else "fp32" if exact or bits == 16 else "int8"
     row: Row = {"what": f"{outputs} x {columns}, {bits} bits, {kind}", "rows": tokens}
     row |= {"us": seconds / day.sizes.copies * 1e6}
     if prefill:

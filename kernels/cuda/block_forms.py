@@ -23,7 +23,7 @@ CHUNK = 32
 _ROW_SHIFT = 30
 _TABLE = 16
 _HALF = CHUNK // 2
-# C++ types of floats, the narrowest first; arrays of the first are made here.
+# C++ types of floats, the narrowest first; powers of two are narrower still.
 _FLOATS: tuple[tuple[str, Any], ...] = (
     ("float8_bits", ml_dtypes.float8_e4m3fn), ("half_bits", np.float16), ("bfloat_bits", ml_dtypes.bfloat16),
 )  # fmt: skip
@@ -92,8 +92,7 @@ class BlockArrays:
 
     Attributes:
         codes: uint8 [rows, bytes], rows of bits.
-        arrays: the numbers of blocks, by the name of their field of `BlockMatrix`; one may have two names.
-        fields: the other fields.
+        arrays: the numbers of blocks, by the name of their field of `BlockMatrix`. fields: the other fields.
     """
 
     form: BlockForm
@@ -272,12 +271,10 @@ def _arrays(
     for names, levels in zip(_NAMES, (factors, offsets), strict=True):
         for name, one in zip(names, levels, strict=True):
             count, shift = 0, 0
-            if one is not None:
+            if one is not None and one.kind != "high_nibble":  # those are read with the factors
                 # The halves of a chunk have numbers of their own, but for those of groups.
                 is_group = levels[1] is not None
                 arrays[name], shift = one.laid(chunks, CHUNK if is_group and one is levels[0] else CHUNK // halves)
-                if one.kind == "high_nibble":
-                    arrays[name] = arrays["multipliers"]
                 count = arrays[name].shape[1]
                 if is_group and one is levels[1] and halves == 2:  # both of a chunk are read together
                     count, shift = count // 2, 0
@@ -308,6 +305,8 @@ def _share_bytes(factors: _Levels, offsets: _Levels) -> tuple[_Levels, _Levels]:
 def _spelled(levels: _Levels, kind: str = "") -> str:
     scale, integer = levels
     assert scale is not None
+    if integer is not None and integer.kind == "high_nibble":
+        return f"Beside<{scale.kind}>"
     if integer is not None:
         return f"Double<{scale.kind}, {integer.kind}>"
     return scale.kind if kind == "Point" else f"Single<{scale.kind}>"

@@ -21,7 +21,7 @@ FORMS = (
     BlockForm(4, 2, offset="Point<half_bits>"),
     *(BlockForm(bits, factor="Double<half_bits, unsigned char>", offset="Minimum<Double<half_bits, unsigned char>>")
       for bits in (4, 5)),
-    BlockForm(2, 2, factor="Double<half_bits, low_nibble>", offset="Minimum<Double<half_bits, high_nibble>>"),
+    BlockForm(2, 2, factor="Double<half_bits, low_nibble>", offset="Minimum<Beside<half_bits>>"),
     *(BlockForm(bits, 2, factor="Double<half_bits, signed char>") for bits in (3, 6)),
     BlockForm(4, grid=True), BlockForm(4, grid=True, factor="Single<exponent_bits>"),
     BlockForm(4, 2, grid=True, factor="Single<float8_bits>"), BlockForm(3, 2, True, "Double<half_bits, unsigned char>"),

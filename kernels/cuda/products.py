@@ -27,7 +27,7 @@ _EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
 _DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 # Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
 _COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
-_WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 32
+_WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
 # Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
 # product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
 _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..executor import UnsupportedRecord
+from ..formats import BITS
 from ..records import BlockWeight, Constants, DenseWeight, FormWeight, Weight
 from ..weight_formats import WeightFormatError
 from .block_forms import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
@@ -118,9 +119,8 @@ class DeviceWeights:
 
     def _copy_blocks(self, weight: BlockWeight | FormWeight, laid: BlockArrays) -> DeviceMatrix:
         driver, planes = self._driver, self._pack(laid)
-        copies = {id(array): driver.upload(_as_integers(array)) for array in laid.arrays.values()}
-        addresses = {name: driver.address(copies[id(array)]) for name, array in laid.arrays.items()}
-        fields = _no_fields() | laid.fields | addresses
+        copies = {name: driver.upload(_as_integers(array)) for name, array in laid.arrays.items()}
+        fields = _no_fields() | laid.fields | {name: driver.address(copy) for name, copy in copies.items()}
         fields |= {"data": driver.address(planes[0]), "second": driver.address(planes[1]) if planes[1:] else 0}
         held = (*planes, *copies.values())
         nbytes = sum(array.nbytes for array in held)
@@ -172,7 +172,7 @@ def check_weight(weight: Weight, constants: Constants | None = None) -> None:
         constants: in which a grid is found; None = it is looked at later.
     """
     refused = ""
-    if isinstance(weight, BlockWeight) and weight.block_size % _LEAST_BLOCK:
+    if isinstance(weight, BlockWeight) and (weight.block_size % _LEAST_BLOCK or weight.bits not in BITS):
         refused = f"block-quantised weights of {weight.bits} bits in blocks of {weight.block_size}"
     elif isinstance(weight, FormWeight):
         try:

@@ -47,7 +47,7 @@ def test_the_stages_that_need_no_other_process(monkeypatch: pytest.MonkeyPatch, 
     assert cuda_day.main(["-o", str(tmp_path), "--small"]) == 0
     found = json.loads((tmp_path / "cuda_day.json").read_text())
     assert list(found) == ["facts", "products", "experts", "attention"]
-    assert [row["rows"] for row in found["products"]] == [1, 1, 32, 1, 1, 32]
+    assert [row["rows"] for row in found["products"]] == [1, 32, *[1, 1, 32] * 3]
     assert [row["rows"] for row in found["experts"]] == [1, 32]
     assert all(row["us"] > 0 for row in found["products"] + found["experts"] + found["attention"])
     page = (tmp_path / "cuda_day.md").read_text()

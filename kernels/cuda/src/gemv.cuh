@@ -84,7 +84,7 @@ struct byte_sums {
       typename Reader::Chunk own[count];
 #pragma unroll
       for (int output = 0; output < count; ++output) own[output] = next[output];
-      read(chunk + WARP);
+      if (tokens < 8) read(chunk + WARP);
       int words[count][BYTE_WORDS];
       Factors<Reader::HALVES> factors[count];
 #pragma unroll
@@ -92,6 +92,7 @@ struct byte_sums {
         reader.bytes(own[output], words[output]);
         factors[output] = reader.factors(own[output]);
       }
+      if (tokens >= 8) read(chunk + WARP);  // with so many tokens registers are scarce, and there is much to compute
 #pragma unroll
       for (int token = 0; token < tokens; ++token) {
         const long long at = source_of(token) * given.strides + chunk / WARP;

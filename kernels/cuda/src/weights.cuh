@@ -92,6 +92,7 @@ struct alignas(sizeof(T) * n) Together {
 // A number per block.
 template <class Scale>
 struct Single {
+  static constexpr bool IS_BESIDE = false;
   template <int halves>
   struct Loaded {
     Scale numbers[halves];
@@ -108,6 +109,7 @@ struct Single {
 // A number per group, times an integer per block. Blocks of 16 columns have their two integers side by side.
 template <class Scale, class Integer>
 struct Double {
+  static constexpr bool IS_BESIDE = false;
   template <int halves>
   struct Loaded {
     Scale scale;
@@ -122,9 +124,29 @@ struct Double {
   };
 };
 
+// The same, its integers being in the high halves of the bytes whose low ones factors have.
+template <class Scale>
+struct Beside {
+  static constexpr bool IS_BESIDE = true;
+  template <int halves>
+  struct Loaded {
+    Scale scale;
+    Together<low_nibble, halves> bytes;
+
+    __device__ __forceinline__ void read_beside(
+        const Place& place, long long row, int chunk, const Together<low_nibble, halves>& of_factors) {
+      scale = static_cast<const Scale*>(place.numbers)[row * place.count + (chunk >> place.shift)];
+      bytes = of_factors;
+    }
+    __device__ __forceinline__ float number(int half) const {
+      return to_float(scale) * to_float(high_nibble{bytes.of[half].bits});
+    }
+  };
+};
+
 // What is subtracted: the matrix's zero point from all codes; ...
 struct Constant {
-  static constexpr bool HAS_POINTS = false, HAS_MINIMUM = false;
+  static constexpr bool HAS_POINTS = false, HAS_MINIMUM = false, IS_BESIDE = false;
   template <int halves>
   struct Loaded {
     __device__ __forceinline__ void read(const Place&, long long, int) {}
@@ -204,10 +226,13 @@ struct BlockReader {
     const long long place = row * matrix.chunks + chunk;
     load_once<WORDS_1>(matrix.data + place * (4 * WORDS_1), into.codes);
     if constexpr (WORDS_2 > 0) load_once<WORDS_2>(matrix.second + place * (4 * WORDS_2), into.codes + WORDS_1);
-    into.factor.read({matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
-                      matrix.multiplier_count, matrix.multiplier_shift}, row, chunk);
-    into.offset.read({matrix.offset_scales, matrix.offsets, matrix.offset_scale_count, matrix.offset_scale_shift,
-                      matrix.offset_count, matrix.offset_shift}, row, chunk);
+    const Place factors{matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
+                        matrix.multiplier_count, matrix.multiplier_shift};
+    into.factor.read(factors, row, chunk);
+    const Place offsets{matrix.offset_scales, matrix.offsets, matrix.offset_scale_count, matrix.offset_scale_shift,
+                        matrix.offset_count, matrix.offset_shift};
+    if constexpr (Offset::IS_BESIDE) into.offset.read_beside(offsets, row, chunk, into.factor.integers);
+    else into.offset.read(offsets, row, chunk);
   }
 
   __device__ __forceinline__ Factors<halves> factors(const Chunk& chunk) const {

@@ -15,7 +15,9 @@ import pytest
 from .host_driver import COMPILER, HostDriver
 
 GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
-ON_A_GPU = ("test_rows", "test_attention", "test_decoder", "test_experts", "test_host_nodes")
+ON_A_GPU = (
+    "test_rows", "test_forms", "test_attention", "test_decoder", "test_quantised_models", "test_experts", "test_host_nodes",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

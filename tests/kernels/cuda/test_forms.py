@@ -218,6 +218,21 @@ def test_lookups(driver: HostDriver, columns: int) -> None:
         assert np.allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max()), name
 
 
+def test_what_is_no_number_stays_none(driver: HostDriver) -> None:
+    """A row with NaN or infinity gives NaN (or infinity), and no other row does."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    weights: dict[str, Weight] = {
+        "4 bits": constants.block_weight(rng, 5, 100),
+        "NF4": form_weight(constants, rng, "NF4", 5, 100),
+    }
+    records, widths = products_of(weights, 100)
+    x = rng.standard_normal((3, 100)).astype(np.float32)
+    x[0, 70], x[2, 3] = np.nan, np.inf
+    with np.errstate(invalid="ignore"):
+        for name, (ours, _) in compared(driver, records, widths, constants, {"x": x}, 3).items():
+            assert not np.isfinite(ours[[0, 2]]).any() and np.isfinite(ours[1]).all(), name
+
+
 def test_nibbles_with_the_first_one_high(driver: HostDriver) -> None:
     """As bitsandbytes has them, with a grid that no constant holds."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
@@ -302,7 +317,8 @@ def test_weights_of_experts_are_one_matrix(driver: HostDriver) -> None:
     weights = DeviceWeights(driver)
     matrix, same = weights._copy(weight, constants), weights._copy(one, constants)
     assert (matrix.rows, matrix.columns) == (12, 96)
-    assert all(np.array_equal(a, b) for a, b in zip(matrix.held, same.held, strict=True))
+    pairs = zip(matrix.held, same.held, strict=True)
+    assert all(np.array_equal(driver.download(a), driver.download(b)) for a, b in pairs)
     constants.arrays["dense"] = rng.standard_normal((3, 5, 40)).astype(np.float32)
     dense = weights._copy(DenseWeight("dense", 5, 40, True, 3), constants)
     assert np.array_equal(driver.download(dense.held[0])[:, :40], constants.arrays["dense"].reshape(15, 40))
