@@ -16,6 +16,7 @@ integers.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ MULTIPLIER_BITS = OFFSET_BITS = (0, 2, 3, 4, 5, 6, 8)
 FLOAT_TYPES = ("float16", "bfloat16", "float32")
 # Rows of codes are filled up to a multiple of this many columns.
 _WHOLE = 16
+# The largest value of a grid as a byte, of which the unit is found between these.
+_LARGEST_BYTE, _SMALLEST_REACH = 127, 64
 
 
 class WeightFormatError(ValueError):
@@ -281,6 +284,21 @@ def unpack_bits(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.
 def repeated(factors: NDArray[Any], columns: int) -> NDArray[Any]:
     """Numbers of blocks or groups [rows, count] per column [rows, columns]: each stands for as many columns."""
     return factors[:, np.arange(columns) * factors.shape[1] // columns]
+
+
+def grid_unit(grid: NDArray[np.float32]) -> float:
+    """The unit in which the values of a grid are nearest to whole numbers of a signed byte."""
+    reach = float(np.abs(grid).max())
+
+    def error(unit: float) -> float:
+        steps = grid.astype(np.float64) / unit
+        return float(np.sum((np.rint(steps) - steps) ** 2)) * unit**2
+
+    def preference(unit: float) -> tuple[float, bool]:
+        """Of units that fit equally well, a power of two changes no number."""
+        return error(unit), math.frexp(unit)[0] != 0.5
+
+    return min((reach / top for top in range(_LARGEST_BYTE, _SMALLEST_REACH - 1, -1)), key=preference)
 
 
 def _combine(operation: np.ufunc, values: NDArray[Any], factors: NDArray[Any]) -> None:

@@ -28,7 +28,18 @@ from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.executor import Factors, StepContext
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.records import Attention, Branch, Delta, LowRank, Product, Record
+from genai.kernels.records import (
+    Attention,
+    BlockWeight,
+    Branch,
+    Delta,
+    DenseWeight,
+    Experts,
+    LowRank,
+    Product,
+    Record,
+    Weight,
+)  # fmt: skip
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +55,8 @@ class Sizes:
     Attributes:
         copied: bytes. matrices: [outputs, columns] of products. copies: so many of each, more than a cache holds.
         tokens: rows with decode numerics; prompts: rows with prefill numerics. contexts: tokens of sequences.
-        batches: sequences. repeats: of what is timed.
+        batches: sequences. repeats: of what is timed. experts: how many, how many of a token, and the sizes of a row
+        and of what is between the two products.
     """
 
     copied: int = 1 << 30
@@ -55,9 +67,10 @@ class Sizes:
     contexts: tuple[int, ...] = (1024, 8192)
     batches: tuple[int, ...] = (1, 64)
     repeats: int = 20
+    experts: tuple[int, int, int, int] = (128, 8, 2048, 768)
 
 
-SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2)
+SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2, (4, 2, 64, 32))
 
 
 @dataclass
@@ -146,15 +159,15 @@ def checked(day: Day) -> Iterator[Row]:
 
 
 def products(day: Day) -> Iterator[Row]:
-    """Products with weights of 4 and 8 bits: bytes of weights per second for few rows, operations for many."""
+    """Products with float16 and with few bits: bytes of weights per second for few rows, operations for many."""
     rng = np.random.default_rng(0)
     for outputs, columns in day.sizes.matrices:
-        for bits in (4, 8):
+        for bits in (16, 3, 4, 8):
             constants = MadeUpConstants()
-            weights = [constants.block_weight(rng, outputs, columns, bits=bits) for _ in range(day.sizes.copies)]
+            weights = [_weight(constants, rng, outputs, columns, bits) for _ in range(day.sizes.copies)]
             executor = CudaExecutor(day.driver, 1)
             nbytes = sum(executor.packed_bytes(weight, constants) for weight in weights)
-            for exact in (True, False):
+            for exact in (False,) if bits == 16 else (True, False):
                 records: list[Record] = [
                     Product("x", Branch(weight), f"y{number}", exact) for number, weight in enumerate(weights)
                 ]
@@ -169,11 +182,19 @@ def products(day: Day) -> Iterator[Row]:
                     yield _product_row(day, (outputs, columns, bits), exact, tokens, prefill, nbytes, seconds)
 
 
+def _weight(constants: MadeUpConstants, rng: np.random.Generator, outputs: int, columns: int, bits: int) -> Weight:
+    if bits < 16:
+        return constants.block_weight(rng, outputs, columns, bits=bits)
+    name = f"floats{len(constants.arrays)}"
+    constants.arrays[name] = rng.standard_normal((outputs, columns), np.float32).astype(np.float16)
+    return DenseWeight(name, outputs, columns, transposed=True)
+
+
 def _product_row(
     day: Day, shape: tuple[int, int, int], exact: bool, tokens: int, prefill: int, nbytes: int, seconds: float
 ) -> Row:
     outputs, columns, bits = shape
-    kind = "bf16 tensor cores" if prefill else "fp32" if exact else "int8"
+    kind = "bf16 tensor cores" if prefill else "fp32" if exact or bits == 16 else "int8"
     row: Row = {"what": f"{outputs} x {columns}, {bits} bits, {kind}", "rows": tokens}
     row |= {"us": seconds / day.sizes.copies * 1e6}
     if prefill:
@@ -182,6 +203,41 @@ def _product_row(
         return row | {"TFLOP/s": rate / 1e12, "share": reached, "floor": MATMUL_SHARE}
     rate = nbytes / seconds
     return row | {"GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE}
+
+
+def experts(day: Day) -> Iterator[Row]:
+    """Mixtures of experts of 4 bits: bytes of the experts that are chosen per second, operations for many rows."""
+    (count, per_token, hidden, width), rng, constants = day.sizes.experts, np.random.default_rng(0), MadeUpConstants()
+
+    def branch(name: str, rows: int, columns: int) -> Branch:
+        constants.arrays[name] = rng.integers(0, 256, (count, rows, columns // 2), np.uint8)
+        constants.arrays[f"{name}.scales"] = np.full((count, rows, columns // 32), 0.01, np.float16)
+        return Branch(BlockWeight(name, f"{name}.scales", "", rows, columns, 4, 32, count, rows != hidden))
+
+    layers = branch("first", 2 * width, hidden), branch("second", hidden, width)
+    names = [str(number) for number in range(day.sizes.copies)]  # with scores of their own, so with other experts
+    records: list[Record] = [
+        Experts("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names
+    ]
+    widths = {"x": hidden} | {f"y{name}": hidden for name in names} | {f"scores{name}": count for name in names}
+    executor = CudaExecutor(day.driver, 1)
+    nbytes = sum(executor.packed_bytes(layer.weight, constants) for layer in layers) / count
+    step = executor.compile(program(records, widths, constants, []))
+    for tokens, prefill in [*((rows, 0) for rows in day.sizes.tokens), *((rows, 1) for rows in day.sizes.prompts)]:
+        given = {name: rng.standard_normal((tokens, wide)).astype(np.float32) for name, wide in widths.items()}
+        scores = [given[f"scores{name}"] for name in names]
+        counts = step.prepare(step_of([tokens], [tokens], prefill=prefill), given)
+        seconds = day.seconds(lambda counts=counts: step.start(counts))  # type: ignore[misc]
+        row: Row = {"what": f"{per_token} of {count} experts of {hidden} x {width}, 4 bits", "rows": tokens}
+        row |= {"us": seconds / len(names) * 1e6}
+        if prefill:
+            rate = 2 * 3 * hidden * width * tokens * per_token * len(names) / seconds
+            reached = rate / day.matmul if day.matmul else None
+            yield row | {"TFLOP/s": rate / 1e12, "share": reached, "floor": MATMUL_SHARE}
+        else:
+            used = sum(len(np.unique(np.argsort(-one, axis=1)[:, :per_token])) for one in scores)
+            rate = used * nbytes / seconds
+            yield row | {"GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE}
 
 
 def attention(day: Day) -> Iterator[Row]:
@@ -257,7 +313,7 @@ def models(day: Day) -> Iterator[Row]:
         yield {"what": f"decode, {name}", "value": json.loads(done.stdout)}
 
 
-STAGES = (facts, compiled, checked, products, attention, adapters, models)
+STAGES = (facts, compiled, checked, products, experts, attention, adapters, models)
 
 
 # --- the day ---------------------------------------------------------------------------------------------------------

@@ -5,30 +5,54 @@ from __future__ import annotations
 from ..formats import can_turn
 from .array_kernels import array_kernels
 from .attention import KINDS, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
+from .block_forms import BlockForm
+from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
-from .lowering import BINARY, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
+from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
-from .weights import DeviceMatrix
+from .weights import DeviceMatrix, pack_kernel
 
 # Head size, query heads per KV head: Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled model.
 _HEADS = ((64, 4), (64, 7), (128, 4), (128, 8), (96, 1), (256, 2), (32, 4))
+
+# Blocks as onnxruntime has them, with and without zero points; GGUF's K formats; tables.
+FORMS = (
+    *(BlockForm(bits) for bits in (2, 3, 4, 5, 6, 8)),
+    *(BlockForm(bits, factor="Single<float>") for bits in (4, 8)),
+    *(BlockForm(bits, offset="Point<unsigned char>") for bits in (2, 4, 8)),
+    BlockForm(4, 2, offset="Point<half_bits>"),
+    *(BlockForm(bits, factor="Double<half_bits, unsigned char>", offset="Minimum<Double<half_bits, unsigned char>>")
+      for bits in (4, 5)),
+    BlockForm(2, 2, factor="Double<half_bits, low_nibble>", offset="Minimum<Beside<half_bits>>"),
+    *(BlockForm(bits, 2, factor="Double<half_bits, signed char>") for bits in (3, 6)),
+    BlockForm(4, grid=True), BlockForm(4, grid=True, factor="Single<exponent_bits>"),
+    BlockForm(4, 2, grid=True, factor="Single<float8_bits>"), BlockForm(3, 2, True, "Double<half_bits, unsigned char>"),
+    BlockForm(2, grid=True, factor="Double<float, signed char>"),
+)  # fmt: skip
 
 
 def every_kernel() -> list[CudaKernel]:
     """All of them, each once."""
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
-    matrices = [_matrix(bits, scalar) for bits in (0, 4, 8) for scalar in ("float", "half_bits")]
-    matrices.append(_matrix(0, "bfloat_bits"))  # scales of bfloat16 become float32
-    found += [lookup_kernel(one.bits, one.scalar) for one in matrices]
-    found += [arrange_kernel(form) for form in ("floats", "bfloats", "bytes<4>", "bytes<8>")]
+    matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
+    matrices += [_matrix(form) for form in FORMS]
+    found += [lookup_kernel(one.form, one.scalar) for one in matrices]
+    found += [pack_kernel(form) for form in FORMS] + [REORDER]
+    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "bytes")]
     for matrix in matrices:
-        exact = (True, False) if matrix.bits else (True,)
+        exact = (True, False) if matrix.form else (True,)
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
-        found.append(gemm_kernel(matrix))
+        found += [gemm_kernel(matrix, large=large) for large in (True, False)]
+    found += [*route_kernels(), mix_kernel()]
+    of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
+    for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):
+        exact = (True, False) if matrix.form else (True,)
+        found += [pairs_gemv_kernel(matrix, activation, most, exact=one) for most in ROWS_AT_ONCE for one in exact]
+        found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
     found.append(turn_kernel())
@@ -44,5 +68,5 @@ def every_kernel() -> list[CudaKernel]:
     return sorted(set(found), key=lambda kernel: kernel.name)
 
 
-def _matrix(bits: int, scalar: str) -> DeviceMatrix:
-    return DeviceMatrix(1, 1, {}, bits, scalar, 0, ())
+def _matrix(form: BlockForm | None, scalar: str = "") -> DeviceMatrix:
+    return DeviceMatrix(1, 1, {}, form, scalar, 0, ())

@@ -16,14 +16,16 @@ from .. import records
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.arrays import Threads
-from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, branches, weights_of
+from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
 from .driver import Driver
+from .experts import check_experts
 from .graphs import GraphCache
+from .host_nodes import HostPart, known_of, parts_of
 from .launches import Counts, Functions, Start
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
-from .lowering import CudaLowering, knows, lower
+from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .sampling import SAMPLING_KERNELS, CudaSampler
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
@@ -63,7 +65,7 @@ class CudaExecutor:
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
-            check_part(part, layers)
+            check_part(part, layers, program.constants)
         return CudaStep(program, layers, self._weights, self.driver, self._logits)
 
     def sampler(self, vocab_size: int) -> CudaSampler:
@@ -84,7 +86,7 @@ class CudaExecutor:
         return self._weights.matrix(weight, constants).nbytes
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        if not isinstance(record, records.Product | records.GatedProduct) or record.exact:
+        if not isinstance(record, records.Product | records.GatedProduct | records.Experts) or record.exact:
             return None if prefill else "fp32"
         if prefill:
             return "mma bf16"
@@ -94,18 +96,20 @@ class CudaExecutor:
         self._weights = DeviceWeights(self.driver)
 
 
-def check_part(part: Record | HostNode, layers: Sequence[PagedLayer | None]) -> None:
+def check_part(
+    part: Record | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None
+) -> None:
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
-        raise UnsupportedRecord(f"CUDA has no kernels for the operator {part.op_type}")
-    if isinstance(part, records.Experts) and any(branch.delta for branch in branches(part)):
-        raise UnsupportedRecord("CUDA has no kernels for adapters of experts")
+        return
     if not knows(part):
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
-        check_weight(weight)
+        check_weight(weight, constants)
     if isinstance(part, records.Attention):
         check_attention(part, layers[part.layer])
+    if isinstance(part, records.Experts):
+        check_experts(part, UNARY)
 
 
 class CudaStep:
@@ -119,7 +123,9 @@ class CudaStep:
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
         self._tile_rows = _tile_rows(program, layers)
+        self._can_be_captured = not any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
+        self._known: dict[str, Any] = {}
         self._lower(Capacity())
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -142,7 +148,11 @@ class CudaStep:
             counts[name] = min(1 << (splits - 1).bit_length(), capacity.splits)
         counts |= adapters.counts
         counts |= self._table.write(step, adapters)
+        self._known.clear()
+        self._known |= known_of(self._program, step, given or {})
         for name in self._program.given:
+            if name not in self._values.places:  # only host nodes read it
+                continue
             rows = self._values.places[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
             self._driver.write(rows.view(len(values)), values)
@@ -151,13 +161,14 @@ class CudaStep:
     def start(self, counts: Counts) -> None:
         """Start all kernels over the step that was prepared last, without waiting for them.
 
-        Steps of decode rows alone come again and again with the same counts: they are captured.
+        Steps of decode rows alone come again and again with the same counts: they are captured, unless the host takes
+        part in them.
         """
         with self._logits.lock:
             for block in list(self._handed_out):
                 block.keep()
             self._handed_out.clear()
-        if counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
+        if self._can_be_captured and counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
             self._check_cancelled()
             self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
         else:
@@ -181,6 +192,8 @@ class CudaStep:
 
     def _result(self, name: str, counts: Mapping[str, int]) -> Any:
         """Rows of tokens on the host; those that logits are made of where they are."""
+        if name not in self._values.places:
+            return self._known[name]
         type_ = self._program.types[name]
         if type_.per is Per.TOKEN:
             rows = self._values.places[name].view(counts["tokens"])
@@ -206,14 +219,19 @@ class CudaStep:
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
         )
-        self._values.expect(name for record in program.records for name in record.inputs)
+        parts = list(parts_of(program))
+        self._values.expect(name for part in parts for name in part.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:
-            self._values.make(name)
-        for record in program.records:
-            lowering.deltas.before(lowering, record.inputs)
-            lower(record, lowering)
-            self._values.done(record.inputs, record.outputs)
+            if name in program.types:
+                self._values.make(name)
+        for part in parts:
+            lowering.deltas.before(lowering, part.inputs)
+            if isinstance(part, HostPart):
+                lowering.starts.append(part.lower(self._values, self._known))
+            else:
+                lower(part, lowering)
+            self._values.done(part.inputs, part.outputs)
         lowering.deltas.settle(lowering)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})

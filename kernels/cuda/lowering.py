@@ -12,7 +12,9 @@ from ..executor import UnsupportedRecord
 from ..formats import PagedLayer
 from ..records import Constants, Ids, Per
 from .attention import add_attention, store_kernel
+from .block_forms import CHUNK, BlockForm
 from .driver import Driver, Grid
+from .experts import mixture
 from .launches import Counts, Launch, Start, bind
 from .low_rank import Deltas, shrink
 from .memory import DeviceRows, Values
@@ -99,10 +101,10 @@ def knows(record: records.Record) -> bool:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def lookup_kernel(bits: int, scalar: str) -> CudaKernel:
-    """The kernel that looks rows up in codes of so many bits with scales of a C++ type, or (bits = 0) in floats."""
-    if bits:
-        return CudaKernel("lookup.cu", f"lookup_blocks<{bits}, {scalar}>", "BlockLookupArguments", _LOOKUP_THREADS)
+def lookup_kernel(form: BlockForm | None, scalar: str) -> CudaKernel:
+    """The kernel that looks rows up in small integers of a form, or (None) in floats of a C++ type."""
+    if form:
+        return CudaKernel("lookup.cu", f"lookup_blocks<{form.reader}>", "BlockLookupArguments", _LOOKUP_THREADS)
     return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
 
 
@@ -121,12 +123,25 @@ def norm_kernel(centred: bool) -> CudaKernel:
     return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
 
 
+REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
+
+
 # --- rows as they are ------------------------------------------------------------------------------------------------
 
 
 @lower.register
 def _columns(record: records.Columns, at: CudaLowering) -> None:
     at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
+
+
+@lower.register
+def _reordered(record: records.Reordered, at: CudaLowering) -> None:
+    x, out = at.values[record.x], at.values.make(record.out)
+    order = at.driver.address(at.weights.indices(at.constants, record.order))
+    at.launch(
+        REORDER, out.per, _by_elements(out.width), x=x.address, order=order, out=out.address, x_stride=x.stride,
+        out_stride=out.stride, width=out.width,
+    )  # fmt: skip
 
 
 @lower.register
@@ -138,11 +153,11 @@ def _logits_rows(record: records.LogitsRows, at: CudaLowering) -> None:
 @lower.register
 def _lookup(record: records.Lookup, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
-    if not matrix.bits:
-        _gather(at, matrix.scalar, matrix.fields["data"], matrix.columns, ids, out)
+    if not matrix.form:
+        _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)
         return
     at.launch(
-        lookup_kernel(matrix.bits, matrix.scalar),
+        lookup_kernel(matrix.form, ""),
         out.per,
         lambda rows: (rows, 1, 1),
         table=matrix.fields,
@@ -155,7 +170,7 @@ def _lookup(record: records.Lookup, at: CudaLowering) -> None:
 
 def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, out: DeviceRows) -> None:
     at.launch(
-        lookup_kernel(0, scalar),
+        lookup_kernel(None, scalar),
         out.per,
         lambda rows: (rows, 1, 1),
         table=table,
@@ -279,6 +294,11 @@ def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
     at.deltas.settle(at)
     _apply(at, record.activation, gate, out, out)
     at.values.release(key)
+
+
+@lower.register
+def _experts(record: records.Experts, at: CudaLowering) -> None:
+    mixture(at, record)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------

@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 # Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
 ROWS_AT_ONCE = (1, 2, 4, 8)
 # Neighbouring outputs of a warp, by rows at once.
-_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
-_WARPS, _THREADS, _ARRANGE_THREADS, _GEMM_THREADS, _TILE = 4, 128, 32, 128, 64
+_BYTE_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 2}
+_EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
+_DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+# Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
+_COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
+_WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
+# Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
+# product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
+_LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
 _COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 
 
@@ -32,22 +39,22 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
     Raises:
         UnsupportedRecord: no kernel reads the weight.
     """
-    matrix, rows = at.weights.matrix(branch.weight, at.constants), at.values[x]
+    matrix = at.weights.matrix(branch.weight, at.constants)
     addend = at.values[branch.addend] if branch.addend else None
     given: dict[str, Any] = {
         "matrix": matrix.fields, "bias": at.vector(branch.bias), "addend": addend.address if addend else 0,
         "out": out.address, "addend_stride": addend.stride if addend else 0, "out_stride": out.stride,
-        "columns": matrix.columns, "outputs": matrix.rows,
+        "outputs": matrix.rows,
     }  # fmt: skip
     has_prefill = not exact and out.per is Per.TOKEN
     counted = "decode_rows" if has_prefill else _COUNTED[out.per]
     if has_prefill:
         _gemm(at, x, matrix, given)
-    form = "floats" if exact else f"bytes<{matrix.bits}>"
-    source, scales = _arranged(at, x, matrix, form, counted) if matrix.bits else (rows.address, 0)
-    given |= {"x": source, "scales": scales, "x_stride": rows.stride, "strides": matrix.strides}
+    form = "bytes" if matrix.form and not exact else f"floats<{_COLUMNS_AT_ONCE[matrix.scalar]}>"
+    source, scales = _arranged(at, x, matrix, form, counted)
+    given |= {"x": source, "scales": scales, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
-        kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix.rows, tokens, counted)
+        kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix, tokens, counted, exact=exact)
         at.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, grid))
     if branch.delta is not None:
         at.deltas.add(at, branch.delta, out)
@@ -55,40 +62,63 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
     """The rows with prefill numerics, which stand behind the others."""
-    kernel, outputs = gemm_kernel(matrix), -(-matrix.rows // _TILE)
     source, _ = _arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
+    for large in (True, False):
+        kernel = gemm_kernel(matrix, large=large)
+        arguments = bind(kernel, x=source, x_stride=matrix.strides * STRIDE, first_row=0, rows=0, **given)
+        grid = _gemm_grid(matrix.rows, large=large)
+        at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
+
+
+def _gemm_grid(outputs: int, *, large: bool) -> Any:
+    def blocks(rows: int, shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        row_tiles, output_tiles, row_warps, output_warps = shape
+        return -(-outputs // (8 * output_tiles * output_warps)), -(-rows // (16 * row_tiles * row_warps)), 1
 
     def grid(counts: Counts) -> tuple[int, int, int]:
-        return outputs, -(-(counts["tokens"] - counts["decode_rows"]) // _TILE), 1
+        rows = counts["tokens"] - counts["decode_rows"]
+        most = blocks(rows, _LARGE)
+        is_large = most[0] * most[1] >= _ENOUGH_BLOCKS
+        return (0, 0, 0) if large != is_large else most if large else blocks(rows, _SMALL)
 
-    arguments = bind(kernel, x=source, x_stride=matrix.strides * STRIDE, first_row=0, rows=0, **given)
-    at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
+    return grid
 
 
 def arrange_kernel(form: str) -> CudaKernel:
-    """The kernel that puts activations into a form: "floats", "bfloats", "bytes<4>" or "bytes<8>"."""
+    """The kernel that puts activations into a form: "bytes", "bfloats", "floats<32>", "floats<8>" or "floats<4>"."""
     return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
 
 
 def gemv_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> CudaKernel:
     """The kernel that multiplies so many rows at once."""
-    shape = f"{tokens}, {_OUTPUTS[tokens]}"
-    if not matrix.bits:
+    shape = f"{tokens}, {_outputs(matrix, tokens, exact=exact)}"
+    if matrix.form is None:
         function = f"product_dense<{matrix.scalar}, {shape}>"
     else:
-        function = f"product_{'exact' if exact else 'bytes'}<{matrix.bits}, {matrix.scalar}, {shape}>"
+        function = f"product_{'exact' if exact else 'bytes'}<{matrix.form.reader}, {shape}>"
     return CudaKernel("gemv.cu", function, "ProductArguments", _THREADS)
 
 
-def gemm_kernel(matrix: DeviceMatrix) -> CudaKernel:
-    """The kernel that multiplies many rows."""
-    source = f"BlockSource<{matrix.bits}, {matrix.scalar}>" if matrix.bits else f"DenseSource<{matrix.scalar}>"
-    return CudaKernel("gemm.cu", f"gemm<{source}>", "GemmArguments", _GEMM_THREADS)
+def _outputs(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> int:
+    """Neighbouring outputs of a warp: as many as keep enough bytes of weights under way, and fit in registers."""
+    if matrix.form is None:
+        return _DENSE_OUTPUTS[tokens]
+    if exact:
+        return _EXACT_OUTPUTS[tokens]
+    return max(_BYTE_OUTPUTS[tokens], 4 if matrix.bits < 4 and tokens < 4 else 0)
 
 
-def _gemv_grid(outputs: int, tokens: int, counted: str) -> Any:
+def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
+    """The kernel that multiplies many rows, in blocks of one of two sizes."""
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    shape = _LARGE if large else _SMALL
+    function = f"gemm<{source}, GemmShape<{', '.join(map(str, shape))}>>"
+    return CudaKernel("gemm.cu", function, "GemmArguments", 32 * shape[2] * shape[3])
+
+
+def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str, *, exact: bool) -> Any:
     fewer, most = tokens // 2, ROWS_AT_ONCE[-1]
-    blocks = -(-outputs // (_WARPS * _OUTPUTS[tokens]))
+    blocks = -(-matrix.rows // (_WARPS * _outputs(matrix, tokens, exact=exact)))
 
     def grid(counts: Counts) -> tuple[int, int, int]:
         rows = counts[counted]
@@ -96,10 +126,6 @@ def _gemv_grid(outputs: int, tokens: int, counted: str) -> Any:
         return (blocks, -(-rows // tokens), 1) if mine else (0, 0, 0)
 
     return grid
-
-
-# Bytes per number, the scales of bytes (two floats per 32) not counted.
-_BYTES = {"floats": 4, "bfloats": 2}
 
 
 def _arranged(
@@ -112,14 +138,14 @@ def _arranged(
     """
     rows, strides = at.values[x], matrix.strides
     numbers = at.values.capacity[rows.per] * strides * STRIDE
-    # Bytes, and behind them their scales.
-    nbytes = _BYTES[form] * numbers if form in _BYTES else numbers * 5 // 4
+    # Of bytes their scales are behind them, eight bytes per 32.
+    nbytes = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form == "bfloats" else 4)
 
     def fill(memory: Any) -> None:
         kernel = arrange_kernel(form)
         address = at.driver.address(memory)
         arguments = bind(
-            kernel, x=rows.address, out=address, scales=address + numbers if form not in _BYTES else 0,
+            kernel, x=rows.address, out=address, scales=address + numbers if form == "bytes" else 0,
             x_stride=rows.stride, width=rows.width, strides=strides, first_row=0, rows=0,
         )  # fmt: skip
         fields = {"rows": counted} | ({"first_row": first} if first else {})
@@ -128,4 +154,4 @@ def _arranged(
         )
 
     address = at.driver.address(at.values.derived(x, (form, counted, strides), nbytes, fill))
-    return address, address + numbers if form not in _BYTES else 0
+    return address, address + numbers if form == "bytes" else 0

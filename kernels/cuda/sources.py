@@ -15,7 +15,7 @@ from importlib.resources import files
 import numpy as np
 
 # What structs are made of, and how the host sees it: addresses are integers.
-_TYPES = {"int": "i4", "float": "f4", "long long": "i8", "unsigned short": "u2"}
+_TYPES = {"int": "i4", "float": "f4", "long long": "i8", "unsigned short": "u2", "unsigned char": "u1"}
 _TYPES |= {"double": "f8", "unsigned": "u4", "unsigned long long": "u8"}
 _STRUCT = re.compile(r"^struct (\w+) \{\n((?:  [^\n]*;\n)+)\};", re.MULTILINE)
 _FIELD = re.compile(r"^  (?:const )?([\w ]+?)(\*?) (\w+)(?:\[(\d+)\])?;$", re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,34 +11,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..executor import UnsupportedRecord
-from ..records import BlockWeight, Constants, DenseWeight, Weight
-from ..weight_formats import unpack_bits
+from ..formats import BITS
+from ..records import BlockWeight, Constants, DenseWeight, FormWeight, Weight
+from ..weight_formats import WeightFormatError
+from .block_forms import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
 from .driver import Driver
+from .launches import bind
 from .memory import as_float32
+from .sources import CudaKernel, structs
 
-CHUNK, STRIDE = 32, 1024
-"""Columns that a lane takes at once, and a warp."""
-_BITS = (4, 8)
+STRIDE = 1024
+"""Columns that a warp takes at once, 32 a lane."""
+# Blocks that have no half chunks.
+_LEAST_BLOCK = 16
 _SCALAR = {"float32": "float", "float16": "half_bits", "bfloat16": "bfloat_bits"}
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+# Bytes of codes that are copied at once, before they are put into planes.
+_STAGED_BYTES = 32 << 20
+_PACK_THREADS = 128
 
 
 @dataclass(frozen=True)
 class DeviceMatrix:
-    """A matrix [rows, columns] in device memory.
+    """A matrix [rows, columns] in device memory; that of experts has the rows of one expert after another's.
 
     Attributes:
-        fields: of `BlockMatrix` in weights.cuh; of a matrix of floats `data` alone counts.
-        bits: of a code; 0 = it holds floats. scalar: C++ type of the scales, or of the floats.
+        fields: of `BlockMatrix` in weights.cuh.
+        form: of small integers; None = it holds floats. scalar: C++ type of the floats.
         nbytes: bytes that a product reads. held: the arrays.
     """
 
     rows: int
     columns: int
-    fields: dict[str, int]
-    bits: int
+    fields: dict[str, Any]
+    form: BlockForm | None
     scalar: str
     nbytes: int
     held: tuple[Any, ...]
+
+    @property
+    def bits(self) -> int:
+        """Of a code; 0 = it holds floats."""
+        return self.form.bits if self.form else 0
 
     @property
     def strides(self) -> int:
@@ -52,6 +67,8 @@ class DeviceWeights:
         self._driver = driver
         self._matrices: WeakKeyDictionary[Constants, dict[Weight, DeviceMatrix]] = WeakKeyDictionary()
         self._vectors: WeakKeyDictionary[Constants, dict[str, Any]] = WeakKeyDictionary()
+        self._indices: WeakKeyDictionary[Constants, dict[str, Any]] = WeakKeyDictionary()
+        self._packing: dict[CudaKernel, Any] = {}
 
     def matrix(self, weight: Weight, constants: Constants) -> DeviceMatrix:
         """A weight in device memory.
@@ -61,73 +78,127 @@ class DeviceWeights:
         """
         known = self._matrices.setdefault(constants, {})
         if weight not in known:
-            check_weight(weight)
-            copy = self._copy_blocks if isinstance(weight, BlockWeight) else self._copy_floats
-            known[weight] = copy(weight, constants)
+            check_weight(weight, constants)
+            try:
+                known[weight] = self._copy(weight, constants)
+            except (FormRefused, WeightFormatError) as error:
+                raise UnsupportedRecord(f"CUDA has no kernels for {error}") from None
             constants.packed(weight)
         return known[weight]
 
+    def _copy(self, weight: Weight, constants: Constants) -> DeviceMatrix:
+        if isinstance(weight, BlockWeight):
+            return self._copy_blocks(weight, of_blocks(weight, constants))
+        if isinstance(weight, FormWeight):
+            return self._copy_blocks(weight, of_form(weight, constants))
+        return self._copy_floats(weight, constants)
+
     def vector(self, constants: Constants, name: str) -> Any:
         """A constant as contiguous float32 in device memory."""
-        known = self._vectors.setdefault(constants, {})
+        return self._once(self._vectors, constants, name, as_float32)
+
+    def indices(self, constants: Constants, name: str) -> Any:
+        """A constant of indices as contiguous int32 in device memory."""
+        return self._once(self._indices, constants, name, lambda array: np.ascontiguousarray(array, np.int32))
+
+    def _once(
+        self,
+        copies: WeakKeyDictionary[Constants, dict[str, Any]],
+        constants: Constants,
+        name: str,
+        convert: Callable[[NDArray[Any]], NDArray[Any]],
+    ) -> Any:
+        known = copies.setdefault(constants, {})
         if name not in known:
-            known[name] = self._driver.upload(as_float32(constants.array(name)))
+            known[name] = self._driver.upload(convert(constants.array(name)))
         return known[name]
 
     def address(self, constants: Constants, name: str) -> int:
         """Where a constant begins; 0 for ""."""
         return self._driver.address(self.vector(constants, name)) if name else 0
 
-    def _copy_blocks(self, weight: Any, constants: Constants) -> DeviceMatrix:
-        blocks = -(-weight.columns // weight.block_size)
-        codes = constants.array(weight.data).reshape(weight.rows, -1)
-        scales = _scales(constants.array(weight.scales).reshape(weight.rows, -1), blocks)
-        arrays = [self._driver.upload(codes), self._driver.upload(scales)]
-        if weight.points:
-            points = constants.array(weight.points)
-            if points.dtype != np.uint8:
-                raise UnsupportedRecord("CUDA has no kernels for block-quantised weights with zero points of floats")
-            whole = unpack_bits(points.reshape(weight.rows, -1), weight.bits, blocks)
-            arrays.append(self._driver.upload(whole))
-        addresses = [self._driver.address(array) for array in arrays]
-        fields = {"data": addresses[0], "scales": addresses[1], "points": addresses[2] if weight.points else 0}
-        fields |= {"blocks": blocks, "block_size": weight.block_size}
-        nbytes = sum(array.nbytes for array in arrays)
-        scalar = _SCALAR[scales.dtype.name]
-        return DeviceMatrix(weight.rows, weight.columns, fields, weight.bits, scalar, nbytes, tuple(arrays))
+    def _copy_blocks(self, weight: BlockWeight | FormWeight, laid: BlockArrays) -> DeviceMatrix:
+        driver, planes = self._driver, self._pack(laid)
+        copies = {name: driver.upload(_as_integers(array)) for name, array in laid.arrays.items()}
+        fields = _no_fields() | laid.fields | {name: driver.address(copy) for name, copy in copies.items()}
+        fields |= {"data": driver.address(planes[0]), "second": driver.address(planes[1]) if planes[1:] else 0}
+        held = (*planes, *copies.values())
+        nbytes = sum(array.nbytes for array in held)
+        return DeviceMatrix(len(laid.codes), weight.columns, fields, laid.form, "", nbytes, held)
 
-    def _copy_floats(self, weight: Any, constants: Constants) -> DeviceMatrix:
-        stored = constants.array(weight.data)
-        rows = stored.reshape(weight.rows, weight.columns) if weight.transposed else stored.T
+    def _pack(self, laid: BlockArrays) -> list[Any]:
+        """The codes of a matrix in planes, put there by the device, some rows at a time."""
+        (rows, row_bytes), chunks = laid.codes.shape, laid.fields["chunks"]
+        planes = [self._driver.zeros(4 * words * rows * chunks) for words in laid.form.words if words]
+        kernel = pack_kernel(laid.form)
+        if kernel not in self._packing:
+            self._packing |= self._driver.load([kernel])
+        together = min(max(1, _STAGED_BYTES // row_bytes), _MOST_GRID_ROWS)
+        for first in range(0, rows, together):
+            staged = self._driver.upload(laid.codes[first : first + together])
+            arguments = bind(
+                kernel, source=self._driver.address(staged), data=self._driver.address(planes[0]),
+                second=self._driver.address(planes[-1]), first_row=first, row_bytes=row_bytes, rows=len(staged),
+                chunks=chunks,
+            )  # fmt: skip
+            self._driver.launch(self._packing[kernel], kernel, (-(-chunks // _PACK_THREADS), len(staged), 1), arguments)
+        return planes
+
+    def _copy_floats(self, weight: DenseWeight, constants: Constants) -> DeviceMatrix:
+        stored, experts = constants.array(weight.data), max(weight.experts, 1)
         scalar = _SCALAR.get(stored.dtype.name)
         if scalar is None:
             raise UnsupportedRecord(f"CUDA has no kernels for weights of {stored.dtype.name}")
-        bits = np.ascontiguousarray(rows)
-        array = self._driver.upload(bits.view(np.uint16) if scalar == "bfloat_bits" else bits)
-        fields = {"data": self._driver.address(array), "scales": 0, "points": 0, "blocks": 0, "block_size": CHUNK}
-        return DeviceMatrix(weight.rows, weight.columns, fields, 0, scalar, array.nbytes, (array,))
+        rows, chunks = experts * weight.rows, -(-weight.columns // CHUNK)
+        if weight.transposed:
+            whole = stored.reshape(rows, weight.columns)
+        else:
+            whole = stored.reshape(experts, weight.columns, weight.rows).swapaxes(1, 2).reshape(rows, weight.columns)
+        if weight.columns % CHUNK:
+            whole = np.pad(whole, ((0, 0), (0, -weight.columns % CHUNK)))
+        array = self._driver.upload(_as_integers(np.ascontiguousarray(whole)))
+        fields = _no_fields() | {"data": self._driver.address(array), "chunks": chunks}
+        return DeviceMatrix(rows, weight.columns, fields, None, scalar, array.nbytes, (array,))
 
 
-def check_weight(weight: Weight) -> None:
-    """Raise UnsupportedRecord, which names the form, unless kernels read it."""
-    if isinstance(weight, BlockWeight):
-        name = f"block-quantised weights of {weight.bits} bits in blocks of {weight.block_size}"
-        fits = weight.bits in _BITS and weight.block_size % CHUNK == 0
-    elif isinstance(weight, DenseWeight):
-        name, fits = "weights of floats", True
-    else:
-        name, fits = f"weights of {weight.form}", False
-    if weight.experts:
-        name, fits = "mixtures of experts", False
-    if not fits:
-        raise UnsupportedRecord(f"CUDA has no kernels for {name}")
+# Rows of a grid of blocks.
+_MOST_GRID_ROWS = 65535
 
 
-def _scales(scales: NDArray[Any], blocks: int) -> NDArray[Any]:
-    """Scales [rows, blocks], of 16 bits where that loses nothing."""
-    if scales.dtype.name == "bfloat16":
-        scales = scales.astype(np.float32)
-    scales = np.ascontiguousarray(np.broadcast_to(scales, (len(scales), blocks)))
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
-    return halves if np.array_equal(halves.astype(np.float32), scales.astype(np.float32)) else scales
+def check_weight(weight: Weight, constants: Constants | None = None) -> None:
+    """Raise UnsupportedRecord, which names the form, unless kernels read it.
+
+    Args:
+        constants: in which a grid is found; None = it is looked at later.
+    """
+    refused = ""
+    if isinstance(weight, BlockWeight) and (weight.block_size % _LEAST_BLOCK or weight.bits not in BITS):
+        refused = f"block-quantised weights of {weight.bits} bits in blocks of {weight.block_size}"
+    elif isinstance(weight, FormWeight):
+        try:
+            if weight.values:
+                check_grid(np.array(weight.values, np.float32))
+            elif constants is not None:
+                check_grid(np.asarray(constants.array(weight.grid), np.float32))
+        except FormRefused as error:
+            refused = str(error)
+    if refused:
+        raise UnsupportedRecord(f"CUDA has no kernels for {refused}")
+
+
+def pack_kernel(form: BlockForm) -> CudaKernel:
+    """The kernel that puts codes into planes; it does not depend on what the numbers of blocks are."""
+    plain = BlockForm(form.bits, grid=form.grid)
+    return CudaKernel("packing.cu", f"pack_codes<{plain.reader}>", "PackArguments", _PACK_THREADS)
+
+
+def _no_fields() -> dict[str, Any]:
+    return dict.fromkeys(structs("weights.cuh")["BlockMatrix"].names or (), 0)
+
+
+def _as_integers(array: NDArray[Any]) -> NDArray[Any]:
+    """The same bits in a type that every device's arrays have."""
+    if array.dtype in (np.float32, np.float16):
+        return array
+    bits: NDArray[Any] = array.view(_UNSIGNED[array.itemsize])
+    return bits

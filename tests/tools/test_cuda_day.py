@@ -43,12 +43,14 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
 @pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="kernels run on Linux through g++")
 def test_the_stages_that_need_no_other_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "cupy", timed_cupy())
-    monkeypatch.setattr(cuda_day, "STAGES", (cuda_day.facts, cuda_day.products, cuda_day.attention, cuda_day.adapters))
+    stages = (cuda_day.facts, cuda_day.products, cuda_day.experts, cuda_day.attention, cuda_day.adapters)
+    monkeypatch.setattr(cuda_day, "STAGES", stages)
     assert cuda_day.main(["-o", str(tmp_path), "--small"]) == 0
     found = json.loads((tmp_path / "cuda_day.json").read_text())
-    assert list(found) == ["facts", "products", "attention", "adapters"]
-    assert [row["rows"] for row in found["products"]] == [1, 1, 32, 1, 1, 32]
-    assert all(row["us"] > 0 for row in found["products"] + found["attention"] + found["adapters"])
+    assert list(found) == ["facts", "products", "experts", "attention", "adapters"]
+    assert [row["rows"] for row in found["products"]] == [1, 32, *[1, 1, 32] * 3]
+    assert [row["rows"] for row in found["experts"]] == [1, 32]
+    assert all(row["us"] > 0 for stage in stages[1:] for row in found[stage.__name__])
     page = (tmp_path / "cuda_day.md").read_text()
     assert page.startswith("# a made-up GPU") and "below its floor" in page and "FAILED" not in page
 

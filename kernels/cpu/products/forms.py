@@ -7,7 +7,6 @@ scale the results. Floats of groups stay floats of records, blocks' integers sta
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from ... import formats
 from ...formats import BlockMatrix, FactorType, FormatError, RecordLayout
 from ...large import Arena, new_array
-from ...weight_formats import ROW, WeightArrays, repeated
+from ...weight_formats import ROW, WeightArrays, grid_unit, repeated
 from ..program.calls import program_of
 from ..program.pool import Threads
 from .packing import NANOSECONDS_PER_WEIGHT, codes_call, write_factors
@@ -27,7 +26,7 @@ from .unpacking import GRID_ENTRIES, GRID_TABLE
 _ROW_BLOCK, _REPEATED_BLOCK = 64, 128
 # Columns of a record whose floats are those of a whole row.
 _GROUP = 256
-_LARGEST_BYTE, _SMALLEST_REACH, _TABLE_ZERO = 127, 64, 128
+_TABLE_ZERO = 128
 _EXPONENT_BIAS = 127
 
 
@@ -65,16 +64,7 @@ def grid_of(grid: NDArray[np.float32]) -> _Grid:
     reach = float(np.abs(grid).max())
     if len(grid) > GRID_ENTRIES or not np.isfinite(reach) or reach == 0:
         raise FormatError(f"a grid of {len(grid)} numbers up to {reach}: kernels look up in at most {GRID_ENTRIES}")
-
-    def error(unit: float) -> float:
-        steps = grid.astype(np.float64) / unit
-        return float(np.sum((np.rint(steps) - steps) ** 2)) * unit**2
-
-    def preference(unit: float) -> tuple[float, bool]:
-        """Of units that fit equally well, a power of two changes no number."""
-        return error(unit), math.frexp(unit)[0] != 0.5
-
-    unit = min((reach / top for top in range(_LARGEST_BYTE, _SMALLEST_REACH - 1, -1)), key=preference)
+    unit = grid_unit(grid)
     values = np.resize((grid.astype(np.float64) / unit).astype(np.float32), GRID_ENTRIES)
     return _Grid(unit, None, values, (np.rint(values) + _TABLE_ZERO).astype(np.uint8))
 

@@ -1,12 +1,13 @@
-// Rows as products with block-quantised weights read them: the 32 lanes of a warp take 32 chunks of 32 columns at once
-// (a stride), and what they read together lies together. Columns that only fill a stride up are zero.
+// Rows as products read them: the 32 lanes of a warp take 32 chunks of 32 columns at once (a stride), and what they read
+// together lies together. Columns that only fill a stride up are zero.
 #include "weights.cuh"
 
 // `out`: per row `strides` times
-//   float32: [8][32 lanes][4 columns of the lane's chunk]
+//   floats:  the chunks of `columns` columns that lanes take, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
 //   bfloats: [1,024 columns], as they are, of bfloat16
-//   bytes:   [2][32 lanes][16 bytes], the chunk's columns in the order in which words of codes come apart.
-// `scales`: of bytes per row and chunk {scale, sum of the bytes}. Strides of rows are in numbers.
+//   bytes:   [2][32 lanes][16 bytes]
+// `scales`: of bytes per row and chunk {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves.
+// Strides of rows are in numbers.
 struct ActivationArguments {
   const float* x;
   void* out;
@@ -18,62 +19,56 @@ struct ActivationArguments {
   int strides;
 };
 
-constexpr int STRIDE = WARP * CHUNK;
-constexpr int FLOATS_AT_ONCE = 4, BYTES_AT_ONCE = 16;
+// Every thread of a block has four neighbouring columns of one stride: so little work is as short as it can be.
+constexpr int STRIDE = WARP * CHUNK, FOUR = 4, ARRANGE_THREADS = STRIDE / FOUR, BYTES_AT_ONCE = 16;
 
-// A warp per stride: grid (strides, rows from first_row on).
+__device__ __forceinline__ float4 own_columns(const ActivationArguments& given, long long row) {
+  const int column = blockIdx.x * STRIDE + threadIdx.x * FOUR, left = given.width - column;
+  const float* x = given.x + row * given.x_stride + column;
+  return {left > 0 ? x[0] : 0.0f, left > 1 ? x[1] : 0.0f, left > 2 ? x[2] : 0.0f, left > 3 ? x[3] : 0.0f};
+}
+
+// Grid of all: (strides, rows from first_row on).
+template <int columns>
 __device__ __forceinline__ void arrange_floats(const ActivationArguments& given) {
   const long long row = given.first_row + blockIdx.y;
-  const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
-  const float* x = given.x + row * given.x_stride;
-  float* out = static_cast<float*>(given.out) + (row * given.strides + blockIdx.x) * STRIDE;
-  for (int chunk = 0; chunk < WARP; ++chunk) {  // a lane per column: neighbours are read together
-    const int column = first + chunk * CHUNK + lane;
-    const int place = (lane / FLOATS_AT_ONCE * WARP + chunk) * FLOATS_AT_ONCE + lane % FLOATS_AT_ONCE;
-    out[place] = column < given.width ? x[column] : 0.0f;
-  }
+  const int i = threadIdx.x * FOUR, lane = i / columns % WARP, four = i % columns / FOUR;
+  float4* out = static_cast<float4*>(given.out) + (row * given.strides + blockIdx.x) * ARRANGE_THREADS;
+  out[i / (columns * WARP) * (columns * WARP / FOUR) + four * WARP + lane] = own_columns(given, row);
 }
 
 __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given) {
   const long long row = given.first_row + blockIdx.y;
-  const int first = blockIdx.x * STRIDE;
-  const float* x = given.x + row * given.x_stride;
-  unsigned* out = static_cast<unsigned*>(given.out) + (row * given.strides * STRIDE + first) / 2;
-  for (int pair = threadIdx.x; pair < STRIDE / 2; pair += WARP) {
-    const int column = first + 2 * pair;
-    const float low = column < given.width ? x[column] : 0.0f, high = column + 1 < given.width ? x[column + 1] : 0.0f;
-    out[pair] = bfloat_pair(low, high);
-  }
+  const float4 x = own_columns(given, row);
+  unsigned* out = static_cast<unsigned*>(given.out) + (row * given.strides + blockIdx.x) * (STRIDE / 2);
+  out[2 * threadIdx.x] = bfloat_pair(x.x, x.y), out[2 * threadIdx.x + 1] = bfloat_pair(x.z, x.w);
 }
 
-// Where column `i` of a chunk lies among its 32 bytes: of 4-bit codes a word holds the even columns in the low
-// nibbles of its bytes and the odd ones in the high nibbles.
-template <int bits>
-__device__ __forceinline__ int byte_of_column(int i) {
-  return bits == 8 ? i : i / 8 * 8 + i % 2 * 4 + i % 8 / 2;
-}
+// NaN counts as infinite: no byte stands for it, but an infinite scale makes the results of its row NaN.
+__device__ __forceinline__ float magnitude(float x) { return x == x ? fabsf(x) : __uint_as_float(0x7f800000u); }
 
-template <int bits>
+// Eight lanes have a chunk, the first four of them its first half.
 __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) {
+  constexpr int LANES = CHUNK / FOUR;
   const long long row = given.first_row + blockIdx.y;
-  const int lane = threadIdx.x, first = blockIdx.x * STRIDE;
-  const float* x = given.x + row * given.x_stride;
-  signed char* out = static_cast<signed char*>(given.out) + (row * given.strides + blockIdx.x) * STRIDE;
-  float* scales = given.scales + (row * given.strides + blockIdx.x) * WARP * 2;
-  for (int chunk = 0; chunk < WARP; ++chunk) {
-    const int column = first + chunk * CHUNK + lane;
-    const float number = column < given.width ? x[column] : 0.0f;
-    float largest = fabsf(number);
+  const float4 x = own_columns(given, row);
+  float largest = fmaxf(fmaxf(magnitude(x.x), magnitude(x.y)), fmaxf(magnitude(x.z), magnitude(x.w)));
 #pragma unroll
-    for (int distance = WARP / 2; distance; distance /= 2)
-      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-    const float scale = largest / 127.0f;
-    const int byte = scale > 0.0f ? (int)rintf(number / scale) : 0;
-    int sum = byte;
+  for (int distance = LANES / 2; distance; distance /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+  const float scale = largest / 127.0f;
+  const bool finite = scale > 0.0f && scale < 3.0e38f;
+  auto rounded = [&](float number) { return finite ? (int)rintf(number / scale) : 0; };
+  const int a = rounded(x.x), b = rounded(x.y), c = rounded(x.z), d = rounded(x.w);
+  int sum = a + b + c + d;  // of the half
 #pragma unroll
-    for (int distance = WARP / 2; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    const int place = byte_of_column<bits>(lane);
-    out[(place / BYTES_AT_ONCE * WARP + chunk) * BYTES_AT_ONCE + place % BYTES_AT_ONCE] = (signed char)byte;
-    if (lane == 0) scales[2 * chunk] = scale, scales[2 * chunk + 1] = (float)sum;
-  }
+  for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+  const int other = __shfl_xor_sync(ALL_LANES, sum, LANES / 2);
+  const int chunk = threadIdx.x / LANES, word = threadIdx.x % LANES;
+  const long long stride = row * given.strides + blockIdx.x;
+  unsigned* out = static_cast<unsigned*>(given.out) + stride * (STRIDE / 4);
+  const unsigned bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
+  out[(word / 4 * WARP + chunk) * (BYTES_AT_ONCE / 4) + word % 4] = bytes;
+  const unsigned sums = ((unsigned)sum & 0xffffu) | (unsigned)other << 16;
+  if (word == 0) reinterpret_cast<float2*>(given.scales)[stride * WARP + chunk] = {scale, __uint_as_float(sums)};
 }

@@ -29,19 +29,44 @@ __device__ __forceinline__ void lookup_dense(const DenseLookupArguments& given) 
   for (int i = threadIdx.x; i < given.width; i += LOOKUP_THREADS) out[i] = to_float(source[i]);
 }
 
-template <int bits, class Scale>
+template <class Reader>
 __device__ __forceinline__ void lookup_blocks(const BlockLookupArguments& given) {
-  using Reader = BlockReader<bits, Scale>;
-  const Reader reader{given.table};
+  const Reader reader = Reader::of_numbers(given.table);
   const int row = given.ids[blockIdx.x];
   float* out = given.out + blockIdx.x * given.out_stride;
-  for (int chunk = threadIdx.x; chunk * CHUNK < given.width; chunk += LOOKUP_THREADS) {
-    unsigned codes[Reader::WORDS];
-    reader.read(row, chunk, codes);
-    const float scale = reader.scale(row, chunk);
-    const int zero = reader.zero(row, chunk), left = min(CHUNK, given.width - chunk * CHUNK);
+  for (int which = threadIdx.x; which * CHUNK < given.width; which += LOOKUP_THREADS) {
+    typename Reader::Chunk chunk;
+    reader.read(row, which, chunk);
+    const auto factors = reader.factors(chunk);
+    const int left = given.width - which * CHUNK;
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i)
-      if (i < left) out[chunk * CHUNK + i] = (float)((int)Reader::code(codes, i) - zero) * scale;
+    for (int g = 0; g < CHUNK / 4; ++g) {
+      float four[4];
+      reader.four(chunk, factors, g, four);
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (4 * g + i < left) out[which * CHUNK + 4 * g + i] = four[i];
+    }
   }
+}
+
+// Columns of rows in a constant order, 1,024 a block.
+struct ReorderArguments {
+  const float* x;
+  const int* order;
+  float* out;
+  long long x_stride;
+  long long out_stride;
+  int rows;
+  int width;
+};
+
+constexpr int REORDER_THREADS = 256, REORDERED = 1024;
+
+// Grid (width / 1,024, rows).
+__device__ __forceinline__ void reorder(const ReorderArguments& given) {
+  const float* x = given.x + blockIdx.y * given.x_stride;
+  float* out = given.out + blockIdx.y * given.out_stride;
+  const int end = min(given.width, (int)(blockIdx.x + 1) * REORDERED);
+  for (int i = blockIdx.x * REORDERED + threadIdx.x; i < end; i += REORDER_THREADS) out[i] = x[given.order[i]];
 }

@@ -81,6 +81,26 @@ __device__ __forceinline__ unsigned half_pair(float low, float high) {
 #endif
 }
 
+// --- memory that is read once -----------------------------------------------------------------------------------------
+
+// `count` words (1, 2 or 4) from a multiple of their bytes on, that leave the first-level cache to others.
+template <int count>
+__device__ __forceinline__ void load_once(const void* from, unsigned* to) {
+  static_assert(count == 1 || count == 2 || count == 4, "one instruction");
+#ifndef HOST_SHIM
+  if constexpr (count == 4)
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+        : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+        : "l"(from));
+  else if constexpr (count == 2)
+    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+  else
+    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+#else
+  shim::load_once(from, to, count);
+#endif
+}
+
 // --- products -------------------------------------------------------------------------------------------------------
 
 // c + a . b, each four signed bytes.
@@ -123,6 +143,19 @@ __device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigne
 
 __device__ __forceinline__ void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   multiply_half_tiles(c, a, b[0], b[1]);
+}
+
+// Four tiles of 8 by 8 numbers of 16 bits out of shared memory: lane l says where row l % 8 of tile l / 8 begins (16 bytes),
+// and gets of every tile the pair of columns 2 t, 2 t + 1 (t = l % 4) of row l / 4.
+__device__ __forceinline__ void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
+#ifndef HOST_SHIM
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row))
+               : "memory");
+#else
+  shim::load_tiles(tiles, row);
+#endif
 }
 
 // Four tiles of 8 by 8 numbers of 16 bits from shared memory, turned: lane l says where row l % 8 of tile l / 8 begins

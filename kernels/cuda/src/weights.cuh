@@ -1,57 +1,400 @@
 // Matrices as they lie in device memory, and how a chunk of 32 columns of one row becomes numbers.
 //
-// Block-quantised rows keep the order in which models store them: codes of a row end to end, the lowest bits first, so
-// a lane's 16 bytes are 32 columns of 4 bits, and neighbouring lanes read neighbouring bytes.
+// There is one form for all: value = (code's number - zero point) * factor - minimum. A code's number is the code, or
+// an entry of a grid; factors, zero points and minima are numbers per block, or integers per block times a number per
+// group of blocks. What a matrix has not is left out when a kernel is compiled.
+//
+// Codes of b bits lie in planes, the first one with the lowest bits: 3 = 2 + 1, 5 = 4 + 1, 6 = 4 + 2. A plane has the
+// same number of words for every chunk, [rows][chunks][words]: so lanes that read neighbouring chunks read neighbouring
+// bytes whatever b is, with one instruction of at most 16 bytes a plane (8 bits are two planes of 16 bytes).
+//
+// Inside a chunk codes lie in cells of 8 bits, as bytes that are multiplied want them, or of 4 bits, as the look-up of
+// four bytes at once does. A slice is as many columns as there are cells in a word. A plane of w bits has w words:
+// slice s is in word s % w, from bit s / w * w of each cell on. So a slice is cut out by a shift and a mask, and holds
+// columns in their order.
 #pragma once
 #include "portable.cuh"
 
 constexpr int CHUNK = 32;
+// Words of a chunk's columns as bytes.
+constexpr int BYTE_WORDS = CHUNK / 4;
 
-// `points`: zero points, a byte per block, or 0 = 2 ** (bits - 1) for all. blocks: per row.
+// Numbers are [rows][count]; chunk c (or of chunks with two halves that have numbers of their own half 2 c + h) reads
+// number c >> shift. chunks: of a row; of floats a row is as many times 32 numbers long. zero: of codes without zero
+// points of their own. table: the grid as bytes in `unit`s, as near as they come; grid: its values.
 struct BlockMatrix {
   const unsigned char* data;
+  const unsigned char* second;
   const void* scales;
-  const unsigned char* points;
-  int blocks;
-  int block_size;
+  const void* multipliers;
+  const void* offset_scales;
+  const void* offsets;
+  int chunks;
+  int scale_count;
+  int scale_shift;
+  int multiplier_count;
+  int multiplier_shift;
+  int offset_scale_count;
+  int offset_scale_shift;
+  int offset_count;
+  int offset_shift;
+  float zero;
+  float unit;
+  int table[4];
+  float grid[16];
 };
 
-template <int bits, class Scale>
+// --- numbers of few bits --------------------------------------------------------------------------------------------
+
+struct exponent_bits {  // 2 ** (bits - 127); 0 = 0
+  unsigned char bits;
+};
+
+struct float8_bits {  // E4M3
+  unsigned char bits;
+};
+
+struct low_nibble {
+  unsigned char bits;
+};
+
+struct high_nibble {
+  unsigned char bits;
+};
+
+__device__ __forceinline__ float to_float(unsigned char x) { return (float)x; }
+__device__ __forceinline__ float to_float(signed char x) { return (float)x; }
+__device__ __forceinline__ float to_float(low_nibble x) { return (float)(x.bits & 15); }
+__device__ __forceinline__ float to_float(high_nibble x) { return (float)(x.bits >> 4); }
+__device__ __forceinline__ float to_float(exponent_bits x) { return __uint_as_float((unsigned)x.bits << 23); }
+__device__ __forceinline__ float to_float(float8_bits x) {  // the same bits of a half are 2 ** -8 as much
+  const unsigned moved = (x.bits & 0x80u) << 8 | (x.bits & 0x7fu) << 7;
+  return to_float(half_bits{(unsigned short)moved}) * 256.0f;
+}
+
+// --- numbers of blocks ----------------------------------------------------------------------------------------------
+
+// Where numbers lie: one per block, or one per group and an integer per block.
+struct Place {
+  const void* numbers;
+  const void* integers;
+  int count;
+  int shift;
+  int integer_count;
+  int integer_shift;
+};
+
+template <class T, int n>
+struct alignas(sizeof(T) * n) Together {
+  T of[n];
+};
+
+// A number per block.
+template <class Scale>
+struct Single {
+  static constexpr bool IS_BESIDE = false;
+  template <int halves>
+  struct Loaded {
+    Scale numbers[halves];
+
+    __device__ __forceinline__ void read(const Place& place, long long row, int chunk) {
+      const Scale* own = static_cast<const Scale*>(place.numbers) + row * place.count;
+#pragma unroll
+      for (int half = 0; half < halves; ++half) numbers[half] = own[(chunk * halves + half) >> place.shift];
+    }
+    __device__ __forceinline__ float number(int half) const { return to_float(numbers[half]); }
+  };
+};
+
+// A number per group, times an integer per block. Blocks of 16 columns have their two integers side by side.
+template <class Scale, class Integer>
+struct Double {
+  static constexpr bool IS_BESIDE = false;
+  template <int halves>
+  struct Loaded {
+    Scale scale;
+    Together<Integer, halves> integers;
+
+    __device__ __forceinline__ void read(const Place& place, long long row, int chunk) {
+      scale = static_cast<const Scale*>(place.numbers)[row * place.count + (chunk >> place.shift)];
+      const Together<Integer, halves>* own = static_cast<const Together<Integer, halves>*>(place.integers);
+      integers = own[row * place.integer_count + (chunk >> place.integer_shift)];
+    }
+    __device__ __forceinline__ float number(int half) const { return to_float(scale) * to_float(integers.of[half]); }
+  };
+};
+
+// The same, its integers being in the high halves of the bytes whose low ones factors have.
+template <class Scale>
+struct Beside {
+  static constexpr bool IS_BESIDE = true;
+  template <int halves>
+  struct Loaded {
+    Scale scale;
+    Together<low_nibble, halves> bytes;
+
+    __device__ __forceinline__ void read_beside(
+        const Place& place, long long row, int chunk, const Together<low_nibble, halves>& of_factors) {
+      scale = static_cast<const Scale*>(place.numbers)[row * place.count + (chunk >> place.shift)];
+      bytes = of_factors;
+    }
+    __device__ __forceinline__ float number(int half) const {
+      return to_float(scale) * to_float(high_nibble{bytes.of[half].bits});
+    }
+  };
+};
+
+// What is subtracted: the matrix's zero point from all codes; ...
+struct Constant {
+  static constexpr bool HAS_POINTS = false, HAS_MINIMUM = false, IS_BESIDE = false;
+  template <int halves>
+  struct Loaded {
+    __device__ __forceinline__ void read(const Place&, long long, int) {}
+    __device__ __forceinline__ float number(int) const { return 0.0f; }
+  };
+};
+
+// ... a block's own zero point; ...
+template <class T>
+struct Point : Single<T> {
+  static constexpr bool HAS_POINTS = true, HAS_MINIMUM = false;
+};
+
+// ... or a minimum, from the product with the factor.
+template <class Numbers>
+struct Minimum : Numbers {
+  static constexpr bool HAS_POINTS = false, HAS_MINIMUM = true;
+};
+
+// --- chunks ---------------------------------------------------------------------------------------------------------
+
+// Sixteen numbers in shared memory: lanes that look up different ones do so in different banks.
+__device__ __forceinline__ const float* shared_grid(const BlockMatrix& matrix) {
+  SHARED(float, values, 16);
+  __syncthreads();
+  if (threadIdx.x < 16) values[threadIdx.x] = matrix.grid[threadIdx.x];
+  __syncthreads();
+  return values;
+}
+
+// Four bytes of a table of 16 (or of its first half), by the four nibbles of a selector.
+template <int bits>
+__device__ __forceinline__ unsigned four_of(const int (&table)[4], unsigned selector) {
+  const unsigned low = __byte_perm(table[0], table[1], selector & 0x7777u);
+  if (bits < 4) return low;
+  const unsigned high = __byte_perm(table[2], table[3], selector & 0x7777u);
+  return __byte_perm(low, high, 0x3210u | (selector & 0x8888u) >> 1);
+}
+
+// What a chunk of a row subtracts and is multiplied by, per half (or whole: halves = 1).
+template <int halves>
+struct Factors {
+  float scale[halves];
+  float zero[halves];
+  float minimum[halves];
+};
+
+// Reads chunks of a matrix. Factor: Single<T> or Double<T, integers>; Offset: Constant, Point<T> or Minimum<numbers>.
+template <int bits, int halves, bool grid, class Factor, class Offset>
 struct BlockReader {
-  // Four columns a word (8 bits) or eight (4 bits).
-  static constexpr int WORDS = CHUNK * bits / 32;
+  static constexpr int WORDS = bits, HALVES = halves, COLUMNS = CHUNK / halves;
+  // Planes as codes see them, words of the two planes in memory, and what was subtracted from the codes.
+  static constexpr int FIRST = bits == 8 ? 8 : bits >= 4 ? 4 : 2, SECOND = bits - FIRST;
+  static constexpr int WORDS_1 = bits >= 4 ? 4 : 2, WORDS_2 = bits - WORDS_1, BIAS = bits == 8 ? 128 : 0;
+  static constexpr int CELL = grid ? 4 : 8;
+  static constexpr unsigned CELLS = grid ? 0x11111111u : 0x01010101u;
+  static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM;
+  static_assert(!grid || bits <= 4, "tables have 16 entries");
+
+  // As it was read: nothing waits for it before it is used.
+  struct Chunk {
+    unsigned codes[WORDS];
+    typename Factor::template Loaded<halves> factor;
+    typename Offset::template Loaded<halves> offset;
+  };
 
   const BlockMatrix& matrix;
+  const float* values = nullptr;  // of a grid, where numbers are asked for
 
-  __device__ __forceinline__ const unsigned* words(long long row, int chunk) const {
-    const long long chunks = (long long)matrix.blocks * (matrix.block_size / CHUNK);
-    return reinterpret_cast<const unsigned*>(matrix.data) + (row * chunks + chunk) * WORDS;
+  // A reader that is asked for numbers. All threads of a block make it together.
+  __device__ __forceinline__ static BlockReader of_numbers(const BlockMatrix& matrix) {
+    if constexpr (grid) return BlockReader{matrix, shared_grid(matrix)};
+    else return BlockReader{matrix};
   }
 
-  __device__ __forceinline__ void read(long long row, int chunk, unsigned (&codes)[WORDS]) const {
-    const uint4* source = reinterpret_cast<const uint4*>(words(row, chunk));
+  __device__ __forceinline__ void read(long long row, int chunk, Chunk& into) const {
+    const long long place = row * matrix.chunks + chunk;
+    load_once<WORDS_1>(matrix.data + place * (4 * WORDS_1), into.codes);
+    if constexpr (WORDS_2 > 0) load_once<WORDS_2>(matrix.second + place * (4 * WORDS_2), into.codes + WORDS_1);
+    const Place factors{matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
+                        matrix.multiplier_count, matrix.multiplier_shift};
+    into.factor.read(factors, row, chunk);
+    const Place offsets{matrix.offset_scales, matrix.offsets, matrix.offset_scale_count, matrix.offset_scale_shift,
+                        matrix.offset_count, matrix.offset_shift};
+    if constexpr (Offset::IS_BESIDE) into.offset.read_beside(offsets, row, chunk, into.factor.integers);
+    else into.offset.read(offsets, row, chunk);
+  }
+
+  __device__ __forceinline__ Factors<halves> factors(const Chunk& chunk) const {
+    Factors<halves> found;
 #pragma unroll
-    for (int i = 0; i < WORDS / 4; ++i) {
-      const uint4 four = source[i];
-      codes[4 * i] = four.x, codes[4 * i + 1] = four.y, codes[4 * i + 2] = four.z, codes[4 * i + 3] = four.w;
+    for (int half = 0; half < halves; ++half) {
+      found.scale[half] = chunk.factor.number(half);
+      const float own = chunk.offset.number(half);
+      found.minimum[half] = HAS_MINIMUM ? own : 0.0f;
+      found.zero[half] = !HAS_ZERO ? 0.0f : Offset::HAS_POINTS ? own : matrix.zero;
+    }
+    return found;
+  }
+
+  // The chunk's columns 4 g to 4 g + 3 as signed bytes in word g: codes less BIAS, or a grid's bytes.
+  __device__ __forceinline__ void bytes(const Chunk& chunk, int (&words)[BYTE_WORDS]) const {
+    if constexpr (grid) {
+#pragma unroll
+      for (int s = 0; s < BYTE_WORDS / 2; ++s) {
+        const unsigned eight = slice(chunk, s);
+        words[2 * s] = four_of<bits>(matrix.table, eight);
+        words[2 * s + 1] = four_of<bits>(matrix.table, eight >> 16);
+      }
+    } else {
+#pragma unroll
+      for (int s = 0; s < BYTE_WORDS; ++s) words[s] = slice(chunk, s);
     }
   }
 
-  __device__ __forceinline__ long long block(long long row, int chunk) const {
-    return row * matrix.blocks + chunk * CHUNK / matrix.block_size;
+  // What the chunk adds to a sum: its bytes times those of a row, in units of the row's scale. `sums`: of the row's
+  // bytes, 16 bits per half.
+  __device__ __forceinline__ float dot(
+      const int (&words)[BYTE_WORDS], const Factors<halves>& given, const int (&x)[BYTE_WORDS], int sums) const {
+    float total = 0.0f;
+#pragma unroll
+    for (int half = 0; half < halves; ++half) {
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 4; ++i) sum = dot4(words[half * (COLUMNS / 4) + i], x[half * (COLUMNS / 4) + i], sum);
+      const int low = (short)sums, high = sums >> 16;
+      const float ones = (float)(halves == 1 ? low + high : half ? high : low);
+      float whole = (float)sum;
+      if constexpr (HAS_ZERO) whole = fmaf((float)BIAS - given.zero[half], ones, whole);
+      total = fmaf(whole, grid ? given.scale[half] * matrix.unit : given.scale[half], total);
+      if constexpr (HAS_MINIMUM) total = fmaf(-given.minimum[half], ones, total);
+    }
+    return total;
   }
 
-  __device__ __forceinline__ float scale(long long row, int chunk) const {
-    return to_float(static_cast<const Scale*>(matrix.scales)[block(row, chunk)]);
+  // The numbers of columns 4 g to 4 g + 3 before anything is done to them.
+  __device__ __forceinline__ void numbers(const Chunk& chunk, int g, float (&found)[4]) const {
+    if constexpr (grid) {
+      const unsigned four = slice(chunk, g / 2) >> g % 2 * 16;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) found[i] = values[four >> 4 * i & 15u];
+    } else {
+      unsigned four = slice(chunk, g);
+      if (bits == 8) four ^= 0x80808080u;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) found[i] = __uint_as_float(__byte_perm(four, 0x4b000000u, 0x7440u + i)) - 8388608.0f;
+    }
   }
 
-  __device__ __forceinline__ int zero(long long row, int chunk) const {
-    return matrix.points ? matrix.points[block(row, chunk)] : 1 << (bits - 1);
+  // The values of columns 4 g to 4 g + 3, but for their factor where there is no minimum (see `factor_left`).
+  __device__ __forceinline__ void unscaled(const Chunk& chunk, const Factors<halves>& given, int g, float (&found)[4]) const {
+    const int half = g * 4 / COLUMNS;
+    numbers(chunk, g, found);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (HAS_ZERO) found[i] -= given.zero[half];
+      if constexpr (HAS_MINIMUM) found[i] = fmaf(found[i], given.scale[half], -given.minimum[half]);
+    }
+  }
+  __device__ __forceinline__ static float factor_left(const Factors<halves>& given, int half) {
+    return HAS_MINIMUM ? 1.0f : given.scale[half];
   }
 
-  // Column `i` of a chunk, as an unsigned integer.
-  __device__ __forceinline__ static unsigned code(const unsigned (&codes)[WORDS], int i) {
-    constexpr int PER_WORD = 32 / bits;
-    return codes[i / PER_WORD] >> (i % PER_WORD * bits) & ((1u << bits) - 1u);
+  // The values of columns 4 g to 4 g + 3.
+  __device__ __forceinline__ void four(const Chunk& chunk, const Factors<halves>& given, int g, float (&found)[4]) const {
+    unscaled(chunk, given, g, found);
+    if constexpr (!HAS_MINIMUM) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) found[i] *= given.scale[g * 4 / COLUMNS];
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static unsigned moved(unsigned word, int right) {
+    return right >= 0 ? word >> right : word << -right;
+  }
+
+  // Slice s of the codes, a cell each.
+  __device__ __forceinline__ static unsigned slice(const Chunk& chunk, int s) {
+    unsigned low = chunk.codes[s % FIRST] >> s / FIRST * FIRST;
+    if (FIRST < CELL) low &= CELLS * ((1u << FIRST) - 1u);
+    if constexpr (SECOND > 0) {
+      const unsigned high = moved(chunk.codes[FIRST + s % SECOND], s / SECOND * SECOND - FIRST);
+      low |= high & CELLS * (((1u << SECOND) - 1u) << FIRST);
+    }
+    return low;
+  }
+};
+
+// A chunk as 32 values for tensor cores: of integers ...
+template <class Reader>
+struct BlockSource {
+  using Reads = Reader;
+  typename Reader::Chunk chunk;
+
+  __device__ __forceinline__ void read(const Reader& reader, long long row, int which) { reader.read(row, which, chunk); }
+  // The values as pairs of bfloat16.
+  __device__ __forceinline__ void pairs(const Reader& reader, unsigned (&found)[CHUNK / 2]) const {
+    const auto factors = reader.factors(chunk);
+#pragma unroll
+    for (int g = 0; g < CHUNK / 4; ++g) {
+      float four[4];
+      reader.four(chunk, factors, g, four);
+      found[2 * g] = bfloat_pair(four[0], four[1]), found[2 * g + 1] = bfloat_pair(four[2], four[3]);
+    }
+  }
+};
+
+// Rows of floats, [rows][32 chunks] with zeros at the end.
+template <class T>
+struct DenseReader {
+  static constexpr int WIDTH = 16 / sizeof(T);  // numbers that are read at once
+
+  const BlockMatrix& matrix;
+
+  __device__ __forceinline__ static DenseReader of_numbers(const BlockMatrix& matrix) { return DenseReader{matrix}; }
+  // Columns WIDTH part to WIDTH (part + 1) - 1, as they lie in memory.
+  __device__ __forceinline__ void read(long long row, int part, unsigned (&words)[4]) const {
+    load_once<4>(matrix.data + (row * matrix.chunks * (CHUNK / WIDTH) + part) * 16, words);
+  }
+  __device__ __forceinline__ static void numbers(const unsigned (&words)[4], float (&found)[WIDTH]) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+      if constexpr (sizeof(T) == 4) found[i] = __uint_as_float(words[i]);
+      else found[i] = to_float(T{(unsigned short)(words[i / 2] >> i % 2 * 16)});
+    }
+  }
+};
+
+// ... and of floats.
+template <class T>
+struct DenseSource {
+  using Reads = DenseReader<T>;
+  static constexpr int PARTS = CHUNK / Reads::WIDTH;
+  unsigned words[PARTS][4];
+
+  __device__ __forceinline__ void read(const Reads& reader, long long row, int which) {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) reader.read(row, which * PARTS + part, words[part]);
+  }
+  __device__ __forceinline__ void pairs(const Reads&, unsigned (&found)[CHUNK / 2]) const {
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) {
+      float numbers[Reads::WIDTH];
+      Reads::numbers(words[part], numbers);
+#pragma unroll
+      for (int i = 0; i < Reads::WIDTH; i += 2)
+        found[(part * Reads::WIDTH + i) / 2] = bfloat_pair(numbers[i], numbers[i + 1]);
+    }
   }
 };

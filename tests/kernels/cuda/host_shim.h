@@ -306,6 +306,21 @@ inline int dot4(int a, int b, int c) {
   return c;
 }
 
+inline unsigned byte_perm(unsigned a, unsigned b, unsigned selector) {
+  const uint64_t both = a | static_cast<uint64_t>(b) << 32;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned which = selector >> 4 * i & 15;
+    const unsigned byte = both >> 8 * (which & 7) & 255;
+    result |= (which & 8 ? (byte & 128 ? 255u : 0u) : byte) << 8 * i;  // its sign eight times
+  }
+  return result;
+}
+inline void load_once(const void* from, unsigned* to, int count) {
+  if (reinterpret_cast<uintptr_t>(from) % (4 * count)) fail("load_once: not aligned");
+  std::memcpy(to, from, 4 * count);
+}
+
 // --- tensor cores and copies ----------------------------------------------------------------------------------------
 
 template <class Number>
@@ -343,6 +358,14 @@ inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned
 }
 inline void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   multiply_pairs(c, a, b, [](unsigned bits) { return half_to_float(static_cast<unsigned short>(bits)); });
+}
+
+inline void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_tiles: not aligned");
+  const uint64_t* rows = meet(~0u, reinterpret_cast<uintptr_t>(row), "load_tiles");
+  for (unsigned tile = 0; tile < 4; ++tile)
+    tiles[tile] = reinterpret_cast<const unsigned*>(rows[tile * 8 + thread->lane / 4])[thread->lane % 4];
+  meet(~0u, 0, "load_tiles, read");
 }
 
 // A copy happens when a wait says that it must have, not before: too weak a wait shows as what was there before.
@@ -399,6 +422,16 @@ inline int __any_sync(unsigned mask, bool value) {
   for (unsigned lane = 0; lane < 32; ++lane) any |= (mask >> lane & 1) && values[lane];
   return any;
 }
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  const uint64_t own = shim::packed(value), *values = shim::meet(mask, own, "__match_any_sync");
+  unsigned same = 0;
+  for (unsigned lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1 && values[lane] == own) same |= 1u << lane;
+  return same;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) { return shim::byte_perm(a, b, selector); }
 inline float __uint_as_float(unsigned bits) { return shim::same_bits<float>(bits); }
 inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); }
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {

@@ -21,7 +21,12 @@ def test_a_struct_is_read_as_the_compiler_lays_it_out() -> None:
     layout = structs("gemv.cu")["ProductArguments"]
     fields = layout.fields
     assert fields is not None
-    assert (fields["matrix"][0].itemsize, fields["x"][1], fields["x_stride"][1], layout.itemsize) == (32, 32, 72, 112)
+    assert (fields["matrix"][0].itemsize, fields["x"][1], fields["addend_stride"][1], layout.itemsize) == (
+        176,
+        176,
+        216,
+        248,
+    )
     assert NORM.is_pointer["x"] and not NORM.is_pointer["width"]
 
 

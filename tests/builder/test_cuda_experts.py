@@ -1,0 +1,61 @@
+"""Golden architectures with experts on a host that emulates a GPU: a prompt and steps, as the reference does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genai
+from genai.engine.decoder import compute as compute_pending
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.model import loading
+from tests.kernels.cuda.host_driver import COMPILER, HostDriver
+
+pytestmark = pytest.mark.skipif(
+    COMPILER is None or not sys.platform.startswith("linux"), reason="kernels run on Linux through g++"
+)
+PROMPT, STEPS = 17, 4
+
+
+def logits(model: genai.Model, tokens: list[int]) -> np.ndarray:
+    """Of a prompt at once, then token by token."""
+    sequence, rows = model.decoder.open(), []
+    for part in (tokens[:PROMPT], *([token] for token in tokens[PROMPT : PROMPT + STEPS])):
+        sequence.append([int(token) for token in part])
+        rows.append(compute_pending(model.decoder, [sequence], all_rows=True)[0][-len(part) :])
+    sequence.close()
+    return np.concatenate(rows)
+
+
+NAMES = ("mixtral", "qwen2_moe", "qwen2_moe_windows", "qwen3_moe", "phimoe", "granitemoe", "gpt_oss")
+# In every run: biases and limits; a router that runs on the host.
+ALWAYS = {("gpt_oss", "int4"), ("phimoe", "fp32")}
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
+CASES = [
+    pytest.param(name, precision, marks=() if (name, precision) in ALWAYS else DRAWN)
+    for name in NAMES
+    for precision in ("fp32", "int4")
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), CASES)
+def test_as_the_reference(
+    name: str, precision: str, golden: Any, golden_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, whatever the weights are."""
+    folder, tokens = golden_folder(name, precision=precision), golden(name).tokens
+    with genai.Model(folder, device="reference") as model:
+        expected = logits(model, tokens)
+    driver = HostDriver()
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
+        with genai.Model(folder, accuracy="fp32", quiet=True) as model:
+            found = logits(model, tokens)
+    driver.check()
+    assert any("expert_product" in kernel for kernel in driver.launched)
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
