@@ -22,23 +22,31 @@ def info(
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
+    device: opt.Device = "cpu",
     as_json: opt.AsJson = False,
 ) -> None:
     """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
 
-    Of an .onnx file: its inputs, outputs, operators and sizes.
+    With --device, whether it fits into that device's memory. Of an .onnx file: inputs, outputs, operators and sizes.
     """
+    from genai.errors import OptionError
     from genai.measure.model_info import describe, describe_onnx
     from genai.model.folders import bundled_model
     from genai.model.model import check_model_options
 
     rows: Iterator[tuple[str, str]]
     if model is not None and model.suffix == ".onnx":
+        given = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
+        for name, value in (given | {"--device": device != "cpu"}).items():
+            if value:
+                raise OptionError(f"{name} with {model.name}", "it says nothing of a graph alone", "leave it out")
         facts = describe_onnx(model)
         rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
     else:
-        check_model_options(kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
-        facts = describe(model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy)
+        check_model_options(device=device, kv_dtype=kv_type, accuracy=accuracy, context_size=ctx_size)
+        facts = describe(
+            model or bundled_model(), context_size=ctx_size, kv_dtype=kv_type, accuracy=accuracy, device=device
+        )
         rows = figures_of(facts)
     emit_figures(json.dumps(facts, indent=2) if as_json else ((name, printable(text)) for name, text in rows))
 
@@ -78,7 +86,8 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "program": "program_bytes",
     }
     terms = " + ".join(f"{name} {size(memory[key])}" for name, key in parts.items())
-    yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free"
+    of = "" if memory["device"] == "cpu" else f" on the device {memory['device']}"
+    yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free{of}"
     if memory["mapped_weight_bytes"]:
         table = f"{size(memory['mapped_weight_bytes'])} of embeddings stay in the file; rows that are read are cached"
         yield "mapped", table

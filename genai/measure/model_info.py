@@ -14,6 +14,7 @@ from ..model.config import Config
 from ..model.decoder_graph import count_activations, read_decoder
 from ..model.folders import folder_errors
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
+from ..runtime.device import open_executor
 from ..runtime.plan import missing_operators
 from ..session.arguments import ModelMetadata, NodeArg
 from ..text.chat_template import ChatTemplates
@@ -28,6 +29,7 @@ def describe(
     kv_dtype: str = "auto",
     accuracy: str = "auto",
     available_bytes: int | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Facts about a model folder, read from its configuration and graph alone.
 
@@ -36,6 +38,7 @@ def describe(
         context_size: the context for which "memory" says whether it fits; None = the model's whole context.
         kv_dtype, accuracy: as in genai.Model; they decide on the type of activations and cache.
         available_bytes: memory to fit into; None = what is free now.
+        device: as in genai.Model; where it has memory of its own, the model is to fit there.
 
     Returns:
         Names to str, int, float, bool, None, and lists and dicts of these. Sizes are in bytes.
@@ -43,16 +46,21 @@ def describe(
     Raises:
         GenaiError: the folder cannot be read as a model, as in genai.Model.
         OptionError: the context_size is beyond the model's.
+        DeviceError: the device cannot be used.
     """
+    executor = None if device == "cpu" else open_executor(device)
+    free = executor.free_bytes() if executor is not None else None
     config = source if isinstance(source, Config) else Config(source)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-        plan = plan_memory(decoder, config)
+        plan = plan_memory(decoder, config, on_device=free is not None)
         missing = missing_operators(decoder.model)
     found, model, sizes = decoder.info, config.model, config.model.decoder
     if context_size is not None:
         check_limit(plan, context_size)
-    available = available_memory() if available_bytes is None else available_bytes
+    program = PROGRAM_BYTES if free is None else 0
+    if available_bytes is None:
+        available_bytes = available_memory() if free is None else free
     return {
         "folder": str(config.folder),
         "type": model.type,
@@ -80,20 +88,25 @@ def describe(
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),
-        "memory": memory_verdict(plan, context_size, available),
+        "memory": {
+            "device": executor.name if executor is not None else "cpu",
+            **memory_verdict(plan, context_size, available_bytes, program),
+        },
     }
 
 
-def memory_verdict(plan: MemoryPlan, context_size: int | None, available_bytes: int) -> dict[str, Any]:
+def memory_verdict(
+    plan: MemoryPlan, context_size: int | None, available_bytes: int, program_bytes: int = PROGRAM_BYTES
+) -> dict[str, Any]:
     """Whether a context fits into memory, and what to change if it does not.
 
     Args:
         context_size: the context asked for; None = the model's whole context.
-        available_bytes: memory free before the program starts.
+        available_bytes: memory free before the program starts. program_bytes: what it takes there itself.
     """
     context = context_size or plan.context_limit
-    needed = plan.needed(context) + PROGRAM_BYTES
-    free = available_bytes - PROGRAM_BYTES
+    needed = plan.needed(context) + program_bytes
+    free = available_bytes - program_bytes
     missing = max(plan.needed(context) - usable(free), 0)
     largest = plan.context_within(usable(free) - plan.fixed)
     try:
@@ -107,7 +120,7 @@ def memory_verdict(plan: MemoryPlan, context_size: int | None, available_bytes: 
         "mapped_weight_bytes": plan.mapped,
         "cache_bytes": plan.cache(context),
         "activation_bytes": plan.temporary,
-        "program_bytes": PROGRAM_BYTES,
+        "program_bytes": program_bytes,
         "context_size": context,
         "margin_bytes": free - usable(free),
         "fits": not missing,

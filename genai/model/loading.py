@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from genai.kernels import messages
-from genai.kernels.executor import Executor, UnsupportedRecord
+from genai.kernels.executor import DeviceFailed, Executor, UnsupportedRecord
 from genai.kernels.host.machine import source_key
 from genai.kernels.messages import ProgressLine, tell
 from genai.kernels.records import Ids
@@ -23,7 +23,7 @@ from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
 from ..engine.state_file import Identity
-from ..errors import UnsupportedModelError
+from ..errors import DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
@@ -62,7 +62,7 @@ def load_decoder(
         source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         free = executor.free_bytes()
         cache = budget_cache(
-            plan_memory(source, config),
+            plan_memory(source, config, on_device=free is not None),
             free_bytes=budget.available_memory() if free is None else free,
             context_size=context_size,
             cache_bytes=cache_bytes,
@@ -139,12 +139,18 @@ def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
 
 @contextmanager
 def refused_by(executor: Executor) -> Iterator[None]:
-    """What a device has no kernels for becomes UnsupportedModelError, which names it."""
+    """What a device has no kernels for becomes UnsupportedModelError, which names it; that it fails, DeviceError."""
     try:
         yield
     except UnsupportedRecord as error:
         raise UnsupportedModelError(
             f"device = {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
+        ) from error
+    except DeviceFailed as error:
+        raise DeviceError(
+            f"device = {executor.name!r} failed while the model was loaded",
+            str(error),
+            'genai doctor shows what is there; device="cpu" runs without it',
         ) from error
 
 

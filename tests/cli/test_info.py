@@ -70,6 +70,10 @@ def test_a_poor_locale(tmp_path: Path) -> None:
         (["-c", "100000000"], 2),
         (["--kv-type", "int1"], 2),
         (["--accuracy", "best"], 2),
+        (["--device", "cuda:99"], 1),
+        (["--device", "tpu"], 2),
+        (["graph.onnx", "--device", "auto"], 2),
+        (["graph.onnx", "-c", "5"], 2),
     ],
 )
 def test_errors(arguments: list[str], code: int) -> None:

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import genai
-from genai.errors import UnsupportedModelError
-from genai.kernels.records import Product
+from genai.errors import DeviceError, UnsupportedModelError
+from genai.kernels.cuda.driver import CudaError
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.cuda.weights import DeviceMatrix
+from genai.kernels.records import Product, weights_of
+from genai.measure import model_info
 
 from ...drawing import Draw
 from .host_driver import HostDriver
@@ -96,3 +100,36 @@ def test_an_adapter_is_refused_and_the_model_goes_on(load: Load) -> None:
         with pytest.raises(UnsupportedModelError, match="LowRank"):
             llm.load_adapter(bundled_adapter("words"), "words")
         assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
+
+
+def test_what_a_model_needs_on_a_device_is_said_before_it_is_loaded(
+    load: Load, driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_info, "open_executor", lambda device: CudaExecutor(driver, 1))
+    memory = model_info.describe(bundled_folder, context_size=256, device="cuda")["memory"]
+    assert memory["device"] == "cuda" and memory["available_bytes"] == driver.free_bytes()
+    assert memory["mapped_weight_bytes"] == 0 and memory["fits"]
+    with load(cache_bytes=memory["cache_bytes"]) as model:
+        assert driver.allocated - memory["cache_bytes"] <= memory["loaded_weight_bytes"] + memory["activation_bytes"]
+        held = sum(matrix.nbytes for matrix in matrices_of(model))
+        assert 0.9 * memory["loaded_weight_bytes"] < held < 1.1 * memory["loaded_weight_bytes"]
+
+
+def matrices_of(model: genai.Model) -> list[DeviceMatrix]:
+    """The weights in device memory."""
+    executor, program = model.decoder.executor, model.decoder.program
+    assert isinstance(executor, CudaExecutor)
+    weights = {weight for record in program.records for weight in weights_of(record)}
+    return [executor._weights.matrix(weight, program.constants) for weight in weights]
+
+
+def test_a_kernel_that_does_not_compile_is_no_fault_of_the_model(
+    load: Load, driver: HostDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(kernels: object) -> None:
+        raise CudaError("kernels do not compile on GPU 0: nvrtc: error: invalid value for --gpu-architecture")
+
+    monkeypatch.setattr(driver, "load", refused)
+    with pytest.raises(DeviceError, match="gpu-architecture") as raised:
+        load()
+    assert "while the model was loaded" in raised.value.what
