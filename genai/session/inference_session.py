@@ -256,8 +256,16 @@ class InferenceSession(Single):
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run with bound inputs; results go to the bound outputs."""
-        names = iobinding.output_names or list(self._positions)
+        """Run with bound inputs; results go to the bound outputs.
+
+        Raises:
+            InvalidArgument: no output is bound; else as `run`.
+        """
+        names = iobinding.output_names
+        if not names:
+            raise InvalidArgument(
+                "at least one output should be requested", "no output is bound", "call bind_output first"
+            )
         iobinding.accept(names, self.run(names, iobinding.feed(), run_options))
 
     # Profiling

@@ -214,6 +214,47 @@ def test_bad_options(add_model):
         ort.InferenceSession(add_model, speed="fast")
 
 
+# What onnxruntime refuses: numbers for levels and modes, levels of logging that it has not, numbers of 64 bits.
+@pytest.mark.parametrize(("owner", "name", "value"), [
+    *[("SessionOptions", name, value) for name in ("graph_optimization_level", "execution_mode", "execution_order")
+      for value in (0, 99, "ORT_ENABLE_ALL", None)],
+    *[(owner, "log_severity_level", value) for owner in ("SessionOptions", "RunOptions") for value in (-2, 5, 9, 2**40, "1")],
+    *[(owner, "log_verbosity_level", value) for owner in ("SessionOptions", "RunOptions") for value in (2**31, 1.5, None)],
+    *[(owner, "logid", value) for owner in ("SessionOptions", "RunOptions") for value in (1, None)],
+    ("SessionOptions", "inter_op_num_threads", 2**31), ("SessionOptions", "profile_file_prefix", 3),
+    ("SessionOptions", "use_deterministic_compute", "no"), ("RunOptions", "terminate", "yes"),
+    ("RunOptions", "only_execute_path_to_fetches", b"1"),
+])  # fmt: skip
+def test_options_that_onnxruntime_refuses(owner, name, value):
+    options = getattr(ort, owner)()
+    before = getattr(options, name)
+    with pytest.raises(ort.OptionError, match=f"{owner}.{name}") as caught:
+        setattr(options, name, value)
+    assert caught.value.what and caught.value.why and caught.value.fix
+    assert getattr(options, name) is before
+
+
+@pytest.mark.parametrize("owner", ["SessionOptions", "RunOptions"])
+def test_options_that_onnxruntime_converts(owner):
+    options = getattr(ort, owner)()
+    for name, value, found in (
+        ("log_severity_level", np.int64(4), 4), ("log_severity_level", -1, -1), ("log_verbosity_level", -5, -5),
+        ("logid", b"x", "x"), ("terminate" if owner == "RunOptions" else "enable_profiling", 1, True),
+        ("terminate" if owner == "RunOptions" else "enable_profiling", None, False),
+    ):  # fmt: skip
+        setattr(options, name, value)
+        assert getattr(options, name) == found
+        assert type(getattr(options, name)) is type(found)
+
+
+def test_a_binding_without_outputs(add, ones):
+    binding = add.io_binding()
+    binding.bind_cpu_input("a", ones)
+    binding.bind_cpu_input("b", ones)
+    with pytest.raises(ort.InvalidArgument, match="at least one output"):
+        add.run_with_iobinding(binding)
+
+
 def test_bad_bindings(add, ones):
     binding = add.io_binding()
     for call in (
