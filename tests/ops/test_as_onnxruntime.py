@@ -241,6 +241,30 @@ def test_lengths_outside_the_sequence(op_type, length, one_node):
     refused(one_node(op_type, inputs, version=14, hidden_size=1), feed, "sequence_lens")
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_shapes_that_contradict_the_hidden_size(op_type, direction, one_node, both):
+    """Each input has the shape that hidden_size, the directions and the data give; onnxruntime refuses others too."""
+    gates, count = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 1 if direction == "forward" else 2
+    shapes = {
+        "x": (3, 2, 4), "w": (count, gates * 5, 4), "r": (count, gates * 5, 5), "b": (count, gates * 10), "n": None,
+        "h": (count, 2, 5), **({"c": (count, 2, 5), "p": (count, 15)} if op_type == "LSTM" else {}),
+    }  # fmt: skip
+    inputs = {key: None if shape is None else np.ones(shape, np.float32) for key, shape in shapes.items()}
+    feed = {key: value for key, value in inputs.items() if value is not None}
+    attributes = {"version": 14, "direction": direction}
+    ours, theirs = both(one_node(op_type, inputs, hidden_size=5, **attributes), feed)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    for size in (4, 6):
+        model = one_node(op_type, inputs, hidden_size=size, **attributes)
+        refused(model, feed, f"W has shape .*hidden_size {size}")
+        with pytest.raises(Exception, match="Input W must have shape"):
+            both(model, feed)
+    for name, value in feed.items():
+        wrong = {**feed, name: np.concatenate([value, value], axis=-1)}
+        refused(one_node(op_type, {**inputs, **wrong}, hidden_size=5, **attributes), wrong, "and must have")
+
+
 def test_arg_max_needs_an_element(one_node):
     x = np.zeros((2, 0), np.float32)
     refused(one_node("ArgMax", {"x": x}, version=13, axis=1), {"x": x}, "no elements")
