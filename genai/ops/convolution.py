@@ -40,7 +40,8 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
     else:
         columns = columns_of(windows.padded(x, 0), windows, threads)
         columns = columns.reshape(batch, groups, math.prod(weight.shape[1:]), positions)
-        product = arrays.matmul(weight.reshape(groups, outputs // groups, -1), columns, threads)
+        kernels = weight.reshape(groups, outputs // groups, columns.shape[2])
+        product = arrays.matmul(kernels, columns, threads)
     return product.reshape(batch, outputs, *windows.counts)
 
 

@@ -93,7 +93,9 @@ def layer_normalization(
         return norm(_rows(x), weight, epsilon, bias=bias, centred=True, threads=threads).reshape(x.shape)
     normed, *statistics = _standardized(x, tuple(range(first, x.ndim)), epsilon)
     normed = normed.astype(x.dtype) * weight
-    mean, inverse = (value.astype(dtype_of(stash_type), copy=False) for value in statistics)
+    if any(spec.outputs[1:]):  # else no type of theirs is looked at, as in onnxruntime
+        statistics = [value.astype(dtype_of(stash_type), copy=False) for value in statistics]
+    mean, inverse = statistics
     return (normed + bias if has_bias else normed).astype(x.dtype, copy=False), mean, inverse
 
 

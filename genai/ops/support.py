@@ -138,7 +138,7 @@ def _gather(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 def _gather_nd(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     x, indices = inputs[:2]
     batch, depth = int(spec.attributes.get("batch_dims", 0)), indices.shape[-1] if indices.ndim else 0
-    return int(indices.size // max(depth, 1) * math.prod(x.shape[batch + depth :]) * x.dtype.itemsize)
+    return int(math.prod(indices.shape[:-1]) * math.prod(x.shape[batch + depth :]) * x.dtype.itemsize)
 
 
 def _joined(spec: NodeSpec, inputs: Sequence[Any]) -> int:

@@ -101,6 +101,18 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "doubles as text": ("Cast", {"x": np.array([0.1, 1 / 3, 1e17, -np.inf])}, {"to": 8}),
     "halves as text": ("Cast", {"x": np.array([0.1, 65504, np.inf], np.float16)}, {"to": 8}),
     "integers as text": ("Cast", {"x": i(-(2**63), 0, 7)}, {"to": 8}),
+    "layer norm without statistics, of no type": ("LayerNormalization", {"x": THIRDS.astype(np.float16), "s": np.ones(2, np.float16)}, {"stash_type": 0}),
+    "gather at no coordinates": ("GatherND", {"x": THIRDS, "n": np.zeros((2, 0), np.int64)}, {}),
+    "gather at no coordinates of a batch": ("GatherND", {"x": THIRDS, "n": np.zeros((2, 3, 0), np.int64)}, {"batch_dims": 1}),
+    "scatter at no coordinates": ("ScatterND", {"x": THIRDS, "n": np.zeros((2, 0), np.int64), "u": np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2)}, {}),
+    **{f"conv to no channels, {g} groups": ("Conv", {"x": np.ones((1, 2, 5, 5), np.float32), "w": np.ones((0, 2 // g, 3, 3), np.float32)}, {"group": g}) for g in (1, 2)},
+    "conv from no channels to none": ("Conv", {"x": np.ones((1, 0, 5), np.float32), "w": np.ones((0, 0, 3), np.float32)}, {}),
+    **{f"a condition of 5, axis {a}": ("Compress", {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "c": np.array([1, 0, 1, 1, 1], bool)}, {} if a is None else {"axis": a}) for a in (0, 1, -1, None)},
+    "a condition longer than all": ("Compress", {"x": f(1, 2, 3), "c": np.array([0, 1, 0, 1], bool)}, {}),
+    **{f"singular matrices, {t.__name__}": ("Inverse", {"x": np.array([[[1, 2], [2, 4]], [[0, 0], [0, 0]], [[2, 0], [0, 4]]], t)}, {"domain": "com.microsoft"}) for t in (np.float32, np.float64)},
+    "a singular matrix of 3": ("Inverse", {"x": np.ones((3, 3), np.float32)}, {"domain": "com.microsoft"}),
+    **{f"text as type {to}": ("Cast", {"x": np.array(["-2", "300", "010", "5abc", "1e3", " +7", "0x10", "1_0", "4294967297"], object)}, {"to": to}) for to in (2, 3, 4, 5, 6, 7, 9, 12, 13)},
+    **{f"text as floats {to}": ("Cast", {"x": np.array(["-2", "0x10", "-0X1.8p1", "1e3", "1.", ".5", "1,5", "\t8 \n", "+inf", "-Infinity", "NaN", "nan(1)", "1e", "0x", "0b1"], object)}, {"to": to}) for to in (1, 10, 11)},
     "tokens by expression": ("Tokenizer", {"x": np.array(["the cat", "dog", ""], object)}, {"domain": "com.microsoft", "mark": 1, "mincharnum": 1, "pad_value": "#", "tokenexp": "[a-zA-Z0-9_]+"}),
     "tokens by the longest alternative": ("Tokenizer", {"x": np.array([["abab c"], ["b"]], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "a|ab"}),
     "tokens between separators": ("Tokenizer", {"x": np.array(["a,bb;;c", ",x"], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 2, "pad_value": "#", "separators": [",", ";"]}),
@@ -263,6 +275,16 @@ def test_shapes_that_contradict_the_hidden_size(op_type, direction, one_node, bo
     for name, value in feed.items():
         wrong = {**feed, name: np.concatenate([value, value], axis=-1)}
         refused(one_node(op_type, {**inputs, **wrong}, hidden_size=5, **attributes), wrong, "and must have")
+
+
+@pytest.mark.parametrize(("text", "to"), [(t, to) for t in ("", "abc", "\u0663", "-", "99999999999999999999") for to in (2, 6, 7, 9, 13)]
+                         + [(t, 1) for t in ("", "abc", "\u0663", ".", "-e5")] + [("9223372036854775808", 7)])  # fmt: skip
+def test_texts_that_are_no_numbers(text, to, one_node, both):
+    feed = {"x": np.array([text], object)}
+    model = one_node("Cast", feed, to=to)
+    refused(model, feed, "Cast: the ")
+    with pytest.raises(Exception, match="sto"):
+        both(model, feed)
 
 
 def test_arg_max_needs_an_element(one_node):
