@@ -64,7 +64,9 @@ def _from_strings(x: Any, dtype: np.dtype[Any]) -> Any:
         return x.astype(object)
     texts = [value.decode() if isinstance(value, bytes) else str(value) for value in x.reshape(-1).tolist()]
     if dtype.kind in "iub":
-        values = np.array([_whole_number(text, dtype.kind) for text in texts], np.int64 if dtype.kind == "i" else np.uint64)
+        values = np.array(
+            [_whole_number(text, dtype.kind) for text in texts], np.int64 if dtype.kind == "i" else np.uint64
+        )
         return values.astype(dtype).reshape(x.shape)
     return np.array([_number(text) for text in texts], np.float64).astype(dtype).reshape(x.shape)
 

@@ -105,7 +105,9 @@ class _Recurrent:
         """The hidden size, by which every input has the shape that the operator defines."""
         weight, recurrence = inputs[1], inputs[2]
         if x.ndim != 3 or weight.ndim != 3 or recurrence.ndim != 3:
-            raise KernelError(f"{self.op_type}: X, W and R have 3 axes, not {x.ndim}, {weight.ndim} and {recurrence.ndim}")
+            raise KernelError(
+                f"{self.op_type}: X, W and R have 3 axes, not {x.ndim}, {weight.ndim} and {recurrence.ndim}"
+            )
         hidden = int(self.attributes.get("hidden_size", recurrence.shape[-1]))
         count, rows = len(self.backwards), self.gates * hidden
         state = (x.shape[1], count, hidden) if self.batch_first else (count, x.shape[1], hidden)

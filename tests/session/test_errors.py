@@ -184,6 +184,47 @@ def test_failing_runs(model, feed, kind, message):
     assert has_three_parts(caught.value)
 
 
+WRONG_ATTRIBUTES = [
+    *[(op, attributes) for op in ("MaxPool", "AveragePool", "LpPool") for attributes in (
+        {"kernel_shape": [0, 2]}, {"kernel_shape": [2, 2], "strides": [0, 1]},
+        {"kernel_shape": [2, 2], "pads": [-1, 0, 0, 0]},
+        {"kernel_shape": [2, 2], "dilations": [0, 1]}, {"kernel_shape": 2},
+    )],
+    *[(op, attributes) for op in ("Conv", "ConvTranspose") for attributes in (
+        {"strides": [0, 0]}, {"strides": [-1, 1]}, {"dilations": [0, 1]}, {"group": 0}, {"group": -1},
+        {"kernel_shape": [0, 3]}, {"strides": "a"}, {"strides": 1.5}, {"auto_pad": 1}, {"pads": [-1, 0, 0, 0]},
+    )],
+    ("ConvTranspose", {"output_padding": [-1, 0]}), ("ConvTranspose", {"output_shape": [-1, 0]}),
+    *[(op, {"blocksize": size}) for op in ("DepthToSpace", "SpaceToDepth") for size in (0, -1, 2.0)],
+    *[("Softmax", {"axis": axis}) for axis in ("a", 1.0, [1])], ("LRN", {"size": 0}), ("LRN", {"size": -3}),
+    ("Cast", {"to": 99}), ("Cast", {"to": -1}), ("Cast", {"to": "a"}), ("Transpose", {"perm": "ab"}),
+    ("Shape", {"start": "a"}),
+    ("LeakyRelu", {"alpha": 1}), ("LeakyRelu", {"alpha": "x"}), ("Elu", {"alpha": [1.0]}), ("Trilu", {"upper": "a"}),
+    ("Dropout", {"seed": "a"}), ("EyeLike", {"dtype": 99}), ("Multinomial", {"sample_size": -1}),
+    ("Flatten", {"axis": "1"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_type", "attributes"), WRONG_ATTRIBUTES)
+def test_attributes_that_cannot_be(op_type, attributes, make_model):
+    """Types are those of the operator's definition, counts and sizes large enough, before any kernel sees them."""
+    inputs = ["x", "w"] if op_type.startswith("Conv") else ["x"]
+    node = helper.make_node(op_type, inputs, ["y"], name="it", **attributes)
+    kinds = {"x": (TensorProto.FLOAT, [1, 4, 4, 4]), "w": (TensorProto.FLOAT, [4, 4, 3, 3])}
+    model = make_model([node], {name: kinds[name] for name in inputs}, {"y": (TensorProto.FLOAT, None)})
+    wrong = list(attributes)[-1]
+    with pytest.raises(ort.InvalidGraph, match=f"node 'it' .{op_type}.*: its attribute '{wrong}' is ") as caught:
+        ort.InferenceSession(model)
+    value = attributes[wrong]
+    assert str(value) in caught.value.what
+    assert caught.value.why.startswith("by the definition of the operator, it ")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if (op_type, attributes) not in ((("ConvTranspose"), {"pads": [-1, 0, 0, 0]}),):
+        with pytest.raises(Exception, match=r"ONNXRuntimeError|Exception"):  # it refuses them too, at once or when it runs
+            peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            peer.run(None, {name: np.ones(kinds[name][1], np.float32) for name in inputs})
+
+
 def test_wrong_declared_output(make_model, ones):
     node = helper.make_node("Relu", ["a"], ["c"])
     session = ort.InferenceSession(make_model([node], {"a": (1, None)}, {"c": (1, [9, 9])}))
@@ -214,13 +255,16 @@ def test_bad_options(add_model):
         ort.InferenceSession(add_model, speed="fast")
 
 
+BOTH_OPTIONS = ("SessionOptions", "RunOptions")
+
+
 # What onnxruntime refuses: numbers for levels and modes, levels of logging that it has not, numbers of 64 bits.
 @pytest.mark.parametrize(("owner", "name", "value"), [
     *[("SessionOptions", name, value) for name in ("graph_optimization_level", "execution_mode", "execution_order")
       for value in (0, 99, "ORT_ENABLE_ALL", None)],
-    *[(owner, "log_severity_level", value) for owner in ("SessionOptions", "RunOptions") for value in (-2, 5, 9, 2**40, "1")],
-    *[(owner, "log_verbosity_level", value) for owner in ("SessionOptions", "RunOptions") for value in (2**31, 1.5, None)],
-    *[(owner, "logid", value) for owner in ("SessionOptions", "RunOptions") for value in (1, None)],
+    *[(owner, "log_severity_level", value) for owner in BOTH_OPTIONS for value in (-2, 5, 9, 2**40, "1")],
+    *[(owner, "log_verbosity_level", value) for owner in BOTH_OPTIONS for value in (2**31, 1.5, None)],
+    *[(owner, "logid", value) for owner in BOTH_OPTIONS for value in (1, None)],
     ("SessionOptions", "inter_op_num_threads", 2**31), ("SessionOptions", "profile_file_prefix", 3),
     ("SessionOptions", "use_deterministic_compute", "no"), ("RunOptions", "terminate", "yes"),
     ("RunOptions", "only_execute_path_to_fetches", b"1"),
