@@ -163,7 +163,7 @@ def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
         return parameter.reshape(())
     axis = checked_axis(axis, x.ndim)
     if block_size:
-        repeated = np.repeat(parameter, block_size, axis=axis)
+        repeated = np.repeat(parameter, min(block_size, max(x.shape[axis], 1)), axis=axis)
         return repeated[tuple(slice(size) for size in x.shape)]
     if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
         raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")

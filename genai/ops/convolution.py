@@ -31,7 +31,10 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
         product = arrays.matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
     elif weight.shape[1] == 1 and outputs == channels:
         # One window per channel, tap by tap, needs no columns.
-        padded, scales = windows.padded(x, 0), weight.reshape(1, outputs, -1, *[1] * len(windows.counts))
+        padded, scales = (
+            windows.padded(x, 0),
+            weight.reshape(1, outputs, math.prod(weight.shape[2:]), *[1] * len(windows.counts)),
+        )
         result = np.zeros((batch, channels, *windows.counts), np.result_type(x, weight))
         part = np.empty_like(result)
         for index, tap in enumerate(windows.taps()):
@@ -203,7 +206,7 @@ def conv_transpose(
 
 def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Sequence[int]) -> Any:
     batch, per_group = len(x), x.shape[1] // groups
-    matrix = weight.reshape(groups, per_group, -1).transpose(0, 2, 1)
+    matrix = weight.reshape(groups, per_group, math.prod(weight.shape[1:])).transpose(0, 2, 1)
     parts = matrix @ x.reshape(batch, groups, per_group, math.prod(x.shape[2:]))
     parts = parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
     result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
@@ -267,9 +270,12 @@ def deform_conv(
         columns[:, :, tap] = _interpolated(x, rows, places)
     if mask is not None:
         weights = widened(mask).reshape(batch, offset_group, 1, taps, *counts)
-        columns = (columns.reshape(batch, offset_group, -1, taps, *counts) * weights).reshape(columns.shape)
-    columns = columns.reshape(batch, group, channels // group * taps, -1)
-    result = (weight.reshape(group, len(weight) // group, -1) @ columns).reshape(batch, len(weight), *counts)
+        columns = (columns.reshape(batch, offset_group, channels // offset_group, taps, *counts) * weights).reshape(
+            columns.shape
+        )
+    columns = columns.reshape(batch, group, channels // group * taps, math.prod(counts))
+    matrix = weight.reshape(group, len(weight) // group, math.prod(weight.shape[1:]))
+    result = (matrix @ columns).reshape(batch, len(weight), *counts)
     return (result if bias is None else result + per_channel(widened(bias), 4)).astype(data.dtype, copy=False)
 
 

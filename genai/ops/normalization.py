@@ -140,7 +140,8 @@ def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsil
     """Per instance and group of channels (Wu & He 2018); scale and bias per channel, before version 21 per group."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
         raise KernelError(f"GroupNormalization: {num_groups} groups do not divide data of shape {list(x.shape)}")
-    normed = _standardized(x.reshape(x.shape[0], num_groups, -1), (2,), epsilon)[0].reshape(x.shape)
+    grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
+    normed = _standardized(grouped, (2,), epsilon)[0].reshape(x.shape)
     if scale.shape == (num_groups,):
         scale, bias = (np.repeat(value, x.shape[1] // num_groups) for value in (scale, bias))
     return _by_channel(normed, scale, bias, x.dtype)

@@ -220,7 +220,9 @@ def test_attributes_that_cannot_be(op_type, attributes, make_model):
     assert caught.value.why.startswith("by the definition of the operator, it ")
     onnxruntime = pytest.importorskip("onnxruntime")
     if (op_type, attributes) not in ((("ConvTranspose"), {"pads": [-1, 0, 0, 0]}),):
-        with pytest.raises(Exception, match=r"ONNXRuntimeError|Exception"):  # it refuses them too, at once or when it runs
+        with pytest.raises(
+            Exception, match=r"ONNXRuntimeError|Exception"
+        ):  # it refuses them too, at once or when it runs
             peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
             peer.run(None, {name: np.ones(kinds[name][1], np.float32) for name in inputs})
 
