@@ -248,6 +248,26 @@ def _sequence(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     return sum(value.nbytes + ARRAY_BYTES for value in _arrays(held))
 
 
+def _scores(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Attention: a score per head, query and key."""
+    q, k = inputs[0], inputs[1] if len(inputs) > 1 else None
+    if k is None or q.ndim not in (3, 4) or k.ndim not in (3, 4):
+        return 0
+    heads = q.shape[1] if q.ndim == 4 else int(spec.attributes.get("num_heads", spec.attributes.get("q_num_heads", 1)))
+    return int(q.shape[0] * heads * q.shape[-2] * k.shape[-2] * 4)
+
+
+def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """GroupQueryAttention: keys and values of all positions, as many as two inputs say."""
+    q, k, lengths, total = inputs[0], inputs[1], inputs[5], inputs[6]
+    groups, heads = int(spec.attributes["kv_num_heads"]), int(spec.attributes["num_heads"])
+    if groups < 1 or heads < 1:
+        return 0
+    size = q.shape[-1] // (heads + 2 * groups) if k is None else k.shape[-1] // groups
+    longest = max(int(np.max(total, initial=0)), int(np.max(lengths, initial=0)) + 1)
+    return int(len(q)) * groups * longest * size * 4
+
+
 def _of_shape(itemsize: int) -> Measure:
     """A value of the first input's shape, in wider elements for a moment."""
     return lambda spec, inputs: 0 if not _arrays(inputs) else int(_arrays(inputs)[0].size) * itemsize
@@ -271,12 +291,15 @@ _MEASURES: dict[tuple[str, str], Measure] = {
     **{("", f"{name}Window"): _by_numbers(_WIDER) for name in ("Blackman", "Hamming", "Hann")},
     **{("", name): _of_shape(16) for name in ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")},
     **{("", name): _converted for name in ("Cast", "CastLike", "DequantizeLinear")},
+    ("", "Attention"): _scores,
     ("", "DFT"): _transformed,
     ("", "NonZero"): _selected,
     ("", "SequenceInsert"): _sequence,
     **{(MS, name): _broadcast for name in ("BiasAdd", "BiasGelu", "GatedAdd")},
     **{(MS, name): _broadcast_wider for name in ("QLinearAdd", "QLinearMul", "QLinearWhere")},
     **{(MS, name): _gemm for name in ("FusedGemm",)},
+    (MS, "GroupQueryAttention"): _caches,
+    (MS, "MultiHeadAttention"): _scores,
     (MS, "QGemm"): lambda spec, inputs: _gemm(spec, inputs[::3]),
     **{(MS, name): _product for name in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")},
     **{(MS, name): _product_as_given for name in ("FusedMatMul", "TransposeMatMul")},

@@ -16,6 +16,7 @@ from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
 from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
+from .machine import collection_paused
 from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
@@ -81,7 +82,8 @@ class InferenceSession(Single):
 
     def _prepare(self, source: Any) -> Prepared:
         try:
-            return prepare(source, self._options, self._providers)
+            with collection_paused():
+                return prepare(source, self._options, self._providers)
         except GenaiError as error:
             raise as_session_error(error) from error
         except RecursionError:

@@ -13,9 +13,9 @@ from typing import Any
 import onnx
 
 from ..graph.ir import Graph, Node, OnnxModel, canonical_domain
-from ..graph.node import MS, Attribute, canonical_imports, onnx_schema
+from ..graph.node import ML, MS, Attribute, canonical_imports, onnx_schema
 from ..graph.types import AttributeType, DataType, TensorType
-from .errors import InvalidGraph
+from .errors import Fail, InvalidGraph
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
@@ -46,6 +46,45 @@ def check_nodes(model: OnnxModel) -> None:
         own = {**versions, **canonical_imports(function.opset_imports)}
         for graph in function.body.nested():
             _check_graph(model, graph, own)
+
+
+def check_result_sizes(graph: Graph, most: int) -> None:
+    """Refuse a graph in which a value must become larger than any may, before the first run begins to make it.
+
+    Only what a node adds counts: a value that is no larger than what it is made from may be a view of it. Branches and
+    bodies of loops may never run, so their values are measured when they are made.
+
+    Raises:
+        Fail: the value's extents are known, and it would take more than `most` bytes.
+    """
+    for node in graph.nodes:
+        if node.key[0] not in _MEASURED_DOMAINS:
+            continue  # a provider computes it, with memory of its own
+        given = [_known_bytes(graph, name) for name in node.inputs if name]
+        for name in filter(None, node.outputs):
+            wanted = _known_bytes(graph, name)
+            if wanted is not None and wanted > most and all(size is not None and size < wanted for size in given):
+                raise Fail(
+                    f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, allowed are {most}",
+                    f"by the shapes that the model declares it is {graph.type_of(name)}{_extents(graph, name)}",
+                    "use smaller inputs or a smaller model; the session's entry session.max_value_bytes sets the limit",
+                )
+
+
+_MEASURED_DOMAINS = frozenset({"", ML, MS})
+
+
+def _known_bytes(graph: Graph, name: str) -> int | None:
+    """What a value takes, if its extents are known."""
+    known = graph.type_of(name)
+    if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED or known.num_elements is None:
+        return None
+    return known.num_elements * (8 if known.dtype is DataType.STRING else known.dtype.numpy_dtype.itemsize)
+
+
+def _extents(graph: Graph, name: str) -> str:
+    known = graph.type_of(name)
+    return str(list(known.shape or ())) if isinstance(known, TensorType) else ""
 
 
 def _check_versions(what: str, imports: Mapping[str, int]) -> None:

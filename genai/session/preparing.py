@@ -30,7 +30,7 @@ from ..runtime.python_loop import Plan
 from .assignment import OrtEpAssignedSubgraph
 from .errors import InvalidArgument, ModelLoadCanceled, SourceTypeError
 from .machine import global_threads
-from .node_checks import check_nodes
+from .node_checks import check_nodes, check_result_sizes
 from .options import (
     KEEPS_QDQ,
     MAX_VALUE_BYTES,
@@ -100,6 +100,7 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     divided = hand_over(model, providers, recording=entries.get(RECORDS_ASSIGNMENT) == "1")
     # What the caller says, or what this machine has left, at most 16 GiB.
     most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
+    check_result_sizes(graph, most)
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
     plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
