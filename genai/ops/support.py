@@ -265,7 +265,7 @@ def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
         return 0
     size = q.shape[-1] // (heads + 2 * groups) if k is None else k.shape[-1] // groups
     longest = max(int(np.max(total, initial=0)), int(np.max(lengths, initial=0)) + 1)
-    return int(len(q)) * groups * longest * size * 4
+    return len(q) * groups * longest * size * 4
 
 
 def _of_shape(itemsize: int) -> Measure:

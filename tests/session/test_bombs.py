@@ -105,6 +105,7 @@ F, N, U, LARGE = np.float32, np.int64, np.uint8, 1 << 40
 TEXTS = np.array(["a " * 3000, *["b"] * 3000], object)
 IMAGE, BYTES = np.ones((1, 1, 4, 4), F), np.ones(SIDE, U)
 ONE, ZERO = F(1), U(0)
+HEADS = np.ones((1, 1, SIDE, 4), F)
 MS, ML = "com.microsoft", "ai.onnx.ml"
 
 
@@ -149,10 +150,11 @@ ASKED: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("QGemm", [BYTES[:, None], ONE, ZERO, BYTES[None], ONE, ZERO], {"domain": MS}),
     ("MatMulIntegerToFloat", [BYTES[:, None], BYTES[None], ONE, ONE], {"domain": MS}),
     ("GatedAdd", [COLUMN, COLUMN, ROW], {"domain": MS}), ("BiasAdd", [COLUMN, ROW, COLUMN], {"domain": MS}),
-    ("Attention", [np.ones((1, 1, SIDE, 4), F)] * 3, {}), ("Attention", [np.ones((1, 1, SIDE, 4), F)] * 3, {"out": 4}),
-    ("MultiHeadAttention", [np.ones((1, SIDE, 4), F)] * 3, {"num_heads": 1, "domain": MS}),
-    *[("GroupQueryAttention", [*[np.ones((1, 1, 4), F)] * 3, *[np.zeros((1, 1, 0, 4), F)] * 2, np.full(1, length, np.int32),
-       np.int32(1 << 30)], {"num_heads": 1, "kv_num_heads": 1, "domain": MS, "out": 3}) for length in (0, (1 << 30) - 1)],
+    ("Attention", [HEADS] * 3, {}), ("Attention", [HEADS] * 3, {"out": 4}),
+    ("MultiHeadAttention", [HEADS[0]] * 3, {"num_heads": 1, "domain": MS}),
+    *[("GroupQueryAttention",
+       [*[HEADS[0, :, :1]] * 3, *[HEADS[:, :, :0]] * 2, np.full(1, length, np.int32), np.int32(1 << 30)],
+       {"num_heads": 1, "kv_num_heads": 1, "domain": MS, "out": 3}) for length in (0, (1 << 30) - 1)],
 ]  # fmt: skip
 
 

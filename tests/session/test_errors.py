@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -125,6 +127,31 @@ def test_external_data_must_exist(add_model):
     tensor.external_data.add(key="location", value="nofile.bin")
     with pytest.raises(ort.Fail, match=r"nofile\.bin"):
         ort.InferenceSession(model.SerializeToString())
+
+
+@pytest.mark.parametrize(("kind", "length", "message"), [
+    ("folder", "12", "is a folder"), ("pipe", "12", "is a pipe"), ("absent", "12", "is missing"),
+    ("file", str(2**62), f"stores {2**62} bytes"), ("file", "9" * 50, "of 50 digits"), ("file", "-1", "length '-1'"),
+])  # fmt: skip
+def test_external_data_that_is_no_file(kind, length, message, make_model, tmp_path):
+    model = make_model(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": (1, [3])}, {"y": (1, [3])}, {"w": np.zeros(3, np.float32)}
+    )
+    weight, path = model.graph.initializer[0], tmp_path / "weights"
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", length)):
+        weight.external_data.add(key=key, value=value)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_bytes(bytes(12))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ort.GenaiError, match=message) as caught:
+        ort.InferenceSession(tmp_path / "m.onnx")
+    assert caught.value.why and caught.value.fix
 
 
 def test_newer_ir(add_model):
