@@ -156,6 +156,8 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
     threads, weight = spec.options.get("threads"), spec.constants[1]
     if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
         return None
+    if tuple(spec.attributes.get("kernel_shape") or weight.shape[2:]) != weight.shape[2:]:
+        return None  # the plain kernel says so, when it runs
     bias = spec.constants[2] if spec.has(2) else None
     if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
         return None
@@ -170,6 +172,9 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
 def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
     if x.ndim < 2 or x.ndim != weight.ndim:
         raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+    stated = spec.attributes.get("kernel_shape")
+    if stated is not None and tuple(stated) != weight.shape[2:]:
+        raise KernelError(f"{spec.op_type}: kernel_shape is {list(stated)}, the weight has shape {list(weight.shape)}")
 
 
 def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows) -> None:

@@ -193,7 +193,7 @@ def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 def _selected(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     """NonZero: one number of 64 bits per axis and element that is not zero, twice for a moment."""
-    return int(np.count_nonzero(inputs[0])) * max(inputs[0].ndim, 1) * 2 * 8
+    return int(np.count_nonzero(inputs[0]) * max(inputs[0].ndim, 1) * 2 * 8)
 
 
 def _converted(spec: NodeSpec, inputs: Sequence[Any]) -> int:
@@ -263,7 +263,7 @@ def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     groups, heads = int(spec.attributes["kv_num_heads"]), int(spec.attributes["num_heads"])
     if groups < 1 or heads < 1:
         return 0
-    size = q.shape[-1] // (heads + 2 * groups) if k is None else k.shape[-1] // groups
+    size: int = q.shape[-1] // (heads + 2 * groups) if k is None else k.shape[-1] // groups
     longest = max(int(np.max(total, initial=0)), int(np.max(lengths, initial=0)) + 1)
     return len(q) * groups * longest * size * 4
 

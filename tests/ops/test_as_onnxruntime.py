@@ -106,6 +106,9 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gather at no coordinates of a batch": ("GatherND", {"x": THIRDS, "n": np.zeros((2, 3, 0), np.int64)}, {"batch_dims": 1}),
     "scatter at no coordinates": ("ScatterND", {"x": THIRDS, "n": np.zeros((2, 0), np.int64), "u": np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2)}, {}),
     **{f"conv to no channels, {g} groups": ("Conv", {"x": np.ones((1, 2, 5, 5), np.float32), "w": np.ones((0, 2 // g, 3, 3), np.float32)}, {"group": g}) for g in (1, 2)},
+    "transposed conv of no channels": ("ConvTranspose", {"x": np.zeros((0, 0, 3), np.float32), "w": np.ones((0, 2, 3), np.float32)}, {}),
+    **{f"grid sample of no channels, {n}": ("GridSample", {"x": np.zeros((n, 0, 3, 2), np.float32), "g": np.zeros((n, 2, 4, 2), np.float32)}, {}) for n in (0, 1)},
+    "regions of no height": ("RoiAlign", {"x": np.ones((1, 4, 4, 4), np.float32), "r": np.ones((1, 4), np.float32), "n": i(0)}, {"output_height": 0}),
     "conv from no channels to none": ("Conv", {"x": np.ones((1, 0, 5), np.float32), "w": np.ones((0, 0, 3), np.float32)}, {}),
     **{f"a condition of 5, axis {a}": ("Compress", {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "c": np.array([1, 0, 1, 1, 1], bool)}, {} if a is None else {"axis": a}) for a in (0, 1, -1, None)},
     "a condition longer than all": ("Compress", {"x": f(1, 2, 3), "c": np.array([0, 1, 0, 1], bool)}, {}),
@@ -285,6 +288,26 @@ def test_texts_that_are_no_numbers(text, to, one_node, both):
     refused(model, feed, "Cast: the ")
     with pytest.raises(Exception, match="sto"):
         both(model, feed)
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_kernel_shape_that_contradicts_the_weight(op_type, constant, one_node, both):
+    feed = {"x": np.ones((1, 4, 4, 4), np.float32), "w": np.ones((4, 4, 3, 3), np.float32)}
+    model = one_node(op_type, feed, kernel_shape=[2, 2])
+    if constant:
+        model.graph.initializer.append(numpy_helper.from_array(feed.pop("w"), "w"))
+        del model.graph.input[1:]
+    refused(model, feed, "kernel_shape is ")
+    with pytest.raises(Exception, match="kernel_shape"):
+        both(model, feed)
+
+
+@pytest.mark.parametrize("values", [[1, 2], [[1, 2]]])
+def test_a_number_is_one_number(values, one_node):
+    """Several where one is expected are an error, not the first of them."""
+    feed = {"x": np.ones((3, 3), np.float32), "k": np.array(values)}
+    refused(one_node("Trilu", feed), feed, "a single number is expected")
 
 
 def test_arg_max_needs_an_element(one_node):
