@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from ..errors import ExternalDataError
 from .storage import ExternalStorage
 
-_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DIGITS = re.compile(r"[0-9]+", re.ASCII)
+# More of them than any file's size has, and few enough to compute with.
+_MOST_DIGITS = 40
 
 
 class ExternalData:
@@ -133,6 +135,12 @@ class ExternalData:
                     self._opened[path] = np.empty(0, np.uint8), None
             except OSError as error:
                 raise _unreadable(tensor, location, error) from error
+            if not is_file and path.exists():
+                raise ExternalDataError(
+                    f"the external data file {location!r} of tensor {tensor!r} is {_kind(path)}",
+                    "weights are read from regular files only: a pipe or a device might never end",
+                    "put the data into a file of that name beside the model",
+                )
             if not is_file:
                 raise ExternalDataError(
                     f"the external data file {location!r} of tensor {tensor!r} is missing",
@@ -140,6 +148,15 @@ class ExternalData:
                     "copy or download the data file that belongs to the model; its name must not change",
                 )
         return self._opened[path]
+
+
+def _kind(path: Path) -> str:
+    """What a path is that is no regular file."""
+    kinds = (
+        (path.is_dir, "a folder"), (path.is_fifo, "a pipe"), (path.is_socket, "a socket"),
+        (path.is_char_device, "a device"), (path.is_block_device, "a device"),
+    )  # fmt: skip
+    return next((words for holds, words in kinds if holds()), "no regular file")
 
 
 def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> int:
@@ -150,6 +167,12 @@ def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> 
         raise ExternalDataError(
             f"tensor {tensor!r} has the external data {key} {value!r:.40}",
             "it must be a whole number of bytes, not negative",
+            "export the model again",
+        )
+    if len(value) > _MOST_DIGITS:
+        raise ExternalDataError(
+            f"tensor {tensor!r} has an external data {key} of {len(value)} digits",
+            "no file has so many bytes",
             "export the model again",
         )
     return int(value)

@@ -143,7 +143,7 @@ class Graph(Changeable):
         """This graph and all in its nodes, outer ones first."""
         self._uses()
         yield self
-        for node in list(self.nodes):
+        for node in [node for node in self.nodes if node.attributes]:
             for subgraph in node.subgraphs():
                 yield from subgraph.nested()
 

@@ -114,6 +114,8 @@ class OnnxModel(Changeable):
 
     def function(self, node: Node) -> Function | None:
         """The model's own function that a node calls, or None, also where it is known."""
+        if not self.functions:
+            return None
         found = self.functions.get((*node.key, node.overload))
         return None if found is None or found.known else found
 

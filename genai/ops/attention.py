@@ -67,7 +67,7 @@ def split_heads(x: Any, heads: int) -> Any:
         return x
     if heads < 1 or x.ndim != 3 or x.shape[2] % heads:
         raise KernelError(f"a value of shape {list(x.shape)} cannot be split into {heads} heads")
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def join_heads(x: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.node import onnx_schema
 from .registry import Kernel, KernelError, NodeSpec
-from .support import checked_shape
+from .support import limited
 
 # Where onnx.reference keeps the operators of each domain.
 _PACKAGES = {
@@ -25,10 +25,6 @@ _PACKAGES = {
 # Borrowed code loops over such numbers in Python, or allocates by them.
 _MAX_COUNT = 1 << 16
 _NOT_COUNTS = frozenset({"ignore_index", "dtype", "to"})
-_SIZED_BY_INPUTS = frozenset(
-    "AffineGrid BlackmanWindow CenterCropPad Col2Im DFT HammingWindow HannWindow MaxUnpool MelWeightMatrix STFT".split()
-)
-_MAX_RANK = 8
 
 
 @cache
@@ -73,26 +69,16 @@ def make(spec: NodeSpec) -> Kernel:
         feeds = {name: value for name, value in zip(spec.inputs, inputs, strict=False) if name}
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
-        _check_sizes(spec, inputs)
         results = dict(zip(wanted, evaluator.run(None, feeds), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
-    return kernel
+    return limited(spec, kernel)
 
 
 def definition(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
     """The same as a function of the inputs, made when it is first called."""
     made = cache(partial(make, spec))
     return lambda *inputs: made()(None, inputs)
-
-
-def _check_sizes(spec: NodeSpec, inputs: Sequence[Any]) -> None:
-    """Refuse sizes, given as inputs, of values that are too large to make."""
-    if spec.op_type not in _SIZED_BY_INPUTS:
-        return
-    for value in inputs:
-        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iu" and value.size <= _MAX_RANK:
-            checked_shape(spec, [max(int(size), 1) for size in np.asarray(value).reshape(-1)], 8)
 
 
 def _value(result: Any) -> Any:

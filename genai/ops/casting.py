@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from .support import checked_axis, widened
 
 _SMALL_INTEGERS = frozenset({"int2", "int4", "uint2", "uint4"})
 _SATURATED = {DataType.FLOAT8E4M3FN, DataType.FLOAT8E4M3FNUZ, DataType.FLOAT8E5M2, DataType.FLOAT8E5M2FNUZ}
+_MOST_DIGITS = 20  # of a number of 64 bits
 _DATA_TYPES = frozenset(DataType) - {DataType.UNDEFINED}
 
 
@@ -60,20 +62,48 @@ def cast_array(x: Any, to: int, *, saturate: bool = True, round_mode: str = "up"
 def _from_strings(x: Any, dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "O":
         return x.astype(object)
-    texts = [_text(value).strip() for value in x.reshape(-1).tolist()]
-    values: list[Any]
-    if dtype.kind in "iu":
-        values = [int(float(text)) if any(mark in text for mark in ".eE") else int(text) for text in texts]
-    else:
-        values = [float(text) for text in texts]
-    return np.array(values, dtype=np.float64 if dtype.kind == "V" else dtype).astype(dtype).reshape(x.shape)
+    texts = [value.decode() if isinstance(value, bytes) else str(value) for value in x.reshape(-1).tolist()]
+    if dtype.kind in "iub":
+        values = np.array(
+            [_whole_number(text, dtype.kind) for text in texts], np.int64 if dtype.kind == "i" else np.uint64
+        )
+        return values.astype(dtype).reshape(x.shape)
+    return np.array([_number(text) for text in texts], np.float64).astype(dtype).reshape(x.shape)
 
 
-def _text(value: Any) -> str:
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    if "_" in text:
-        raise ValueError(f"{text!r:.80} is not a number")
-    return text
+# What C's strtod and strtoull read: blanks, a sign, and as much of what follows as is a number. The rest is passed
+# over, as it is in onnxruntime.
+_BLANK_AND_SIGN = r"[ \t\n\v\f\r]*([+-]?)"
+_WHOLE = re.compile(_BLANK_AND_SIGN + r"([0-9]+)")
+_FLOAT = re.compile(
+    _BLANK_AND_SIGN + r"(?:(0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?)"
+    r"|((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf(?:inity)?|nan))",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def _number(text: str) -> float:
+    found = _FLOAT.match(text)
+    if found is None:
+        raise KernelError(f"Cast: the text {text!r:.80} does not begin with a number")
+    sign, hexadecimal, plain = found.groups()
+    try:
+        return float.fromhex(sign + hexadecimal) if hexadecimal else float(sign + plain)
+    except OverflowError:  # of hexadecimal numbers alone; decimal ones become infinite
+        return -math.inf if sign == "-" else math.inf
+
+
+def _whole_number(text: str, kind: str) -> int:
+    """Up to 64 bits, of which `astype` keeps the lowest; where the type has no sign, -2 is what its bits say."""
+    found = _WHOLE.match(text)
+    if found is None:
+        raise KernelError(f"Cast: the text {text!r:.80} does not begin with a whole number")
+    value = int(found[2]) if len(found[2].lstrip("0")) <= _MOST_DIGITS else 1 << 64
+    least, most = (-(1 << 63), (1 << 63) - 1) if kind == "i" else (1 - (1 << 64), (1 << 64) - 1)
+    value = -value if found[1] == "-" else value
+    if not least <= value <= most:
+        raise KernelError(f"Cast: the number {found[0].strip():.40} has more than 64 bits")
+    return value if kind == "i" else value % (1 << 64)
 
 
 def _to_strings(x: Any) -> Any:
@@ -133,7 +163,7 @@ def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
         return parameter.reshape(())
     axis = checked_axis(axis, x.ndim)
     if block_size:
-        repeated = np.repeat(parameter, block_size, axis=axis)
+        repeated = np.repeat(parameter, min(block_size, max(x.shape[axis], 1)), axis=axis)
         return repeated[tuple(slice(size) for size in x.shape)]
     if parameter.ndim != 1 or parameter.shape[0] != x.shape[axis]:
         raise KernelError(f"scales of shape {list(parameter.shape)} do not fit axis {axis} of {list(x.shape)}")

@@ -53,8 +53,45 @@ def fused_matmul(
 
 operator("GatedAdd", domain=MS)(lambda x, y, gate: x + y * gate)
 operator("ExpandDims", domain=MS)(lambda x, axis: np.expand_dims(x, int(scalar(axis))))
-operator("Inverse", domain=MS)(lambda x: np.linalg.inv(widened(x)).astype(x.dtype, copy=False))
 operator("BiasAdd", domain=MS)(lambda x, bias, skip: x + bias + skip)
+
+
+@operator("Inverse", domain=MS)
+def inverse(x: Any) -> Any:
+    """Of each matrix; of a singular one what division by its zero pivots gives, infinities and NaN."""
+    matrices = widened(x)
+    try:
+        found = np.linalg.inv(matrices)
+    except np.linalg.LinAlgError:
+        if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
+            raise
+        found = np.empty_like(matrices)
+        for place in np.ndindex(matrices.shape[:-2]):
+            try:
+                found[place] = np.linalg.inv(matrices[place])
+            except np.linalg.LinAlgError:
+                found[place] = _inverse_of_singular(matrices[place])
+    return found.astype(x.dtype, copy=False)
+
+
+def _inverse_of_singular(x: Any) -> Any:
+    """By triangular factors whose rows are exchanged, as onnxruntime (Eigen) has it; zero pivots eliminate nothing."""
+    upper, result = np.array(x), np.eye(len(x), dtype=x.dtype)
+    for column in range(len(x)):
+        pivot = column + int(np.argmax(np.abs(upper[column:, column])))
+        if upper[pivot, column] == 0:
+            continue
+        for matrix in (upper, result):
+            matrix[[column, pivot]] = matrix[[pivot, column]]
+        factors = upper[column + 1 :, column] / upper[column, column]
+        for matrix in (upper, result):
+            matrix[column + 1 :] -= factors[:, None] * matrix[column]
+    with np.errstate(all="ignore"):
+        for row in range(len(x) - 1, -1, -1):
+            for later in range(row + 1, len(x)):
+                result[row] -= upper[row, later] * result[later]
+            result[row] /= upper[row, row]
+    return result
 
 
 def _transposed(x: Any, last: bool, batch: bool) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..graph.rows import Kind, NotFlattenable, State
 from .registry import Kernel, KernelError, NodeSpec, Subgraph, operator, register, scalar
 from .rules import NodeRows, States, row_rule
-from .support import MAX_VALUE_BYTES, checked_axis
+from .support import ARRAY_BYTES, MAX_VALUE_BYTES, checked_axis, checked_shape
 
 
 @register("If")
@@ -36,7 +36,7 @@ def loop(spec: NodeSpec) -> Kernel:
         going = inputs[1] is None or bool(scalar(inputs[1]))
         carried, captured = list(inputs[2:num_inputs]), inputs[num_inputs:]
         stacked: list[list[Any]] = [[] for _ in range(num_stacked)]
-        room = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
+        room = _Room(spec)
         for step in count():
             if not going or (limit is not None and step >= limit):
                 break
@@ -45,12 +45,30 @@ def loop(spec: NodeSpec) -> Kernel:
             carried = list(results[1 : 1 + num_carried])
             for values, value in zip(stacked, results[1 + num_carried :], strict=True):
                 values.append(value)
-                room -= getattr(value, "nbytes", 0)
-            if room < 0:
-                raise KernelError(f"Loop: what {step + 1} turns stack up takes more bytes than a value may")
+                room.take(value)
         return *carried, *(_stacked(values, body, 1 + num_carried + i) for i, values in enumerate(stacked))
 
     return kernel
+
+
+class _Room:
+    """What the turns of a body may pile up together: as much as a single value."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._op_type, self._left, self._held = (
+            spec.op_type,
+            int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES)),
+            0,
+        )
+
+    def take(self, value: Any) -> None:
+        """Count a value that is kept. Raises KernelError: there is no room for it."""
+        self._held += 1
+        self._left -= getattr(value, "nbytes", 0) + ARRAY_BYTES
+        if self._left < 0:
+            raise KernelError(
+                f"{self._op_type}: {self._held} values that its turns stack up take more than a value may"
+            )
 
 
 def _stacked(values: list[Any], body: Subgraph, output: int, axis: int = 0) -> Any:
@@ -97,6 +115,7 @@ class _Scan:
 
     def __init__(self, spec: NodeSpec, first: int = 0) -> None:
         attributes = spec.attributes
+        self._spec = spec
         self.body = spec.subgraphs["body"]
         self.num_scanned = int(attributes["num_scan_inputs"])
         self.num_states = len(spec.inputs) - first - self.num_scanned
@@ -125,11 +144,13 @@ class _Scan:
         if len(lengths) != 1:
             raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
         stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
+        room = _Room(self._spec)
         for step in range(lengths.pop()):
             results = self.body(context, [*carried, *(value[step] for value in slices), *captured])
             carried = list(results[: self.num_states])
             for values, value in zip(stacked, results[self.num_states :], strict=True):
                 values.append(value)
+                room.take(value)
         return *carried, *(self._joined(values, index) for index, values in enumerate(stacked))
 
     def _joined(self, values: list[Any], index: int) -> Any:
@@ -157,10 +178,12 @@ def sequence_map(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         captured = inputs[num_inputs:]
         outputs: list[list[Any]] = [[] for _ in body.outputs]
+        room = _Room(spec)
         for index in range(len(inputs[0])):
             given = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
             for values, value in zip(outputs, body(context, [*given, *captured]), strict=True):
                 values.append(value)
+                room.take(value)
         return tuple(outputs)
 
     return kernel
@@ -223,20 +246,35 @@ def concat_from_sequence(values: Any, *, axis: int, new_axis: bool = False) -> A
 
 
 @operator("SplitToSequence", since_version=11)
-def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: bool = True) -> Any:
+def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: bool = True, spec: NodeSpec) -> Any:
     """Cut into pieces of given sizes, of one size, or into single slices (whose axis may be dropped)."""
     along = checked_axis(axis, x.ndim)
     extent = x.shape[along]
     if sizes is None:
-        pieces = np.split(x, range(1, extent), axis=along) if extent else []
-        return pieces if keepdims else [np.squeeze(piece, axis=along) for piece in pieces]
+        checked_shape(spec, (extent,), ARRAY_BYTES)
+        return _slices(x, along, keepdims=keepdims)
     if np.ndim(sizes) == 0:
         size = int(sizes)
         if size < 1:
             raise KernelError(f"SplitToSequence: pieces of size {size}")
-        ends = range(size, extent, size)
-    else:
-        if int(np.sum(sizes)) != extent or np.any(np.asarray(sizes) < 0):
-            raise KernelError(f"SplitToSequence: sizes {np.asarray(sizes).tolist()} do not add up to {extent}")
-        ends = np.cumsum(sizes)[:-1].tolist()
-    return np.split(x, ends, axis=along)
+        checked_shape(spec, (-(-extent // size),), ARRAY_BYTES)
+        return _pieces(x, [*range(size, extent, size), extent] if extent else [], along)
+    given = [int(size) for size in np.asarray(sizes).tolist()]
+    if sum(given) != extent or min(given, default=0) < 0:
+        raise KernelError(f"SplitToSequence: sizes {given!s:.200} do not add up to {extent}")
+    return _pieces(x, accumulate(given), along)
+
+
+def _pieces(x: Any, ends: Iterable[int], along: int) -> list[Any]:
+    """Views of x from each end to the next; np.split takes several times as long."""
+    before = (slice(None),) * along
+    return [x[(*before, slice(begin, end))] for begin, end in pairwise((0, *ends))]
+
+
+def _slices(x: Any, along: int, *, keepdims: bool) -> list[Any]:
+    """Views of a single position of an axis each, which may be dropped."""
+    moved = np.moveaxis(x, along, 0)
+    if keepdims:
+        return list(np.expand_dims(moved, along + 1))
+    # Iterating over a vector would give its elements, not arrays.
+    return list(moved) if moved.ndim > 1 else [moved[i, ...] for i in range(len(moved))]

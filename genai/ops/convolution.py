@@ -31,7 +31,10 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
         product = arrays.matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
     elif weight.shape[1] == 1 and outputs == channels:
         # One window per channel, tap by tap, needs no columns.
-        padded, scales = windows.padded(x, 0), weight.reshape(1, outputs, -1, *[1] * len(windows.counts))
+        padded, scales = (
+            windows.padded(x, 0),
+            weight.reshape(1, outputs, math.prod(weight.shape[2:]), *[1] * len(windows.counts)),
+        )
         result = np.zeros((batch, channels, *windows.counts), np.result_type(x, weight))
         part = np.empty_like(result)
         for index, tap in enumerate(windows.taps()):
@@ -40,7 +43,8 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
     else:
         columns = columns_of(windows.padded(x, 0), windows, threads)
         columns = columns.reshape(batch, groups, math.prod(weight.shape[1:]), positions)
-        product = arrays.matmul(weight.reshape(groups, outputs // groups, -1), columns, threads)
+        kernels = weight.reshape(groups, outputs // groups, columns.shape[2])
+        product = arrays.matmul(kernels, columns, threads)
     return product.reshape(batch, outputs, *windows.counts)
 
 
@@ -152,6 +156,8 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
     threads, weight = spec.options.get("threads"), spec.constants[1]
     if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
         return None
+    if tuple(spec.attributes.get("kernel_shape") or weight.shape[2:]) != weight.shape[2:]:
+        return None  # the plain kernel says so, when it runs
     bias = spec.constants[2] if spec.has(2) else None
     if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
         return None
@@ -166,6 +172,9 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
 def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
     if x.ndim < 2 or x.ndim != weight.ndim:
         raise KernelError(f"{spec.op_type}: data {list(x.shape)} and weight {list(weight.shape)} differ in rank")
+    stated = spec.attributes.get("kernel_shape")
+    if stated is not None and tuple(stated) != weight.shape[2:]:
+        raise KernelError(f"{spec.op_type}: kernel_shape is {list(stated)}, the weight has shape {list(weight.shape)}")
 
 
 def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows) -> None:
@@ -202,7 +211,7 @@ def conv_transpose(
 
 def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Sequence[int]) -> Any:
     batch, per_group = len(x), x.shape[1] // groups
-    matrix = weight.reshape(groups, per_group, -1).transpose(0, 2, 1)
+    matrix = weight.reshape(groups, per_group, math.prod(weight.shape[1:])).transpose(0, 2, 1)
     parts = matrix @ x.reshape(batch, groups, per_group, math.prod(x.shape[2:]))
     parts = parts.reshape(batch, groups * weight.shape[1], math.prod(windows.kernel), *windows.counts)
     result = np.zeros((batch, parts.shape[1], *room), parts.dtype)
@@ -266,9 +275,12 @@ def deform_conv(
         columns[:, :, tap] = _interpolated(x, rows, places)
     if mask is not None:
         weights = widened(mask).reshape(batch, offset_group, 1, taps, *counts)
-        columns = (columns.reshape(batch, offset_group, -1, taps, *counts) * weights).reshape(columns.shape)
-    columns = columns.reshape(batch, group, channels // group * taps, -1)
-    result = (weight.reshape(group, len(weight) // group, -1) @ columns).reshape(batch, len(weight), *counts)
+        columns = (columns.reshape(batch, offset_group, channels // offset_group, taps, *counts) * weights).reshape(
+            columns.shape
+        )
+    columns = columns.reshape(batch, group, channels // group * taps, math.prod(counts))
+    matrix = weight.reshape(group, len(weight) // group, math.prod(weight.shape[1:]))
+    result = (matrix @ columns).reshape(batch, len(weight), *counts)
     return (result if bias is None else result + per_channel(widened(bias), 4)).astype(data.dtype, copy=False)
 
 

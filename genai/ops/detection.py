@@ -75,7 +75,7 @@ def roi_align(
     )
     checked_indices("RoiAlign: batch_indices", images, len(x))
     result = np.zeros(checked_shape(spec, (len(regions), x.shape[1], output_height, output_width), 8), x.dtype)
-    for number, (region, index) in enumerate(zip(regions, images, strict=True)):
+    for number, (region, index) in enumerate(zip(regions, images, strict=True) if result.size else ()):
         shift = 0.0 if old else 0.5
         first = region[:2][::-1] * spatial_scale - shift
         size = region[2:][::-1] * spatial_scale - shift - first

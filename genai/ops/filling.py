@@ -48,7 +48,7 @@ def range_(*ends: Any, spec: NodeSpec) -> Any:
     if not np.isfinite(steps):
         raise KernelError(f"Range from {start} to {limit} by {delta} has no end")
     count = max(int(np.ceil(steps)), 0)
-    checked_shape(spec, (count,), 8)
+    checked_shape(spec, (count,), 8 if dtype.kind in "iu" else 3 * 8)
     if dtype.kind in "iu":
         return np.arange(start, limit, delta, dtype=dtype)
     return (start + np.arange(count) * delta).astype(dtype)
@@ -160,7 +160,7 @@ def random_values(
     shape: tuple[int, ...] = (), dtype: int | None = None, generator: MakeGenerator, spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """Of the shape in the attributes, or of the input's."""
-    sizes = checked_shape(spec, shape, 8) if like is None else like.shape
+    sizes = checked_shape(spec, shape, 2 * 8) if like is None else like.shape
     draw = generator()
     is_normal = spec.op_type.startswith("RandomNormal")
     return _typed(draw.normal(mean, scale, sizes) if is_normal else draw.uniform(low, high, sizes), like, dtype)
@@ -176,7 +176,7 @@ def bernoulli(x: Any, *, dtype: int | None = None, generator: MakeGenerator) -> 
 def multinomial(x: Any, *, sample_size: int = 1, dtype: int = 6, generator: MakeGenerator, spec: NodeSpec) -> Any:
     """Per row so many samples of classes with the given log-probabilities."""
     logits = x.astype(np.float64)
-    checked_shape(spec, (len(logits), sample_size), 8)
+    checked_shape(spec, (max(len(logits), 1), sample_size), 4 * 8)
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     steps = np.cumsum(weights, axis=1)
     draws = generator().random((len(logits), sample_size)) * steps[:, -1:]

@@ -46,6 +46,8 @@ def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
         raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
     batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
+    if not depth:  # no coordinates: each place of the indices asks for all that the batch leaves
+        return np.broadcast_to(x[batch], (*indices.shape[:-1], *x.shape[batch_dims:])).copy()
     return as_array(x[batch + coordinates])
 
 
@@ -80,6 +82,9 @@ def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -
     """A copy of the data in which slices at coordinates are replaced, or combined with updates."""
     result = np.array(x)
     index = tuple(in_range(indices[..., i], x.shape[i], "ScatterND") for i in range(indices.shape[-1]))
+    if not index:  # no coordinates: each place of the indices updates all of it
+        _scatter(result[None], (np.zeros(indices.shape[:-1], np.int64),), updates, reduction)
+        return result
     _scatter(result, index, updates, reduction)
     return result
 
@@ -113,7 +118,13 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
     return np.moveaxis(values, -1, along), np.moveaxis(order, -1, along).astype(np.int64)
 
 
-operator("Compress", since_version=9)(lambda x, condition, *, axis=None: np.compress(condition, x, axis=axis))
+@operator("Compress", since_version=9)
+def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
+    """Where the condition holds, along an axis or of all elements; what it says beyond the last one is passed over."""
+    extent = x.size if axis is None else x.shape[checked_axis(axis, x.ndim)]
+    return np.compress(condition[:extent], x, axis=axis)
+
+
 operator("NonZero", since_version=9)(lambda x: np.array(np.nonzero(np.atleast_1d(x)), np.int64))
 
 

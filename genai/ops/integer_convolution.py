@@ -144,15 +144,17 @@ def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
     if zero is not None and np.any(zero):
         points = np.asarray(zero).astype(np.float32)
         kernels -= points.reshape(-1, *[1] * (weight.ndim - 1)) if points.size > 1 else points.reshape(())
-    return kernels, exact_runs(math.prod(weight.shape[1:]), kernels.reshape(len(kernels), -1).T)
+    taps = math.prod(weight.shape[1:])
+    return kernels, exact_runs(taps, kernels.reshape(len(kernels), taps).T)
 
 
 def _convolve_in_runs(
     x: Any, weight: Any, windows: PoolingWindows, groups: int, runs: list[slice], threads: arrays.Threads | None
 ) -> Any:
     batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
-    columns = columns_of(windows.padded(x, 0), windows, threads).reshape(batch, groups, -1, positions)
-    kernels = weight.reshape(groups, outputs // groups, -1)
+    taps = math.prod(weight.shape[1:])
+    columns = columns_of(windows.padded(x, 0), windows, threads).reshape(batch, groups, taps, positions)
+    kernels = weight.reshape(groups, outputs // groups, taps)
     total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
     for part in runs:
         total += arrays.matmul(kernels[..., part], columns[:, :, part], threads).astype(np.int32)

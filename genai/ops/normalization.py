@@ -93,7 +93,9 @@ def layer_normalization(
         return norm(_rows(x), weight, epsilon, bias=bias, centred=True, threads=threads).reshape(x.shape)
     normed, *statistics = _standardized(x, tuple(range(first, x.ndim)), epsilon)
     normed = normed.astype(x.dtype) * weight
-    mean, inverse = (value.astype(dtype_of(stash_type), copy=False) for value in statistics)
+    if any(spec.outputs[1:]):  # else no type of theirs is looked at, as in onnxruntime
+        statistics = [value.astype(dtype_of(stash_type), copy=False) for value in statistics]
+    mean, inverse = statistics
     return (normed + bias if has_bias else normed).astype(x.dtype, copy=False), mean, inverse
 
 
@@ -138,7 +140,8 @@ def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsil
     """Per instance and group of channels (Wu & He 2018); scale and bias per channel, before version 21 per group."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
         raise KernelError(f"GroupNormalization: {num_groups} groups do not divide data of shape {list(x.shape)}")
-    normed = _standardized(x.reshape(x.shape[0], num_groups, -1), (2,), epsilon)[0].reshape(x.shape)
+    grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
+    normed = _standardized(grouped, (2,), epsilon)[0].reshape(x.shape)
     if scale.shape == (num_groups,):
         scale, bias = (np.repeat(value, x.shape[1] // num_groups) for value in (scale, bias))
     return _by_channel(normed, scale, bias, x.dtype)

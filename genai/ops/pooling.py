@@ -102,6 +102,8 @@ class WindowSpec:
         sizes, strides, dilations = (
             self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
         )
+        if any(size < 1 for size in sizes):
+            raise KernelError(f"{self._name}: a kernel of {list(sizes)} has no elements")
         reach = [dilation * (size - 1) + 1 for size, dilation in zip(sizes, dilations, strict=True)]
         begins, ends = self._padding(extents, reach, strides)
         counts = []

@@ -86,10 +86,8 @@ class _Recurrent:
         x = inputs[0]
         dtype = x.dtype
         x = widened(np.swapaxes(x, 0, 1) if self.batch_first else x)
-        if x.ndim != 3 or inputs[1].shape[0] != len(self.backwards):
-            raise KernelError(f"{self.op_type}: data {list(x.shape)} and weights {list(inputs[1].shape)} do not fit")
+        hidden = self._check_shapes(x, inputs)
         directions = self._directions(inputs)
-        hidden = directions[0].states.shape[0]
         lengths = optional(inputs, 4)
         if lengths is not None and (np.shape(lengths) != x.shape[1:2] or np.any((lengths < 0) | (lengths > len(x)))):
             raise KernelError(f"{self.op_type}: sequence_lens must be a length from 0 to {len(x)} per sequence")
@@ -102,6 +100,31 @@ class _Recurrent:
         if self.batch_first:
             result = result[0].transpose(2, 0, 1, 3), np.swapaxes(result[1], 0, 1), np.swapaxes(result[2], 0, 1)
         return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in result[: 2 + self.has_cell])
+
+    def _check_shapes(self, x: Any, inputs: Sequence[Any]) -> int:
+        """The hidden size, by which every input has the shape that the operator defines."""
+        weight, recurrence = inputs[1], inputs[2]
+        if x.ndim != 3 or weight.ndim != 3 or recurrence.ndim != 3:
+            raise KernelError(
+                f"{self.op_type}: X, W and R have 3 axes, not {x.ndim}, {weight.ndim} and {recurrence.ndim}"
+            )
+        hidden = int(self.attributes.get("hidden_size", recurrence.shape[-1]))
+        count, rows = len(self.backwards), self.gates * hidden
+        state = (x.shape[1], count, hidden) if self.batch_first else (count, x.shape[1], hidden)
+        fitting: dict[str, tuple[int, tuple[int, ...]]] = {
+            "W": (1, (count, rows, x.shape[2])), "R": (2, (count, rows, hidden)), "B": (3, (count, 2 * rows)),
+            "initial_h": (5, state),
+        }  # fmt: skip
+        if self.has_cell:
+            fitting |= {"initial_c": (6, state), "P": (7, (count, 3 * hidden))}
+        for name, (index, shape) in fitting.items():
+            given = optional(inputs, index)
+            if given is not None and given.shape != shape:
+                raise KernelError(
+                    f"{self.op_type}: {name} has shape {list(given.shape)}, and must have {list(shape)} with "
+                    f"{count} directions, hidden_size {hidden} and data of shape {list(x.shape)} (steps first)"
+                )
+        return hidden
 
     def _initial(self, given: Any, index: int, x: Any, hidden: int) -> Any:
         if given is None:

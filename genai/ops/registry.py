@@ -193,8 +193,11 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def scalar(value: Any) -> Any:
-    """A Python scalar from a one-element array."""
-    return np.asarray(value).reshape(-1)[0].item()
+    """A Python scalar from an array of one element, whatever its rank. Raises KernelError: it has none, or several."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise KernelError(f"a single number is expected, and a value of shape {list(array.shape)} was given")
+    return array.item()
 
 
 F = TypeVar("F", bound=Callable[..., Any])

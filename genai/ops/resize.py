@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -278,7 +279,7 @@ def grid_sample(
     shape = checked_shape(spec, (*x.shape[:2], *grid.shape[1:-1]), 8)
     if not all(x.shape[2:]):
         return np.zeros(shape, x.dtype)
-    places = widened(grid.reshape(len(grid), -1, axes))[..., ::-1]
+    places = widened(grid.reshape(len(grid), math.prod(grid.shape[1:-1]), axes))[..., ::-1]
     sampled = _sampled(x, places, mode.removeprefix("bi"), padding_mode, align_corners)
     return sampled.reshape(shape).astype(x.dtype, copy=False)
 
@@ -291,7 +292,8 @@ def _sampled(x: Any, places: Any, mode: str, padding: str, from_corners: bool) -
         place = (place + 1) / 2 * (extent - 1) if from_corners else ((place + 1) * extent - 1) / 2
         borders = (0.0, extent - 1.0) if from_corners else (-0.5, extent - 0.5)
         taps.append(_taps(np.nan_to_num(place, posinf=0, neginf=0), extent, borders, mode, padding))
-    flat = widened(x.reshape(*x.shape[:2], -1)) if x.dtype.kind == "f" else x.reshape(*x.shape[:2], -1)
+    flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+    flat = widened(flat) if x.dtype.kind == "f" else flat
     result: Any = 0
     for choice in product(*taps):
         index, weight = np.zeros(places.shape[:2], np.int64), np.ones(places.shape[:2], places.dtype)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..graph.node import ML, MS
+from ..graph.types import DataType
 from .registry import Kernel, KernelError, NodeSpec
 
 # A single value may not take more than this unless the caller allows more (NodeSpec.options["max_value_bytes"]).
@@ -84,6 +86,8 @@ def widened(x: Any) -> Any:
 # From the inputs' arrays to the bytes of the result, or more.
 Measure = Callable[[NodeSpec, Sequence[Any]], int]
 _POINTER_BYTES = 8
+# What an array takes beside its elements, also where those are another's.
+ARRAY_BYTES = 128
 
 _BROADCASTING = """
     Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod
@@ -119,6 +123,19 @@ def _product(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     return int(math.prod(batch) * rows * (b.shape[-1] if b.ndim > 1 else 1) * max(a.dtype.itemsize, 4))
 
 
+def _broadcast_wider(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Of bytes that are computed as float32."""
+    return 2 * 4 * _broadcast(spec, inputs)
+
+
+def _product_as_given(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Of matrices that attributes say lie transposed."""
+    a, b = inputs[0], inputs[1]
+    sides = (a.swapaxes(-1, -2) if spec.attributes.get("transA") and a.ndim > 1 else a,
+             b.swapaxes(-1, -2) if spec.attributes.get("transB") and b.ndim > 1 else b)  # fmt: skip
+    return _product(spec, sides)
+
+
 def _gemm(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     a, b = inputs[0], inputs[1]
     if a is None or b is None or a.ndim != 2 or b.ndim != 2:
@@ -138,7 +155,7 @@ def _gather(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 def _gather_nd(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     x, indices = inputs[:2]
     batch, depth = int(spec.attributes.get("batch_dims", 0)), indices.shape[-1] if indices.ndim else 0
-    return int(indices.size // max(depth, 1) * math.prod(x.shape[batch + depth :]) * x.dtype.itemsize)
+    return int(math.prod(indices.shape[:-1]) * math.prod(x.shape[batch + depth :]) * x.dtype.itemsize)
 
 
 def _joined(spec: NodeSpec, inputs: Sequence[Any]) -> int:
@@ -153,6 +170,112 @@ def _joined_text(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     return math.prod(shape) * (longest + _POINTER_BYTES)
 
 
+def _by_numbers(itemsize: int) -> Measure:
+    """Results whose shape is what the last input of whole numbers holds, with what is made on the way."""
+
+    def measure(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+        sizes = [value for value in inputs if value is not None and value.dtype.kind in "iu"][-1]
+        return math.prod(max(int(size), 1) for size in sizes.reshape(-1).tolist()) * itemsize
+
+    return measure
+
+
+def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """DFT: complex numbers, and parts of them."""
+    x, length, axis = inputs[0], optional(inputs, 1), optional(inputs, 2)
+    default = 1 if spec.version < 20 else -2
+    along = int(spec.attributes.get("axis", default)) if axis is None else int(np.asarray(axis).reshape(-1)[0])
+    if length is None or not -x.ndim <= along < x.ndim:
+        return 0
+    wanted = max(int(np.asarray(length).reshape(-1)[0]), 1)
+    return int(x.size // max(x.shape[along], 1)) * wanted * 4 * 16
+
+
+def _selected(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """NonZero: one number of 64 bits per axis and element that is not zero, twice for a moment."""
+    return int(np.count_nonzero(inputs[0]) * max(inputs[0].ndim, 1) * 2 * 8)
+
+
+def _converted(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Cast and its kind, whose results may be wider than what they come from; texts are objects."""
+    x = inputs[0]
+    if spec.op_type == "CastLike":
+        return int(x.size * (_TEXT_BYTES if inputs[1].dtype.kind == "O" else inputs[1].dtype.itemsize))
+    to = spec.attributes.get("to", 1)
+    return int(x.size * (_TEXT_BYTES if to == DataType.STRING else 4 if x.dtype.itemsize < 4 else 8))
+
+
+def _embedded(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """EmbedLayerNormalization and GatherBlockQuantized: a row of a table per id."""
+    ids, table = inputs[0], inputs[2]
+    if spec.op_type == "GatherBlockQuantized":
+        table, ids = inputs[:2]
+        return int(ids.size * (table.size // max(len(table), 1)) * (8 // int(spec.attributes.get("bits", 4))) * 4)
+    return int(ids.size * table.shape[-1] * 4 * 2)
+
+
+def _columns(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """ArrayFeatureExtractor: columns of the last axis, as many as there are indices."""
+    x, indices = inputs[:2]
+    return int(x.size // max(x.shape[-1] if x.ndim else 1, 1) * indices.size * x.dtype.itemsize)
+
+
+def _one_hot(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    categories = spec.attributes.get("cats_strings") or spec.attributes.get("cats_int64s") or ()
+    return int(inputs[0].size) * len(categories) * (4 + 1)
+
+
+def _side_by_side(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """FeatureVectorizer: each input of its given width."""
+    widths = spec.attributes.get("inputdimensions") or ()
+    rows = max((len(x) if x.ndim > 1 else 1 for x in _arrays(inputs)), default=1)
+    return rows * sum(max(int(width), 0) for width in widths) * 4 * 2
+
+
+def _targets(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Scores of rows: as many as the attribute says."""
+    x = inputs[0]
+    return (
+        (len(x) if x.ndim > 1 else 1)
+        * max(int(spec.attributes.get("n_targets", spec.attributes.get("targets", 1))), 1)
+        * 8
+    )
+
+
+def _sequence(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """What a sequence holds, and another value."""
+    held = [*inputs[0], inputs[1]] if isinstance(inputs[0], list) else inputs
+    return sum(value.nbytes + ARRAY_BYTES for value in _arrays(held))
+
+
+def _scores(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """Attention: a score per head, query and key."""
+    q, k = inputs[0], inputs[1] if len(inputs) > 1 else None
+    if k is None or q.ndim not in (3, 4) or k.ndim not in (3, 4):
+        return 0
+    heads = q.shape[1] if q.ndim == 4 else int(spec.attributes.get("num_heads", spec.attributes.get("q_num_heads", 1)))
+    return int(q.shape[0] * heads * q.shape[-2] * k.shape[-2] * 4)
+
+
+def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
+    """GroupQueryAttention: keys and values of all positions, as many as two inputs say."""
+    q, k, lengths, total = inputs[0], inputs[1], inputs[5], inputs[6]
+    groups, heads = int(spec.attributes["kv_num_heads"]), int(spec.attributes["num_heads"])
+    if groups < 1 or heads < 1:
+        return 0
+    size: int = q.shape[-1] // (heads + 2 * groups) if k is None else k.shape[-1] // groups
+    longest = max(int(np.max(total, initial=0)), int(np.max(lengths, initial=0)) + 1)
+    return len(q) * groups * longest * size * 4
+
+
+def _of_shape(itemsize: int) -> Measure:
+    """A value of the first input's shape, in wider elements for a moment."""
+    return lambda spec, inputs: 0 if not _arrays(inputs) else int(_arrays(inputs)[0].size) * itemsize
+
+
+_WIDER = 4 * 8  # float64, of which there are some for a moment
+_TEXT_BYTES = 64
+
 _MEASURES: dict[tuple[str, str], Measure] = {
     **{("", name): _broadcast for name in _BROADCASTING},
     ("", "Concat"): _joined,
@@ -164,6 +287,27 @@ _MEASURES: dict[tuple[str, str], Measure] = {
     ("", "MatMulInteger"): _product,
     ("", "QLinearMatMul"): lambda spec, inputs: _product(spec, inputs[::3]),
     ("", "StringConcat"): _joined_text,
+    ("", "AffineGrid"): _by_numbers(4 * _WIDER),
+    **{("", f"{name}Window"): _by_numbers(_WIDER) for name in ("Blackman", "Hamming", "Hann")},
+    **{("", name): _of_shape(16) for name in ("Bernoulli", "EyeLike", "RandomNormalLike", "RandomUniformLike")},
+    **{("", name): _converted for name in ("Cast", "CastLike", "DequantizeLinear")},
+    ("", "Attention"): _scores,
+    ("", "DFT"): _transformed,
+    ("", "NonZero"): _selected,
+    ("", "SequenceInsert"): _sequence,
+    **{(MS, name): _broadcast for name in ("BiasAdd", "BiasGelu", "GatedAdd")},
+    **{(MS, name): _broadcast_wider for name in ("QLinearAdd", "QLinearMul", "QLinearWhere")},
+    **{(MS, name): _gemm for name in ("FusedGemm",)},
+    (MS, "GroupQueryAttention"): _caches,
+    (MS, "MultiHeadAttention"): _scores,
+    (MS, "QGemm"): lambda spec, inputs: _gemm(spec, inputs[::3]),
+    **{(MS, name): _product for name in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")},
+    **{(MS, name): _product_as_given for name in ("FusedMatMul", "TransposeMatMul")},
+    **{(MS, name): _embedded for name in ("EmbedLayerNormalization", "GatherBlockQuantized")},
+    (ML, "ArrayFeatureExtractor"): _columns,
+    (ML, "FeatureVectorizer"): _side_by_side,
+    (ML, "OneHotEncoder"): _one_hot,
+    **{(ML, name): _targets for name in ("LinearRegressor", "TreeEnsemble", "TreeEnsembleRegressor")},
 }
 
 

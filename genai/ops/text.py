@@ -25,13 +25,15 @@ def string_concat(left: Any, right: Any) -> Any:
 
 
 @operator("StringSplit", since_version=20)
-def string_split(x: Any, *, delimiter: str = "", maxsplit: int = -1) -> Any:
+def string_split(x: Any, *, delimiter: str = "", maxsplit: int = -1, spec: NodeSpec) -> Any:
     """Pieces along a new last axis, filled with "" to the longest; and how many pieces each string has."""
     pieces = [text.split(delimiter or None, maxsplit) if text else [] for text in x.reshape(-1).tolist()]
     longest = max(map(len, pieces), default=0)
-    rows = [piece for row in pieces for piece in (*row, *[""] * (longest - len(row)))]
+    result = np.full(checked_shape(spec, (len(pieces), longest), 8), "", object)
+    for place, row in zip(result, pieces, strict=True):
+        place[: len(row)] = row
     counts = np.array([len(row) for row in pieces], np.int64).reshape(x.shape)
-    return objects(rows, (*x.shape, longest)), counts
+    return result.reshape(*x.shape, longest), counts
 
 
 _CASES: dict[str, Callable[[str], str]] = {"NONE": lambda text: text, "LOWER": str.lower, "UPPER": str.upper}

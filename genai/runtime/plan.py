@@ -308,7 +308,7 @@ def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ..
         touched = set(op.inputs) | set(op.outputs)
         dying = tuple(sorted(touched - alive))
         alive |= touched
-        result.append(replace(op, release=dying))
+        result.append(OpCall(op.label, op.op_type, op.kernel, op.inputs, op.outputs, dying, op.names))
     return tuple(reversed(result))
 
 

@@ -77,7 +77,8 @@ class InputCheck:
         self.name = value.name
         self.type = value.type
         self._dtype, shape = _declared(value)
-        self._rank = -1 if shape is None else len(shape)
+        # Of a scalar onnxruntime checks nothing: exporters declare one where they mean an array of one element.
+        self._rank = len(shape) if shape else -1
         self._fixed = [(axis, dim) for axis, dim in enumerate(shape or ()) if isinstance(dim, int)]
 
     def __call__(self, value: Any) -> Any:

@@ -18,6 +18,8 @@ from .arguments import NodeArg
 # Whole numbers are often indices or token ids, so made-up ones are small.
 _MAX_INTEGER = 10
 _MAX_ELEMENTS = 1 << 28
+# How NumPy's files begin.
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def load_arrays(path: Path) -> dict[str, Any]:
@@ -27,6 +29,15 @@ def load_arrays(path: Path) -> dict[str, Any]:
         InputError: the file is missing, or is not such a file.
     """
     try:
+        with path.open("rb") as file:
+            start = file.read(len(_NPY))
+        if start != _NPY and not start.startswith(_ZIP):
+            # np.load would take any other file for a pickle, and advise to open it as one.
+            raise InputError(
+                f"{str(path)!r} is neither an .npy nor an .npz file: it begins with {start!r}",
+                "inputs are arrays that NumPy wrote; an .npy file begins with \\x93NUMPY, an .npz file with PK",
+                "write it with np.save(path, array) or np.savez(path, name=array)",
+            )
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
             return {path.stem: found}
@@ -34,10 +45,16 @@ def load_arrays(path: Path) -> dict[str, Any]:
             return {name: found[name] for name in found.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"{str(path)!r} cannot be read as arrays: {error}",
+            f"{str(path)!r} cannot be read as arrays: {_reason(error)}",
             "inputs are .npy or .npz files",
             "write it with np.savez",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why NumPy could not read a file, without its advice to allow pickles."""
+    text = str(error)
+    return "it holds Python objects, of which none are opened" if "pickle" in text else text
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
 from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
+from .machine import collection_paused
 from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions
 from .preparing import Prepared, prepare
 from .providers import CPU_PROVIDER, chosen_providers
@@ -83,7 +84,8 @@ class InferenceSession(Single):
 
     def _prepare(self, source: Any) -> Prepared:
         try:
-            return prepare(source, self._options, self._providers)
+            with collection_paused():
+                return prepare(source, self._options, self._providers)
         except GenaiError as error:
             raise as_session_error(error) from error
         except RecursionError:
@@ -264,8 +266,16 @@ class InferenceSession(Single):
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run with bound inputs; results go to the bound outputs."""
-        names = iobinding.output_names or list(self._positions)
+        """Run with bound inputs; results go to the bound outputs.
+
+        Raises:
+            InvalidArgument: no output is bound; else as `run`.
+        """
+        names = iobinding.output_names
+        if not names:
+            raise InvalidArgument(
+                "at least one output should be requested", "no output is bound", "call bind_output first"
+            )
         iobinding.accept(names, self._wherever(names, iobinding.feed(), run_options))
 
     # Profiling

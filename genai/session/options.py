@@ -130,7 +130,8 @@ class SessionOptions(_Entries):
             raise OptionError(
                 f"SessionOptions has no option {name!r}", f"it has {', '.join(sorted(_SESSION_OPTIONS))}", "rename it"
             )
-        object.__setattr__(self, name, _checked(name, value) if name in _SESSION_OPTIONS else value)
+        kind = _SESSION_OPTIONS.get(name)
+        object.__setattr__(self, name, value if kind is None else _checked("SessionOptions", name, kind, value))
 
     add_session_config_entry, get_session_config_entry = _Entries._add, _Entries._get
 
@@ -216,7 +217,8 @@ class RunOptions(_Entries):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _RUN_OPTIONS:
             raise OptionError(f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "rename it")
-        object.__setattr__(self, name, value)
+        kind = _RUN_OPTIONS.get(name)
+        object.__setattr__(self, name, value if kind is None else _checked("RunOptions", name, kind, value))
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,30 +245,36 @@ class RunOptions(_Entries):
     add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
 
 
-_RUN_OPTIONS = sorted(RunOptions.__annotations__)
+_RUN_OPTIONS = {name: type(getattr(RunOptions, name)) for name in sorted(RunOptions.__annotations__)}
 _SESSION_OPTIONS = {name: type(getattr(SessionOptions, name)) for name in SessionOptions.__annotations__}
+# The numbers that onnxruntime's levels of logging have; -1 leaves the choice to the environment, or the session.
+_SEVERITIES = range(-1, 5)
 
 
-def _checked(name: str, value: Any) -> Any:
-    kind = _SESSION_OPTIONS[name]
-    try:
-        if kind is str and isinstance(value, str | Path):
-            return str(value)
-        if issubclass(kind, IntEnum):
-            return kind(value)
-        if kind is bool and isinstance(value, bool | np.bool_):
-            return bool(value)
-        if kind is int and isinstance(value, int | np.integer) and not isinstance(value, bool):
-            if name.endswith("num_threads") and value < 0:
-                raise ValueError("it must not be negative")
-            return int(value)
-    except ValueError as error:
-        raise OptionError(f"SessionOptions.{name} = {value!r}", str(error), f"give a {kind.__name__}") from error
-    raise OptionError(
-        f"SessionOptions.{name} = {value!r} of type {type(value).__name__}",
-        f"it is a {kind.__name__}",
-        f"give a {kind.__name__}",
-    )
+def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
+    """A value as an option takes it: what onnxruntime converts is converted, what it refuses is an OptionError."""
+    wanted, why = f"give a {kind.__name__}", f"it is a {kind.__name__}"
+    if kind is str and isinstance(value, str | Path | bytes):
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if issubclass(kind, IntEnum):
+        # onnxruntime converts no numbers: 99 may be a slip, GraphOptimizationLevel.ORT_ENABLE_ALL is none.
+        if isinstance(value, kind):
+            return value
+        members = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
+        why, wanted = f"it is a member of {kind.__name__}", f"give one of {members}"
+    elif kind is bool and (value is None or isinstance(value, int | float | np.generic)):
+        return bool(value)
+    elif kind is int and isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if name.endswith("num_threads") and number < 0:
+            why, wanted = "it must not be negative", "give a number of threads, or 0 for one per core"
+        elif name == "log_severity_level" and number not in _SEVERITIES:
+            why, wanted = "it is from 0 (everything) to 4 (fatal errors only), or -1 (as it was)", "give one of these"
+        elif abs(number) >= 1 << 31:
+            why, wanted = "it is a number of 32 bits", "give a smaller one"
+        else:
+            return number
+    raise OptionError(f"{owner}.{name} = {value!r:.80} of type {type(value).__name__}", why, wanted)
 
 
 def _extent(name: str, value: int) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from genai.kvcache.budget import available_memory
 from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 
 from ..graph.gradients import expand_gradients
-from ..graph.ir import Graph, Node, OnnxModel, OnnxTensor, Value, canonical_domain
-from ..graph.node import canonical_imports, onnx_schema
+from ..graph.ir import Graph, OnnxModel, OnnxTensor, Value
 from ..graph.reader import read_model
 from ..graph.rewrites.base import run_rewrites
 from ..graph.rewrites.byte_tables import tabulate_bytes
@@ -31,8 +28,9 @@ from ..runtime.device import open_executor
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.python_loop import Plan
 from .assignment import OrtEpAssignedSubgraph
-from .errors import InvalidArgument, InvalidGraph, ModelLoadCanceled, SourceTypeError
+from .errors import InvalidArgument, ModelLoadCanceled, SourceTypeError
 from .machine import global_threads
+from .node_checks import check_nodes, check_result_sizes
 from .options import (
     KEEPS_QDQ,
     MAX_VALUE_BYTES,
@@ -104,6 +102,7 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     divided = hand_over(model, providers, recording=entries.get(RECORDS_ASSIGNMENT) == "1")
     # What the caller says, or what this machine has left, at most 16 GiB.
     most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
+    check_result_sizes(graph, most)
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
     plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
     defaults = set(graph.initializers) if graph.overridable_initializers else set()
@@ -171,107 +170,3 @@ def _override_initializers(graph: Graph, options: SessionOptions) -> None:
                 "convert or reshape the value",
             )
         graph.add_initializer(OnnxTensor.from_array(name, array))
-
-
-_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
-
-
-def check_nodes(model: OnnxModel) -> None:
-    """Every node of the model and its functions: domain imported, attributes and inputs as defined, types agree.
-
-    Operators that ONNX does not define are left to the compiler.
-    """
-    _check_versions("the model", model.opset_imports)
-    versions = canonical_imports(model.opset_imports)
-    versions.setdefault("", model.opset_version() or 0)
-    for graph in model.graphs():
-        _check_graph(model, graph, versions)
-    for function in model.functions.values():
-        _check_versions(f"function {function.name!r}", function.opset_imports)
-        own = {**versions, **canonical_imports(function.opset_imports)}
-        for graph in function.body.nested():
-            _check_graph(model, graph, own)
-
-
-def _check_versions(what: str, imports: Mapping[str, int]) -> None:
-    for domain, version in imports.items():
-        newest = _newest_version(canonical_domain(domain))
-        if newest and not 1 <= version <= newest:
-            raise InvalidGraph(
-                f"{what} imports version {version} of {domain or 'ai.onnx'}",
-                f"the installed onnx {onnx.__version__} defines versions 1 to {newest}",
-                "update the onnx package, or export the model for an older operator set",
-            )
-
-
-@cache
-def _newest_version(domain: str) -> int:
-    """The newest operator set of a domain that ONNX defines; 0 for others, which define themselves."""
-    if domain == "":
-        return onnx.defs.onnx_opset_version()
-    return onnx.defs.onnx_ml_opset_version() if domain == "ai.onnx.ml" else 0
-
-
-def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) -> None:
-    for node in graph.nodes:
-        domain, op_type = node.key
-        if model.function(node) is not None:
-            continue
-        if domain not in versions:
-            raise InvalidGraph(
-                f"node {node.name!r} is of {domain}::{op_type}, and the model imports no operator set for {domain!r}",
-                f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
-                "export the model again, or add the import",
-            )
-        schema = onnx_schema(domain, op_type, versions[domain])
-        if schema is not None:
-            _check_node(graph, node, schema)
-
-
-def _check_node(graph: Graph, node: Node, schema: Any) -> None:
-    unknown = node.attributes.keys() - schema.attributes.keys()
-    if unknown:
-        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it knows {sorted(schema.attributes)}")
-    missing = [
-        name for name, attribute in schema.attributes.items() if attribute.required and name not in node.attributes
-    ]
-    if missing:
-        raise _wrong(node, f"it lacks the attributes {missing}", "they are required")
-    if not schema.min_input <= len(node.inputs) <= schema.max_input:
-        counts = f"{schema.min_input} to {schema.max_input}"
-        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it takes {counts}")
-    if not schema.min_output <= len(node.outputs) <= schema.max_output:
-        counts = f"{schema.min_output} to {schema.max_output}"
-        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it gives {counts}")
-    _check_types(graph, node, schema)
-
-
-def _check_types(graph: Graph, node: Node, schema: Any) -> None:
-    """Inputs of the same type variable have one element type."""
-    bound: dict[str, DataType] = {}
-    for index, name in enumerate(node.inputs):
-        if not schema.inputs:
-            return
-        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
-        if formal.option == _VARIADIC and not formal.is_homogeneous:
-            continue
-        known = graph.type_of(name) if name else None
-        if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
-            continue
-        dtype = bound.setdefault(formal.type_str, known.dtype)
-        if dtype != known.dtype and not formal.type_str.startswith("tensor("):
-            raise _wrong(
-                node,
-                f"its inputs {', '.join(node.inputs)} are of the types {dtype.onnx_name} and {known.dtype.onnx_name}",
-                f"both must be of one type {formal.type_str!r}",
-            )
-
-
-def _wrong(node: Node, what: str, rule: str) -> InvalidGraph:
-    domain, op_type = node.key
-    operator = f"{domain}::{op_type}" if domain else op_type
-    return InvalidGraph(
-        f"node {node.name!r} ({operator}): {what}",
-        f"by the definition of the operator, {rule}",
-        "export the model again",
-    )

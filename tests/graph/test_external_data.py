@@ -234,7 +234,7 @@ def test_a_folder_in_place_of_the_file(external_model):
 def test_a_pipe_in_place_of_the_file_does_not_block(external_model):
     os.mkfifo(external_model.parent / "pipe.bin")
     edit_entries(external_model, location="pipe.bin")
-    assert "missing" in refused(external_model).what
+    assert "is a pipe" in refused(external_model).what
 
 
 def test_a_file_that_may_not_be_read(external_model, monkeypatch):

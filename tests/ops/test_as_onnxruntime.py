@@ -101,6 +101,21 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "doubles as text": ("Cast", {"x": np.array([0.1, 1 / 3, 1e17, -np.inf])}, {"to": 8}),
     "halves as text": ("Cast", {"x": np.array([0.1, 65504, np.inf], np.float16)}, {"to": 8}),
     "integers as text": ("Cast", {"x": i(-(2**63), 0, 7)}, {"to": 8}),
+    "layer norm without statistics, of no type": ("LayerNormalization", {"x": THIRDS.astype(np.float16), "s": np.ones(2, np.float16)}, {"stash_type": 0}),
+    "gather at no coordinates": ("GatherND", {"x": THIRDS, "n": np.zeros((2, 0), np.int64)}, {}),
+    "gather at no coordinates of a batch": ("GatherND", {"x": THIRDS, "n": np.zeros((2, 3, 0), np.int64)}, {"batch_dims": 1}),
+    "scatter at no coordinates": ("ScatterND", {"x": THIRDS, "n": np.zeros((2, 0), np.int64), "u": np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2)}, {}),
+    **{f"conv to no channels, {g} groups": ("Conv", {"x": np.ones((1, 2, 5, 5), np.float32), "w": np.ones((0, 2 // g, 3, 3), np.float32)}, {"group": g}) for g in (1, 2)},
+    "transposed conv of no channels": ("ConvTranspose", {"x": np.zeros((0, 0, 3), np.float32), "w": np.ones((0, 2, 3), np.float32)}, {}),
+    **{f"grid sample of no channels, {n}": ("GridSample", {"x": np.zeros((n, 0, 3, 2), np.float32), "g": np.zeros((n, 2, 4, 2), np.float32)}, {}) for n in (0, 1)},
+    "regions of no height": ("RoiAlign", {"x": np.ones((1, 4, 4, 4), np.float32), "r": np.ones((1, 4), np.float32), "n": i(0)}, {"output_height": 0}),
+    "conv from no channels to none": ("Conv", {"x": np.ones((1, 0, 5), np.float32), "w": np.ones((0, 0, 3), np.float32)}, {}),
+    **{f"a condition of 5, axis {a}": ("Compress", {"x": np.arange(9, dtype=np.float32).reshape(3, 3), "c": np.array([1, 0, 1, 1, 1], bool)}, {} if a is None else {"axis": a}) for a in (0, 1, -1, None)},
+    "a condition longer than all": ("Compress", {"x": f(1, 2, 3), "c": np.array([0, 1, 0, 1], bool)}, {}),
+    **{f"singular matrices, {t.__name__}": ("Inverse", {"x": np.array([[[1, 2], [2, 4]], [[0, 0], [0, 0]], [[2, 0], [0, 4]]], t)}, {"domain": "com.microsoft"}) for t in (np.float32, np.float64)},
+    "a singular matrix of 3": ("Inverse", {"x": np.ones((3, 3), np.float32)}, {"domain": "com.microsoft"}),
+    **{f"text as type {to}": ("Cast", {"x": np.array(["-2", "300", "010", "5abc", "1e3", " +7", "0x10", "1_0", "4294967297"], object)}, {"to": to}) for to in (2, 3, 4, 5, 6, 7, 9, 12, 13)},
+    **{f"text as floats {to}": ("Cast", {"x": np.array(["-2", "0x10", "-0X1.8p1", "1e3", "1.", ".5", "1,5", "\t8 \n", "+inf", "-Infinity", "NaN", "nan(1)", "1e", "0x", "0b1"], object)}, {"to": to}) for to in (1, 10, 11)},
     "tokens by expression": ("Tokenizer", {"x": np.array(["the cat", "dog", ""], object)}, {"domain": "com.microsoft", "mark": 1, "mincharnum": 1, "pad_value": "#", "tokenexp": "[a-zA-Z0-9_]+"}),
     "tokens by the longest alternative": ("Tokenizer", {"x": np.array([["abab c"], ["b"]], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 1, "pad_value": "", "tokenexp": "a|ab"}),
     "tokens between separators": ("Tokenizer", {"x": np.array(["a,bb;;c", ",x"], object)}, {"domain": "com.microsoft", "mark": 0, "mincharnum": 2, "pad_value": "#", "separators": [",", ";"]}),
@@ -239,6 +254,60 @@ def test_lengths_outside_the_sequence(op_type, length, one_node):
     }
     feed = {key: value for key, value in inputs.items() if value is not None}
     refused(one_node(op_type, inputs, version=14, hidden_size=1), feed, "sequence_lens")
+
+
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+@pytest.mark.parametrize("op_type", ["RNN", "GRU", "LSTM"])
+def test_shapes_that_contradict_the_hidden_size(op_type, direction, one_node, both):
+    """Each input has the shape that hidden_size, the directions and the data give; onnxruntime refuses others too."""
+    gates, count = {"RNN": 1, "GRU": 3, "LSTM": 4}[op_type], 1 if direction == "forward" else 2
+    shapes = {
+        "x": (3, 2, 4), "w": (count, gates * 5, 4), "r": (count, gates * 5, 5), "b": (count, gates * 10), "n": None,
+        "h": (count, 2, 5), **({"c": (count, 2, 5), "p": (count, 15)} if op_type == "LSTM" else {}),
+    }  # fmt: skip
+    inputs = {key: None if shape is None else np.ones(shape, np.float32) for key, shape in shapes.items()}
+    feed = {key: value for key, value in inputs.items() if value is not None}
+    attributes = {"version": 14, "direction": direction}
+    ours, theirs = both(one_node(op_type, inputs, hidden_size=5, **attributes), feed)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+    for size in (4, 6):
+        model = one_node(op_type, inputs, hidden_size=size, **attributes)
+        refused(model, feed, f"W has shape .*hidden_size {size}")
+        with pytest.raises(Exception, match="Input W must have shape"):
+            both(model, feed)
+    for name, value in feed.items():
+        wrong = {**feed, name: np.concatenate([value, value], axis=-1)}
+        refused(one_node(op_type, {**inputs, **wrong}, hidden_size=5, **attributes), wrong, "and must have")
+
+
+@pytest.mark.parametrize(("text", "to"), [(t, to) for t in ("", "abc", "\u0663", "-", "99999999999999999999") for to in (2, 6, 7, 9, 13)]
+                         + [(t, 1) for t in ("", "abc", "\u0663", ".", "-e5")] + [("9223372036854775808", 7)])  # fmt: skip
+def test_texts_that_are_no_numbers(text, to, one_node, both):
+    feed = {"x": np.array([text], object)}
+    model = one_node("Cast", feed, to=to)
+    refused(model, feed, "Cast: the ")
+    with pytest.raises(Exception, match="sto"):
+        both(model, feed)
+
+
+@pytest.mark.parametrize("op_type", ["Conv", "ConvTranspose"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_kernel_shape_that_contradicts_the_weight(op_type, constant, one_node, both):
+    feed = {"x": np.ones((1, 4, 4, 4), np.float32), "w": np.ones((4, 4, 3, 3), np.float32)}
+    model = one_node(op_type, feed, kernel_shape=[2, 2])
+    if constant:
+        model.graph.initializer.append(numpy_helper.from_array(feed.pop("w"), "w"))
+        del model.graph.input[1:]
+    refused(model, feed, "kernel_shape is ")
+    with pytest.raises(Exception, match="kernel_shape"):
+        both(model, feed)
+
+
+@pytest.mark.parametrize("values", [[1, 2], [[1, 2]]])
+def test_a_number_is_one_number(values, one_node):
+    """Several where one is expected are an error, not the first of them."""
+    feed = {"x": np.ones((3, 3), np.float32), "k": np.array(values)}
+    refused(one_node("Trilu", feed), feed, "a single number is expected")
 
 
 def test_arg_max_needs_an_element(one_node):

@@ -54,6 +54,25 @@ def test_inputs_of_many_kinds(add, ones):
     assert add.run(None, {"a": ones[:0], "b": ones[:0]})[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,), (0,)])
+def test_a_scalar_may_be_fed_with_any_shape(shape, level, make_model):
+    """As in onnxruntime, which checks ranks only of inputs that are declared with one from 1 on."""
+    model = make_model(
+        [helper.make_node("Mul", ["x", "s"], ["p"]), helper.make_node("Identity", ["p"], ["y"])],
+        {"x": (TensorProto.FLOAT, [1, 1]), "s": (TensorProto.FLOAT, [])}, {"y": (TensorProto.FLOAT, None)},
+    )  # fmt: skip
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    session = ort.InferenceSession(model, options)
+    x, scale = np.full((1, 1), 3, np.float32), np.full(shape, 2, np.float32)
+    (y,) = session.run(None, {"x": x, "s": scale})
+    assert (y.shape, y.tolist()) == ((x * scale).shape, (x * scale).tolist())
+    for wrong in (np.ones(1, np.float32), np.ones((), np.float32), np.ones((1, 1, 1), np.float32)):
+        with pytest.raises(ort.InvalidArgument, match="invalid rank"):
+            session.run(None, {"x": wrong, "s": scale})
+
+
 def test_outputs_by_name(add, ones):
     assert len(add.run([], {"a": ones, "b": ones})) == 1
     assert len(add.run(["c", "c"], {"a": ones, "b": ones})) == 2

@@ -27,6 +27,13 @@ def test_bad_files(tmp_path):
     for name in ("junk.npz", "pickled.npy", "absent.npy"):
         with pytest.raises(InputError, match=name):
             load_arrays(tmp_path / name)
+    with pytest.raises(InputError, match=r"neither an \.npy nor an \.npz file: it begins with b'root:x'") as caught:
+        (tmp_path / "passwd").write_bytes(b"root:x:0:0:root:/root:/bin/bash\n")
+        load_arrays(tmp_path / "passwd")
+    assert "np.save" in caught.value.fix
+    with pytest.raises(InputError, match="Python objects") as caught:
+        load_arrays(tmp_path / "pickled.npy")
+    assert "pickle" not in str(caught.value).replace("pickled.npy", "")
     with pytest.raises(InputError, match="list"):
         save_arrays(tmp_path / "x.npz", {"a": [1]})
     with pytest.raises(InputError, match="cannot be written"):

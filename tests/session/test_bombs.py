@@ -101,6 +101,154 @@ BOMBS: dict[str, tuple[list[onnx.NodeProto], dict[str, Any]]] = {
 }
 
 
+F, N, U, LARGE = np.float32, np.int64, np.uint8, 1 << 40
+TEXTS = np.array(["a " * 3000, *["b"] * 3000], object)
+IMAGE, BYTES = np.ones((1, 1, 4, 4), F), np.ones(SIDE, U)
+ONE, ZERO = F(1), U(0)
+HEADS = np.ones((1, 1, SIDE, 4), F)
+MS, ML = "com.microsoft", "ai.onnx.ml"
+
+
+def _quantised(op_type: str) -> tuple[str, list[Any], dict[str, Any]]:
+    return op_type, [BYTES[:, None], ONE, ZERO, BYTES[None], ONE, ZERO, ONE, ZERO], {"domain": MS}
+
+
+# What the values of inputs or attributes ask for: operator, inputs, attributes ("domain", and "out" results).
+ASKED: list[tuple[str, list[Any], dict[str, Any]]] = [
+    ("MelWeightMatrix", [N(1 << 30), N(1 << 30), N(8000), F(0), F(4000)], {}),
+    ("MelWeightMatrix", [N(1 << 12), N(1 << 12), N(8000), F(0), F(4000)], {}),
+    *[(f"{name}Window", [N(size)], {}) for name in ("Hann", "Hamming", "Blackman") for size in (1 << 20, 1 << 62)],
+    ("DFT", [np.ones((1 << 12, 1, 1), F), N(1 << 12)], {}), ("DFT", [np.ones((1, 4, 1), F), N(LARGE)], {}),
+    ("STFT", [np.ones((1, 1 << 18, 1), F), N(1), np.ones(1000, F)], {}),
+    ("StringSplit", [TEXTS], {"out": 2}),
+    ("AffineGrid", [np.ones((1, 2, 3), F), np.array([1, 1, 1 << 10, 1 << 10])], {}),
+    ("ConstantOfShape", [np.array([LARGE, LARGE])], {}), ("Tile", [COLUMN, np.array([1, LARGE])], {}),
+    ("Range", [F(0), F(1e9), F(0.5)], {}), ("Range", [N(0), N(1 << 62), N(1)], {}),
+    ("OneHot", [np.zeros(1, N), N(1 << 62), np.ones(2, F)], {}),
+    *[("Pad", [np.ones(2, F), np.array([0, LARGE])], {"mode": mode}) for mode in ("constant", "reflect", "edge")],
+    *[("Resize", [IMAGE, None, None, np.array([1, 1, size, size])], {"mode": mode})
+      for mode in ("nearest", "linear", "cubic") for size in (1 << 14, LARGE)],
+    ("Resize", [IMAGE, None, np.array([1, 1, 1e30, 1e30], F)], {}),
+    ("RandomNormal", [], {"shape": [LARGE, LARGE]}), ("RandomUniform", [], {"shape": [1 << 22]}),
+    ("Multinomial", [np.ones((1, 2), F)], {"sample_size": LARGE}),
+    ("EyeLike", [np.ones((1 << 12, 1 << 12), U)], {}), ("CenterCropPad", [IMAGE, np.array([1, 1, LARGE, LARGE])], {}),
+    ("MaxUnpool", [IMAGE, np.zeros((1, 1, 4, 4), N), np.array([1, 1, LARGE, LARGE])], {"kernel_shape": [2, 2]}),
+    ("RoiAlign", [IMAGE, np.ones((1, 4), F), np.zeros(1, N)], {"output_height": LARGE}),
+    ("MaxRoiPool", [IMAGE, np.zeros((1, 5), F)], {"pooled_shape": [LARGE, LARGE]}),
+    ("SplitToSequence", [BYTES.repeat(4)], {"keepdims": 0}), ("SplitToSequence", [BYTES.repeat(4), N(1)], {}),
+    ("Conv", [IMAGE, np.ones((1, 1, 2, 2), F)], {"pads": [1 << 30] * 4}),
+    ("ConvTranspose", [IMAGE, np.ones((1, 1, 2, 2), F)], {"strides": [LARGE, LARGE]}),
+    ("GatherND", [ROW, np.zeros((SIDE, 0), N)], {}), ("NonZero", [np.ones((1 << 20, 1, 1), bool)], {}),
+    ("Cast", [BYTES.repeat(4)], {"to": STRING}), ("Cast", [np.ones(1 << 23, U)], {"to": FLOAT}),
+    ("FeatureVectorizer", [COLUMN], {"inputdimensions": [1 << 20], "domain": ML}),
+    ("OneHotEncoder", [np.zeros(SIDE, N)], {"cats_int64s": list(range(200)), "domain": ML}),
+    ("ArrayFeatureExtractor", [COLUMN, np.zeros(SIDE, N)], {"domain": ML}),
+    ("LinearRegressor", [COLUMN], {"coefficients": [1.0], "targets": LARGE, "domain": ML}),
+    _quantised("QLinearAdd"), _quantised("QLinearMul"),
+    *[(name, [COLUMN, ROW], {"domain": MS}) for name in ("FusedMatMul", "TransposeMatMul")],
+    ("FusedGemm", [COLUMN, ROW], {"activation": "Relu", "domain": MS}),
+    ("QGemm", [BYTES[:, None], ONE, ZERO, BYTES[None], ONE, ZERO], {"domain": MS}),
+    ("MatMulIntegerToFloat", [BYTES[:, None], BYTES[None], ONE, ONE], {"domain": MS}),
+    ("GatedAdd", [COLUMN, COLUMN, ROW], {"domain": MS}), ("BiasAdd", [COLUMN, ROW, COLUMN], {"domain": MS}),
+    ("Attention", [HEADS] * 3, {}), ("Attention", [HEADS] * 3, {"out": 4}),
+    ("MultiHeadAttention", [HEADS[0]] * 3, {"num_heads": 1, "domain": MS}),
+    *[("GroupQueryAttention",
+       [*[HEADS[0, :, :1]] * 3, *[HEADS[:, :, :0]] * 2, np.full(1, length, np.int32), np.int32(1 << 30)],
+       {"num_heads": 1, "kv_num_heads": 1, "domain": MS, "out": 3}) for length in (0, (1 << 30) - 1)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(ASKED)), ids=lambda case: f"{ASKED[case][0]} {case}")
+def test_sizes_that_values_ask_for(case):
+    """The session ends with the limit's own error, before it makes anything so large."""
+    op_type, values, given = ASKED[case]
+    attributes = dict(given)
+    domain, outputs = attributes.pop("domain", ""), attributes.pop("out", 1)
+    feed = {f"x{index}": np.asarray(value) for index, value in enumerate(values) if value is not None}
+    names = [f"x{index}" if value is not None else "" for index, value in enumerate(values)]
+    results = [f"y{index}" for index in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(op_type, names, results, domain=domain, **attributes)],
+        "g",
+        [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), [None] * v.ndim)
+            for n, v in feed.items()
+        ],
+        [onnx.ValueInfoProto(name=name) for name in results],
+    )
+    imports = [helper.make_opsetid("", 23), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    options = genai.SessionOptions()
+    options.add_session_config_entry("session.max_value_bytes", str(LIMIT))
+    with pytest.raises(genai.GenaiError, match=r"allowed are|than a value may") as caught:
+        genai.InferenceSession(helper.make_model(graph, opset_imports=imports, ir_version=10), options).run(None, feed)
+    assert caught.value.fix
+
+
+def _piling(op_type: str, make_model: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A body whose turns each make a value that is kept."""
+    x = np.ones((1 << 12, 1), np.float32)
+    wide = helper.make_tensor_value_info("o", FLOAT, None)
+    node = helper.make_node("Expand", ["v", "to"], ["o"])
+    scalars = [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("c", BOOL, [])]
+    row = helper.make_tensor_value_info("v", FLOAT, [1])
+    if op_type == "Scan":
+        body = helper.make_graph([node], "body", [row], [wide])
+        nodes = [helper.make_node("Scan", ["x"], ["z"], body=body, num_scan_inputs=1)]
+    elif op_type == "SequenceMap":
+        body = helper.make_graph([node], "body", [row], [wide])
+        nodes = [
+            helper.make_node("SplitToSequence", ["x"], ["s"], axis=0, keepdims=0),
+            helper.make_node("SequenceMap", ["s"], ["m"], body=body),
+            helper.make_node("SequenceLength", ["m"], ["z"]),
+        ]
+    else:
+        held = helper.make_tensor_sequence_value_info("s", FLOAT, None)
+        grown = helper.make_tensor_sequence_value_info("t", FLOAT, None)
+        body = helper.make_graph(
+            [helper.make_node("Expand", ["x", "to"], ["o"]), helper.make_node("SequenceInsert", ["s", "o"], ["t"]),
+             helper.make_node("Identity", ["c"], ["d"])],
+            "body", [*scalars, held], [helper.make_tensor_value_info("d", BOOL, []), grown],
+        )  # fmt: skip
+        nodes = [
+            helper.make_node("SequenceEmpty", [], ["e"]),
+            helper.make_node("Loop", ["n", "", "e"], ["m"], body=body),
+            helper.make_node("SequenceLength", ["m"], ["z"]),
+        ]
+    inputs = {"x": (FLOAT, [None, 1]), "n": (INT64, []), "to": (INT64, [None])}
+    kind = FLOAT if op_type == "Scan" else INT64
+    model = make_model(nodes, inputs, {"z": (kind, None)})
+    to = [1 << 12] if op_type != "SequenceInsert" else [1 << 12, 4]
+    return model, {"x": x, "n": np.array(1 << 62), "to": np.array(to)}
+
+
+@pytest.mark.parametrize("op_type", ["Scan", "SequenceMap", "SequenceInsert"])
+def test_what_turns_pile_up(op_type, make_model):
+    model, feed = _piling(op_type, make_model)
+    options = genai.SessionOptions()
+    options.add_session_config_entry("session.max_value_bytes", str(LIMIT))
+    with pytest.raises(genai.Fail, match=r"allowed are|than a value may"):
+        genai.InferenceSession(model, options).run(None, feed)
+
+
+def test_a_value_that_must_be_too_large_is_refused_before_a_run(make_model):
+    """Where every extent is known, the chain of doublings ends when the session is made; branches may never run."""
+    nodes, kinds = _chain("Concat", 50, axis=0), {"x": (FLOAT, [100])}
+    with pytest.raises(genai.Fail, match=r"Concat .*: its result 't\d+' takes \d+ bytes, allowed are"):
+        genai.InferenceSession(make_model(nodes, kinds, {"z": (FLOAT, None)}))
+    genai.InferenceSession(make_model(nodes, {"x": (FLOAT, ["n"])}, {"z": (FLOAT, None)}))
+    wide = helper.make_graph(nodes, "wide", [], [helper.make_tensor_value_info("z", FLOAT, None)])
+    plain = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["same"])],
+        "plain",
+        [],
+        [helper.make_tensor_value_info("same", FLOAT, None)],
+    )
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=wide, else_branch=plain)
+    model = make_model([choice], {**kinds, "c": (BOOL, [])}, {"y": (FLOAT, None)})
+    feed = {"x": np.ones(100, np.float32), "c": np.array(False)}
+    assert genai.InferenceSession(model).run(None, feed)[0].shape == (100,)
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_values_that_are_too_large(name, make_model):
     nodes, feed = BOMBS[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import onnx
 import pytest
@@ -127,6 +129,31 @@ def test_external_data_must_exist(add_model):
         ort.InferenceSession(model.SerializeToString())
 
 
+@pytest.mark.parametrize(("kind", "length", "message"), [
+    ("folder", "12", "is a folder"), ("pipe", "12", "is a pipe"), ("absent", "12", "is missing"),
+    ("file", str(2**62), f"stores {2**62} bytes"), ("file", "9" * 50, "of 50 digits"), ("file", "-1", "length '-1'"),
+])  # fmt: skip
+def test_external_data_that_is_no_file(kind, length, message, make_model, tmp_path):
+    model = make_model(
+        [helper.make_node("Add", ["x", "w"], ["y"])], {"x": (1, [3])}, {"y": (1, [3])}, {"w": np.zeros(3, np.float32)}
+    )
+    weight, path = model.graph.initializer[0], tmp_path / "weights"
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", "weights"), ("offset", "0"), ("length", length)):
+        weight.external_data.add(key=key, value=value)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_bytes(bytes(12))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ort.GenaiError, match=message) as caught:
+        ort.InferenceSession(tmp_path / "m.onnx")
+    assert caught.value.why and caught.value.fix
+
+
 def test_newer_ir(add_model):
     model = onnx.ModelProto()
     model.CopyFrom(add_model)
@@ -184,6 +211,49 @@ def test_failing_runs(model, feed, kind, message):
     assert has_three_parts(caught.value)
 
 
+WRONG_ATTRIBUTES = [
+    *[(op, attributes) for op in ("MaxPool", "AveragePool", "LpPool") for attributes in (
+        {"kernel_shape": [0, 2]}, {"kernel_shape": [2, 2], "strides": [0, 1]},
+        {"kernel_shape": [2, 2], "pads": [-1, 0, 0, 0]},
+        {"kernel_shape": [2, 2], "dilations": [0, 1]}, {"kernel_shape": 2},
+    )],
+    *[(op, attributes) for op in ("Conv", "ConvTranspose") for attributes in (
+        {"strides": [0, 0]}, {"strides": [-1, 1]}, {"dilations": [0, 1]}, {"group": 0}, {"group": -1},
+        {"kernel_shape": [0, 3]}, {"strides": "a"}, {"strides": 1.5}, {"auto_pad": 1}, {"pads": [-1, 0, 0, 0]},
+    )],
+    ("ConvTranspose", {"output_padding": [-1, 0]}), ("ConvTranspose", {"output_shape": [-1, 0]}),
+    *[(op, {"blocksize": size}) for op in ("DepthToSpace", "SpaceToDepth") for size in (0, -1, 2.0)],
+    *[("Softmax", {"axis": axis}) for axis in ("a", 1.0, [1])], ("LRN", {"size": 0}), ("LRN", {"size": -3}),
+    ("Cast", {"to": 99}), ("Cast", {"to": -1}), ("Cast", {"to": "a"}), ("Transpose", {"perm": "ab"}),
+    ("Shape", {"start": "a"}),
+    ("LeakyRelu", {"alpha": 1}), ("LeakyRelu", {"alpha": "x"}), ("Elu", {"alpha": [1.0]}), ("Trilu", {"upper": "a"}),
+    ("Dropout", {"seed": "a"}), ("EyeLike", {"dtype": 99}), ("Multinomial", {"sample_size": -1}),
+    ("Flatten", {"axis": "1"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_type", "attributes"), WRONG_ATTRIBUTES)
+def test_attributes_that_cannot_be(op_type, attributes, make_model):
+    """Types are those of the operator's definition, counts and sizes large enough, before any kernel sees them."""
+    inputs = ["x", "w"] if op_type.startswith("Conv") else ["x"]
+    node = helper.make_node(op_type, inputs, ["y"], name="it", **attributes)
+    kinds = {"x": (TensorProto.FLOAT, [1, 4, 4, 4]), "w": (TensorProto.FLOAT, [4, 4, 3, 3])}
+    model = make_model([node], {name: kinds[name] for name in inputs}, {"y": (TensorProto.FLOAT, None)})
+    wrong = list(attributes)[-1]
+    with pytest.raises(ort.InvalidGraph, match=f"node 'it' .{op_type}.*: its attribute '{wrong}' is ") as caught:
+        ort.InferenceSession(model)
+    value = attributes[wrong]
+    assert str(value) in caught.value.what
+    assert caught.value.why.startswith("by the definition of the operator, it ")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    if (op_type, attributes) not in ((("ConvTranspose"), {"pads": [-1, 0, 0, 0]}),):
+        with pytest.raises(
+            Exception, match=r"ONNXRuntimeError|Exception"
+        ):  # it refuses them too, at once or when it runs
+            peer = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            peer.run(None, {name: np.ones(kinds[name][1], np.float32) for name in inputs})
+
+
 def test_wrong_declared_output(make_model, ones):
     node = helper.make_node("Relu", ["a"], ["c"])
     session = ort.InferenceSession(make_model([node], {"a": (1, None)}, {"c": (1, [9, 9])}))
@@ -212,6 +282,50 @@ def test_bad_options(add_model):
         ort.InferenceSession(add_model, providers=["CPUExecutionProvider"], provider_options=[{}, {}])
     with pytest.raises(ort.InvalidArgument, match="speed"):
         ort.InferenceSession(add_model, speed="fast")
+
+
+BOTH_OPTIONS = ("SessionOptions", "RunOptions")
+
+
+# What onnxruntime refuses: numbers for levels and modes, levels of logging that it has not, numbers of 64 bits.
+@pytest.mark.parametrize(("owner", "name", "value"), [
+    *[("SessionOptions", name, value) for name in ("graph_optimization_level", "execution_mode", "execution_order")
+      for value in (0, 99, "ORT_ENABLE_ALL", None)],
+    *[(owner, "log_severity_level", value) for owner in BOTH_OPTIONS for value in (-2, 5, 9, 2**40, "1")],
+    *[(owner, "log_verbosity_level", value) for owner in BOTH_OPTIONS for value in (2**31, 1.5, None)],
+    *[(owner, "logid", value) for owner in BOTH_OPTIONS for value in (1, None)],
+    ("SessionOptions", "inter_op_num_threads", 2**31), ("SessionOptions", "profile_file_prefix", 3),
+    ("SessionOptions", "use_deterministic_compute", "no"), ("RunOptions", "terminate", "yes"),
+    ("RunOptions", "only_execute_path_to_fetches", b"1"),
+])  # fmt: skip
+def test_options_that_onnxruntime_refuses(owner, name, value):
+    options = getattr(ort, owner)()
+    before = getattr(options, name)
+    with pytest.raises(ort.OptionError, match=f"{owner}.{name}") as caught:
+        setattr(options, name, value)
+    assert caught.value.what and caught.value.why and caught.value.fix
+    assert getattr(options, name) is before
+
+
+@pytest.mark.parametrize("owner", ["SessionOptions", "RunOptions"])
+def test_options_that_onnxruntime_converts(owner):
+    options = getattr(ort, owner)()
+    for name, value, found in (
+        ("log_severity_level", np.int64(4), 4), ("log_severity_level", -1, -1), ("log_verbosity_level", -5, -5),
+        ("logid", b"x", "x"), ("terminate" if owner == "RunOptions" else "enable_profiling", 1, True),
+        ("terminate" if owner == "RunOptions" else "enable_profiling", None, False),
+    ):  # fmt: skip
+        setattr(options, name, value)
+        assert getattr(options, name) == found
+        assert type(getattr(options, name)) is type(found)
+
+
+def test_a_binding_without_outputs(add, ones):
+    binding = add.io_binding()
+    binding.bind_cpu_input("a", ones)
+    binding.bind_cpu_input("b", ones)
+    with pytest.raises(ort.InvalidArgument, match="at least one output"):
+        add.run_with_iobinding(binding)
 
 
 def test_bad_bindings(add, ones):

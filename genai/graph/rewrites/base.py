@@ -111,10 +111,14 @@ def node_rule(
 ) -> Callable[[Callable[[Graph, Node], bool]], Rewrite]:
     """Decorator: a function that rewrites around a node of one of these operators, and says whether it did."""
 
+    op_types = frozenset(op_type for _, op_type in keys)
+
     def rule(rewrite: Callable[[Graph, Node], bool]) -> Rewrite:
         @wraps(rewrite)
         def rewrite_graph(model: OnnxModel, graph: Graph) -> int:
-            return sum(node.key in keys and rewrite(graph, node) for node in list(graph.nodes))
+            # A node's key is made when it is asked for, so its name alone decides first.
+            found = [node for node in graph.nodes if node.op_type in op_types and node.key in keys]
+            return sum(rewrite(graph, node) for node in found)
 
         return graph_rule(level, domain=domain, since=since)(rewrite_graph)
 

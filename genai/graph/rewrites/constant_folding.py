@@ -90,13 +90,17 @@ def _lifted(graph: Graph) -> int:
 
 def _results(model: OnnxModel, graph: Graph, node: Node) -> list[OnnxTensor] | None:
     """The constants that replace a node, or None if it has to stay."""
+    known: dict[str, OnnxTensor] = {}
+    for name in filter(None, node.inputs):  # of most nodes the first input says that it stays
+        tensor = graph.constant_tensor(name)
+        if tensor is None:
+            return None
+        known[name] = tensor
     version = model.opset_version(node.domain)
     if version is None or not _may_fold(model, node):
         return None
-    constants = {name: graph.constant_tensor(name) for name in node.inputs if name}
-    known = {name: tensor for name, tensor in constants.items() if tensor is not None}
     total = sum(tensor.nbytes for tensor in known.values())
-    if len(known) < len(constants) or (total > _MAX_BYTES and node.op_type not in _READS_NO_ELEMENTS):
+    if total > _MAX_BYTES and node.op_type not in _READS_NO_ELEMENTS:
         return None
     expected = infer_node(node, version, {name: t.type for name, t in known.items()}, known)
     if not all(_fits(expected.get(name)) for name in node.outputs if name):

@@ -1,0 +1,66 @@
+"""Spectra of frames, and the weights that gather frequencies into bands of the mel scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .casting import dtype_of
+from .registry import KernelError, NodeSpec, operator, scalar
+from .support import checked_shape
+
+
+@operator("STFT", since_version=17)
+def stft(
+    signal: Any, frame_step: Any, window: Any = None, frame_length: Any = None, *, onesided: bool = True, spec: NodeSpec
+) -> Any:
+    """[batch, samples, 1 or 2] to [batch, frames, frequencies, 2]: the Fourier transform of each windowed frame."""
+    step = int(scalar(frame_step))
+    if signal.ndim != 3 or signal.shape[2] not in (1, 2) or (window is not None and window.ndim != 1):
+        raise KernelError(f"STFT: a signal of shape {list(signal.shape)}, expected [batch, samples, 1 or 2]")
+    samples, size = signal.shape[1], signal.shape[1] if window is None else len(window)
+    length = size if frame_length is None else int(scalar(frame_length))
+    if step < 1 or not 1 <= length <= samples:
+        raise KernelError(f"STFT: frames of {length} in steps of {step}, in {samples} samples")
+    count, taken = (samples - length) // step + 1, min(size, length)
+    checked_shape(spec, (len(signal), count, length), 4 * 16)
+    values = signal[..., 0] if signal.shape[2] == 1 else signal[..., 0] + 1j * signal[..., 1]
+    frames = np.lib.stride_tricks.sliding_window_view(values, taken, axis=1)[:, ::step][:, :count]
+    spectrum = np.fft.fft(frames if window is None else frames * window[:taken], n=length, axis=-1)
+    kept = spectrum[..., : length // 2 + 1] if onesided else spectrum
+    return np.stack([kept.real, kept.imag], axis=-1).astype(signal.dtype)
+
+
+@operator("MelWeightMatrix", since_version=17)
+def mel_weight_matrix(
+    bands: Any, length: Any, rate: Any, low: Any, high: Any, *, output_datatype: int = 1, spec: NodeSpec
+) -> Any:
+    """[frequencies, bands]: per band a triangle over the frequencies, evenly spaced on the mel scale."""
+    count, size, samples = int(scalar(bands)), int(scalar(length)), float(scalar(rate))
+    if count < 1 or size < 1 or samples <= 0:
+        raise KernelError(f"MelWeightMatrix: {count} bands of {size} samples at a rate of {samples:g}")
+    shape = checked_shape(spec, (size // 2 + 1, count), 2 * 8)
+    checked_shape(spec, (size + count,), 8 * 8)
+    first, last = (2595 * np.log10(1 + float(scalar(edge)) / 700) for edge in (low, high))
+    mels = np.arange(count + 2) * ((last - first) / (count + 2)) + first
+    edges = ((size + 1) * (700 * (10 ** (mels / 2595) - 1))) // samples
+    if not (np.isfinite(edges).all() and edges.min() >= 0 and edges.max() < shape[0] + 1):
+        raise KernelError(
+            f"MelWeightMatrix: bands from {float(scalar(low)):g} to {float(scalar(high)):g} Hz do not lie within "
+            f"{shape[0]} frequencies at a rate of {samples:g}"
+        )
+    starts, centres, ends = (edges.astype(np.int64)[i : i + count] for i in range(3))
+    result, rise, fall = np.zeros(shape), centres - starts, ends - centres
+    rows, columns = _spans(starts, centres + 1)
+    result[rows, columns] = np.where(rise[columns] > 0, (rows - starts[columns]) / np.maximum(rise[columns], 1), 1)
+    rows, columns = _spans(centres, ends)
+    result[rows, columns] = (ends[columns] - rows) / np.maximum(fall[columns], 1)
+    return result.astype(dtype_of(output_datatype))
+
+
+def _spans(begins: Any, ends: Any) -> tuple[Any, Any]:
+    """The numbers from each begin up to its end, one span after another, and which span each belongs to."""
+    counts = np.maximum(ends - begins, 0)
+    which = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + begins[which], which

@@ -1,0 +1,237 @@
+"""What a model's nodes must be before anything is made of them: domains imported, attributes and inputs as defined.
+
+What kernels would meet as a division by zero, or as a text where a number belongs, ends here, in an error that names
+the node, the attribute and its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import onnx
+
+from ..graph.ir import Graph, Node, OnnxModel, canonical_domain
+from ..graph.node import ML, MS, Attribute, canonical_imports, onnx_schema
+from ..graph.types import AttributeType, DataType, TensorType
+from .errors import Fail, InvalidGraph
+
+_VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
+
+# The least number that an attribute of this name may hold, whichever operator has it.
+_LEAST = {
+    "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1, "num_groups": 1, "num_outputs": 1,
+    "offset_group": 1, "output_height": 0, "output_padding": 0, "output_shape": 0, "output_width": 0, "pads": 0,
+    "pooled_shape": 1, "sample_size": 1, "sampling_ratio": 0, "size": 1, "split": 0, "strides": 1,
+}  # fmt: skip
+# Operators that define such an attribute otherwise: negative pads cut off.
+_OTHERWISE = {("Pad", "pads")}
+# They name an element type, or are 0 where it follows from the inputs.
+_ELEMENT_TYPES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})
+
+
+def check_nodes(model: OnnxModel) -> None:
+    """Every node of the model and its functions: domain imported, attributes and inputs as defined, types agree.
+
+    Operators that ONNX does not define are left to the compiler.
+    """
+    _check_versions("the model", model.opset_imports)
+    versions = canonical_imports(model.opset_imports)
+    versions.setdefault("", model.opset_version() or 0)
+    for graph in model.graphs():
+        _check_graph(model, graph, versions)
+    for function in model.functions.values():
+        _check_versions(f"function {function.name!r}", function.opset_imports)
+        own = {**versions, **canonical_imports(function.opset_imports)}
+        for graph in function.body.nested():
+            _check_graph(model, graph, own)
+
+
+def check_result_sizes(graph: Graph, most: int) -> None:
+    """Refuse a graph in which a value must become larger than any may, before the first run begins to make it.
+
+    Only what a node adds counts: a value that is no larger than what it is made from may be a view of it. Branches and
+    bodies of loops may never run, so their values are measured when they are made.
+
+    Raises:
+        Fail: the value's extents are known, and it would take more than `most` bytes.
+    """
+    for node in graph.nodes:
+        if node.key[0] not in _MEASURED_DOMAINS:
+            continue  # a provider computes it, with memory of its own
+        given = [_known_bytes(graph, name) for name in node.inputs if name]
+        for name in filter(None, node.outputs):
+            wanted = _known_bytes(graph, name)
+            if wanted is not None and wanted > most and all(size is not None and size < wanted for size in given):
+                raise Fail(
+                    f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, allowed are {most}",
+                    f"by the shapes that the model declares it is {graph.type_of(name)}{_extents(graph, name)}",
+                    "use smaller inputs or a smaller model; the session's entry session.max_value_bytes sets the limit",
+                )
+
+
+_MEASURED_DOMAINS = frozenset({"", ML, MS})
+
+
+def _known_bytes(graph: Graph, name: str) -> int | None:
+    """What a value takes, if its extents are known."""
+    known = graph.type_of(name)
+    if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED or known.num_elements is None:
+        return None
+    return known.num_elements * (8 if known.dtype is DataType.STRING else known.dtype.numpy_dtype.itemsize)
+
+
+def _extents(graph: Graph, name: str) -> str:
+    known = graph.type_of(name)
+    return str(list(known.shape or ())) if isinstance(known, TensorType) else ""
+
+
+def _check_versions(what: str, imports: Mapping[str, int]) -> None:
+    for domain, version in imports.items():
+        newest = _newest_version(canonical_domain(domain))
+        if newest and not 1 <= version <= newest:
+            raise InvalidGraph(
+                f"{what} imports version {version} of {domain or 'ai.onnx'}",
+                f"the installed onnx {onnx.__version__} defines versions 1 to {newest}",
+                "update the onnx package, or export the model for an older operator set",
+            )
+
+
+@cache
+def _newest_version(domain: str) -> int:
+    """The newest operator set of a domain that ONNX defines; 0 for others, which define themselves."""
+    if domain == "":
+        return onnx.defs.onnx_opset_version()
+    return onnx.defs.onnx_ml_opset_version() if domain == "ai.onnx.ml" else 0
+
+
+def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) -> None:
+    for node in graph.nodes:
+        domain, op_type = node.key
+        if model.function(node) is not None:
+            continue
+        if domain not in versions:
+            raise InvalidGraph(
+                f"node {node.name!r} is of {domain}::{op_type}, and the model imports no operator set for {domain!r}",
+                f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
+                "export the model again, or add the import",
+            )
+        schema = onnx_schema(domain, op_type, versions[domain])
+        if schema is not None:
+            _check_node(graph, node, schema)
+        if node.attributes and (schema is not None or domain == MS):
+            _check_values(node)
+
+
+def _check_node(graph: Graph, node: Node, schema: Any) -> None:
+    if node.attributes or _required(schema):
+        _check_attributes(node, schema)
+    if not schema.min_input <= len(node.inputs) <= schema.max_input:
+        counts = f"{schema.min_input} to {schema.max_input}"
+        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it takes {counts}")
+    if not schema.min_output <= len(node.outputs) <= schema.max_output:
+        counts = f"{schema.min_output} to {schema.max_output}"
+        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it gives {counts}")
+    _check_types(graph, node, schema)
+
+
+def _check_attributes(node: Node, schema: Any) -> None:
+    """Names and types of attributes."""
+    known = _attribute_types(schema)
+    unknown = node.attributes.keys() - known.keys()
+    if unknown:
+        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it knows {sorted(known)}")
+    missing = [name for name in _required(schema) if name not in node.attributes]
+    if missing:
+        raise _wrong(node, f"it lacks the attributes {missing}", "they are required")
+    for name, attribute in node.attributes.items():
+        if attribute.type is not known[name]:
+            raise _wrong(
+                node,
+                f"its attribute {name!r} is {_shown(attribute)}, {_article(attribute.type)}",
+                f"it is {_article(known[name])}",
+            )
+
+
+def _check_values(node: Node) -> None:
+    """Counts and sizes that are too small for any operator, and element types that do not exist."""
+    for name, attribute in node.attributes.items():
+        if attribute.type not in (AttributeType.INT, AttributeType.INTS) or attribute.value is None:
+            continue
+        numbers = attribute.value if attribute.type is AttributeType.INTS else [attribute.value]
+        least = _LEAST.get(name)
+        if least is not None and (node.op_type, name) not in _OTHERWISE and any(number < least for number in numbers):
+            rule = "it must not be negative" if least == 0 else f"it must be at least {least}"
+            raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
+        if name in _ELEMENT_TYPES and any(number not in _NUMBERS_OF_TYPES for number in numbers):
+            rule = f"it is the number of an element type, from 1 to {max(_NUMBERS_OF_TYPES)}"
+            raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
+
+
+_NUMBERS_OF_TYPES = frozenset(int(kind) for kind in DataType)  # with 0, which leaves the type open
+
+
+def _shown(attribute: Attribute) -> str:
+    return f"{attribute.python_value!r:.80}"
+
+
+def _article(kind: AttributeType) -> str:
+    """A type in words that need no table: "an INT", "a list of FLOATs"."""
+    if kind.name.endswith("S"):
+        return f"a list of {kind.element}s"
+    return f"{'an' if kind.name[0] in 'AEIOU' else 'a'} {kind.name}"
+
+
+# Schemas convert their attributes anew each time they are asked, so what is asked of each node is kept by schema.
+_TYPES: dict[Any, dict[str, AttributeType]] = {}
+_REQUIRED: dict[Any, tuple[str, ...]] = {}
+
+
+def _identity(schema: Any) -> tuple[str, str, int]:
+    return schema.domain, schema.name, schema.since_version
+
+
+def _attribute_types(schema: Any) -> dict[str, AttributeType]:
+    key = _identity(schema)
+    if key not in _TYPES:
+        _TYPES[key] = {name: AttributeType(item.type.value) for name, item in schema.attributes.items()}
+    return _TYPES[key]
+
+
+def _required(schema: Any) -> tuple[str, ...]:
+    key = _identity(schema)
+    if key not in _REQUIRED:
+        _REQUIRED[key] = tuple(name for name, item in schema.attributes.items() if item.required)
+    return _REQUIRED[key]
+
+
+def _check_types(graph: Graph, node: Node, schema: Any) -> None:
+    """Inputs of the same type variable have one element type."""
+    bound: dict[str, DataType] = {}
+    for index, name in enumerate(node.inputs):
+        if not schema.inputs:
+            return
+        formal = schema.inputs[min(index, len(schema.inputs) - 1)]
+        if formal.option == _VARIADIC and not formal.is_homogeneous:
+            continue
+        known = graph.type_of(name) if name else None
+        if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
+            continue
+        dtype = bound.setdefault(formal.type_str, known.dtype)
+        if dtype != known.dtype and not formal.type_str.startswith("tensor("):
+            raise _wrong(
+                node,
+                f"its inputs {', '.join(node.inputs)} are of the types {dtype.onnx_name} and {known.dtype.onnx_name}",
+                f"both must be of one type {formal.type_str!r}",
+            )
+
+
+def _wrong(node: Node, what: str, rule: str) -> InvalidGraph:
+    domain, op_type = node.key
+    operator = f"{domain}::{op_type}" if domain else op_type
+    return InvalidGraph(
+        f"node {node.name!r} ({operator}): {what}",
+        f"by the definition of the operator, {rule}",
+        "export the model again",
+    )
