@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai.kernels.cuda.every import every_kernel
-from genai.kernels.cuda.sources import CudaKernel, source_of
+from genai.kernels.cuda.sources import CudaKernel, modules
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
 ARCHITECTURE = "sm_90a"
@@ -43,6 +43,13 @@ def compiled(kernels: Sequence[CudaKernel], architecture: str) -> dict[str, Use]
     Raises:
         CompilerError: they do not compile. ImportError: NVRTC is not installed.
     """
+    found: dict[str, Use] = {}
+    for source, _ in modules(kernels):
+        found |= _compiled(source, architecture)
+    return found
+
+
+def _compiled(source: str, architecture: str) -> dict[str, Use]:
     from cuda.bindings import nvrtc
 
     def done(result: tuple[object, ...]) -> object:
@@ -50,7 +57,7 @@ def compiled(kernels: Sequence[CudaKernel], architecture: str) -> dict[str, Use]
             raise CompilerError(str(result[0]))
         return result[1] if len(result) > 1 else None
 
-    program = done(nvrtc.nvrtcCreateProgram(source_of(kernels).encode(), b"kernels.cu", 0, [], []))
+    program = done(nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], []))
     # As CuPy compiles it.
     options = [f"-arch={architecture}", "--std=c++17", "-ftz=true", "--device-as-default-execution-space"]
     flags = [option.encode() for option in (*options, "--ptxas-options=-v")]

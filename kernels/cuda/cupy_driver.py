@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .driver import CudaError, Grid, NoDevice
-from .sources import CudaKernel, source_of
+from .sources import CudaKernel, modules
 
 OPTIONS = ("--std=c++17",)
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
@@ -115,14 +115,15 @@ class CupyDriver:
         return int(array.data.ptr)
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
-        if not kernels:
-            return {}
-        with self.here():
-            module = self._cupy.RawModule(code=source_of(kernels), options=OPTIONS)
-            try:
-                return {kernel: module.get_function(kernel.name) for kernel in kernels}
-            except self._cupy.cuda.compiler.CompileException as error:
-                raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+        found: dict[CudaKernel, Any] = {}
+        for source, ones in modules(kernels):
+            with self.here():
+                module = self._cupy.RawModule(code=source, options=OPTIONS)
+                try:
+                    found |= {kernel: module.get_function(kernel.name) for kernel in ones}
+                except self._cupy.cuda.compiler.CompileException as error:
+                    raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+        return found
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self.here():

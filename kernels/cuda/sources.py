@@ -75,6 +75,14 @@ def _definition(kernel: CudaKernel) -> str:
     return f"{macro}({kernel.name}, {kernel.arguments}, {kernel.layout.itemsize}, {bounds}, {kernel.function})\n"
 
 
+def modules(kernels: Iterable[CudaKernel]) -> list[tuple[str, list[CudaKernel]]]:
+    """What is compiled on its own, with the kernels in it: a text per file, so that files may use the same names."""
+    by_file: dict[str, list[CudaKernel]] = {}
+    for kernel in sorted(set(kernels), key=lambda kernel: kernel.name):
+        by_file.setdefault(kernel.file, []).append(kernel)
+    return [(source_of(ones), ones) for ones in by_file.values()]
+
+
 def _with_includes(file: str, seen: set[str]) -> str:
     if file in seen:
         return ""

@@ -30,34 +30,35 @@ struct exact_sums {
       for (int output = 0; output < count; ++output) reader.read(row_of(output), chunk, chunks_of[output]);
 #pragma unroll
       for (int output = 0; output < count; ++output) factors[output] = reader.factors(chunks_of[output]);
+      float parts[count][tokens] = {};
 #pragma unroll
-      for (int half = 0; half < Reader::HALVES; ++half) {
-        float parts[count][tokens] = {};
+      for (int g = 0; g < CHUNK / 4; ++g) {
+        float4 four[tokens];
 #pragma unroll
-        for (int g = half * Reader::COLUMNS / 4; g < (half + 1) * Reader::COLUMNS / 4; ++g) {
-          float4 four[tokens];
+        for (int token = 0; token < tokens; ++token)
+          four[token] = x[source_of(token) * given.strides * (8 * WARP) + g * WARP];
 #pragma unroll
-          for (int token = 0; token < tokens; ++token)
-            four[token] = x[source_of(token) * given.strides * (8 * WARP) + g * WARP];
+        for (int output = 0; output < count; ++output) {
+          float weights[4];
+          reader.unscaled(chunks_of[output], factors[output], g, weights);
 #pragma unroll
-          for (int output = 0; output < count; ++output) {
-            float weights[4];
-            reader.unscaled(chunks_of[output], factors[output], g, weights);
-#pragma unroll
-            for (int token = 0; token < tokens; ++token) {
-              float part = parts[output][token];
-              part = fmaf(four[token].x, weights[0], part);
-              part = fmaf(four[token].y, weights[1], part);
-              part = fmaf(four[token].z, weights[2], part);
-              parts[output][token] = fmaf(four[token].w, weights[3], part);
-            }
+          for (int token = 0; token < tokens; ++token) {
+            float part = parts[output][token];
+            part = fmaf(four[token].x, weights[0], part);
+            part = fmaf(four[token].y, weights[1], part);
+            part = fmaf(four[token].z, weights[2], part);
+            parts[output][token] = fmaf(four[token].w, weights[3], part);
           }
         }
+        if ((g + 1) * 4 % Reader::COLUMNS) continue;  // a half, or the chunk, is done:
 #pragma unroll
         for (int output = 0; output < count; ++output)
 #pragma unroll
-          for (int token = 0; token < tokens; ++token)
-            sums[output][token] = fmaf(parts[output][token], Reader::factor_left(factors[output], half), sums[output][token]);
+          for (int token = 0; token < tokens; ++token) {
+            const float factor = Reader::factor_left(factors[output], g * 4 / Reader::COLUMNS);
+            sums[output][token] = fmaf(parts[output][token], factor, sums[output][token]);
+            parts[output][token] = 0.0f;
+          }
       }
     }
   }

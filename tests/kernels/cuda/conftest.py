@@ -21,8 +21,8 @@ from .programs import Load
 
 GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
 ON_A_GPU = (
-    "test_rows", "test_attention", "test_decoder", "test_low_rank", "test_sampling", "test_sampled_texts", "test_arrays",
-    "test_rows", "test_forms", "test_attention", "test_decoder", "test_quantised_models", "test_experts", "test_host_nodes",
+    "test_arrays", "test_attention", "test_decoder", "test_experts", "test_forms", "test_host_nodes", "test_low_rank",
+    "test_quantised_models", "test_rows", "test_sampled_texts", "test_sampling",
 )  # fmt: skip
 
 

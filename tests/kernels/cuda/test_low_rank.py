@@ -14,6 +14,7 @@ import pytest
 from genai.kernels.cuda.adapters import FEW_ROWS, MANY_ROWS, CudaAdapter, StepAdapters
 from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
 from genai.kernels.cuda.low_rank import ShrinkLaunch
+from genai.kernels.cuda.step import Capacity
 from genai.kernels.executor import Factors, StepContext, StepError, UnsupportedRecord
 from genai.kernels.formats import FormatError
 from genai.kernels.records import (
@@ -296,14 +297,20 @@ def test_adapters_come_and_go_beside_a_compiled_program(driver: HostDriver) -> N
 
 def test_a_step_that_memory_does_not_suffice_for(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one that fits is computed as before."""
-    both = Both(driver)
-    wanted, zeros = both.run([[(0, 1.0)]], [1]), driver.zeros
+    both, zeros, sizes = Both(driver), driver.zeros, list[int]()
+
+    def noted(nbytes: int) -> Any:
+        sizes.append(nbytes)
+        return zeros(nbytes)
 
     def full(nbytes: int) -> Any:
-        if nbytes > 60 * 4 * N:
+        if nbytes > max(sizes):
             raise MemoryError
         return zeros(nbytes)
 
+    monkeypatch.setattr(driver, "zeros", noted)
+    both.ours._lower(Capacity())
+    wanted = both.run([[(0, 1.0)]], [1])
     monkeypatch.setattr(driver, "zeros", full)
     with pytest.raises(MemoryError):
         both.run([[(0, 1.0), (1, 1.0), (2, 1.0)]], [60])
@@ -344,7 +351,7 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
 def test_experts_have_no_places(driver: HostDriver) -> None:
     branch = Branch(DenseWeight("w", 4, 4), delta=Delta("h", 0))
     record = Experts("x", "scores", "out", 1, True, branch, branch, "silu", True)
-    with pytest.raises(UnsupportedRecord, match="adapters of experts"):
+    with pytest.raises(UnsupportedRecord, match="experts with addends or adapters"):
         check_part(record, [])
 
 
