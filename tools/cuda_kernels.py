@@ -114,6 +114,9 @@ class Work:
         return max(self.nbytes / BANDWIDTH, self.operations / self.rate)
 
 
+# What adapters, mixtures of experts, BERT and images add: rank; experts, how many are chosen, and their sizes.
+RANK, EXPERTS, CHOSEN, NARROW, _EXPERT = 16, 128, 8, 2048, 2 * 768 * 2048
+TEXT, WIDE, IMAGE = 128, 768, 3 * 224 * 224
 _MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
 # By the name of a kernel's function.
 WORK = {
@@ -133,13 +136,60 @@ WORK = {
     ),
     "store_heads": Work("keys and values of a token, float16", 8 * HIDDEN + 12 * KV_HEADS * HEAD, 6 * HIDDEN),
     "attend_split": Work("attention of a token, float16", 4 * KV_HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
-    "join_splits": Work("16 splits of a token", 4 * HEADS * (HEAD + 2) * 17, 4 * HEADS * HEAD * 16),
+    "join_splits": Work("32 splits of a token", 4 * HEADS * (HEAD + 4) * 33, 4 * HEADS * HEAD * 32),
+    # Half of the pairs of tokens are visible; a tile of rows reads what is before it once, out of L2.
+    "attend_tile": Work(
+        "attention of a prompt, float16",
+        (8 * HEADS + 4 * KV_HEADS) * HEAD * PROMPT,
+        2 * HEADS * HEAD * PROMPT**2,
+        TENSOR,
+    ),
+    "turn_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
+    "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
+    "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),
+    "shrink_few": Work("rank 16 of a token, float16", 2 * RANK * HIDDEN + 4 * HIDDEN, 2 * RANK * HIDDEN),
+    "shrink_many": Work(
+        "rank 16 of a prompt", (2 * RANK / 16 + 4) * HIDDEN * PROMPT, 8 * RANK * HIDDEN * PROMPT, TENSOR
+    ),
+    "expand_few": Work("rank 16 of a token, float16", 2 * RANK * HIDDEN + 8 * HIDDEN, 2 * RANK * HIDDEN),
+    "expand_many": Work("rank 16 of a prompt", (2 * RANK / 16 + 8) * HIDDEN * PROMPT, 2 * RANK * HIDDEN * PROMPT),
+    "route": Work("128 experts of a prompt", 4 * EXPERTS * PROMPT, 8 * EXPERTS * PROMPT),
+    "order_pairs": Work("8 experts of every token of a prompt", 12 * CHOSEN * PROMPT),
+    "route_and_order": Work("128 experts of a token", 4 * EXPERTS + 12 * CHOSEN, 8 * EXPERTS),
+    "expert_product": Work(
+        "first products of 8 experts of a token, 4 bits", CHOSEN * _WEIGHT * _EXPERT, 2 * CHOSEN * _EXPERT, INT8
+    ),
+    "expert_gemm": Work(
+        "first products of all experts of a prompt, 4 bits",
+        EXPERTS * _WEIGHT * _EXPERT + 8 * CHOSEN * NARROW * PROMPT,
+        2 * CHOSEN * _EXPERT * PROMPT,
+        TENSOR,
+    ),
+    "mix": Work("8 results of a token", 4 * (CHOSEN + 1) * NARROW, 2 * CHOSEN * NARROW),
+    "gather_numbers": Work("one logit", 12),
+    "sample_rows": Work("the likeliest of a row of logits", 4 * VOCABULARY, VOCABULARY),
+    "map1": Work("a function of 128 x 3072 numbers of BERT", 8 * TEXT * 4 * WIDE, 10 * TEXT * 4 * WIDE),
+    "map2": Work("a sum of 128 x 768 numbers of BERT", 12 * TEXT * WIDE, TEXT * WIDE),
+    "map3": Work("a choice of 128 x 768 numbers", 13 * TEXT * WIDE, TEXT * WIDE),
+    "float_product": Work("128 x 768 by 768 x 3072 of BERT", 4 * (TEXT * 5 + 4 * WIDE) * WIDE, 8 * TEXT * WIDE**2),
+    "half_product": Work(
+        "128 x 768 by 768 x 3072 of BERT", 2 * (TEXT * 5 + 4 * WIDE) * WIDE, 8 * TEXT * WIDE**2, TENSOR
+    ),
+    "softmax": Work("scores of BERT, 12 heads", 8 * 12 * TEXT**2, 12 * 12 * TEXT**2),
+    "row_norm": Work("128 rows of BERT", 8 * TEXT * WIDE, 6 * TEXT * WIDE),
+    "reduce_rows": Work("128 rows of BERT", 4 * TEXT * WIDE, TEXT * WIDE),
+    "reduce_columns": Work("128 rows of BERT", 4 * TEXT * WIDE, TEXT * WIDE),
+    "gather": Work("128 rows of BERT's table", 8 * TEXT * WIDE),
+    "gather_tuples": Work("128 rows of BERT's table", 8 * TEXT * WIDE),
+    "pad": Work("an image of 3 x 224 x 224", 8 * IMAGE),
+    "pool": Work("64 x 112 x 112, windows of 3 x 3", 5 * 64 * 112**2, 9 * 64 * 56**2),
+    "convolve_channels": Work("96 x 56 x 56, windows of 7 x 7", 8 * 96 * 56**2, 98 * 96 * 56**2),
 }
 
 
 def family(kernel: CudaKernel) -> str:
-    """The name of a kernel's function, without its arguments."""
-    return kernel.function.partition("<")[0]
+    """The name of a kernel's function, without its arguments and its namespace."""
+    return kernel.function.partition("<")[0].rpartition("::")[2]
 
 
 def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
@@ -170,7 +220,7 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
         bound = "memory" if work.nbytes / BANDWIDTH >= work.operations / work.rate else "arithmetic"
         lines.append(
             f"| `{name}` | {work.what} | {_number(work.nbytes)} | {_number(work.operations)} | "
-            f"{work.seconds * 1e6:.2g} µs | {bound} |"
+            f"{_microseconds(work.seconds)} µs | {bound} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -178,21 +228,47 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
 _HEAD = """# The CUDA kernels, as the compiler sees them
 
 Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
-with NVRTC. **Nothing here was measured on a GPU.** Occupancy is the share of a multiprocessor's 2,048 threads that can
+with NVRTC. **Nothing here was measured on a GPU.** Spilled are bytes of registers, or of arrays that are indexed by what
+is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can run at the same time,
+from registers and shared memory.
+"""
+_ON_PAPER,
+        "| kernel | one launch | bytes | operations | least time | bound by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in by_family:
+        work = WORK[name]
+        bound = "memory" if work.nbytes / BANDWIDTH >= work.operations / work.rate else "arithmetic"
+        lines.append(
+            f"| `{name}` | {work.what} | {_number(work.nbytes)} | {_number(work.operations)} | "
+            f"{_microseconds(work.seconds)} µs | {bound} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+_HEAD = """# The CUDA kernels, as the compiler sees them
+
+Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
+with NVRTC. Spilled are bytes of registers, or of arrays that are indexed by what is computed, that lie in memory. **Nothing here was measured on a GPU.** Occupancy is the share of a multiprocessor's 2,048 threads that can
 run at the same time, from registers and shared memory.
 """
 _ON_PAPER = """## On paper
 
 The least time of one launch on an H200: the bytes that it reads and writes at 4.3 TB/s, or its operations at what the
 data sheet gives for the units that do them (989 TFLOP/s of tensor cores in bfloat16, 67 TFLOP/s in float32, four times
-as many with bytes), whichever is longer. Sizes are those of Llama 3.1 8B. A launch in a captured graph costs about
-1.3 µs besides, so that short ones are bound by that.
+as many with bytes), whichever is longer. Where nothing else is said, sizes are those of Llama 3.1 8B; of 128
+experts, 8 are chosen for a token, 2,048 by 768 with a gate. A launch in a captured graph costs about 1.3 µs besides, so
+that short ones are bound by that.
 """
 
 
 def _range(values: set[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g}" if seconds >= 1e-8 else "< 0.01"
 
 
 def _number(value: float) -> str:
