@@ -228,29 +228,9 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
 _HEAD = """# The CUDA kernels, as the compiler sees them
 
 Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
-with NVRTC. **Nothing here was measured on a GPU.** Spilled are bytes of registers, or of arrays that are indexed by what
-is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can run at the same time,
-from registers and shared memory.
-"""
-_ON_PAPER,
-        "| kernel | one launch | bytes | operations | least time | bound by |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in by_family:
-        work = WORK[name]
-        bound = "memory" if work.nbytes / BANDWIDTH >= work.operations / work.rate else "arithmetic"
-        lines.append(
-            f"| `{name}` | {work.what} | {_number(work.nbytes)} | {_number(work.operations)} | "
-            f"{_microseconds(work.seconds)} µs | {bound} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-_HEAD = """# The CUDA kernels, as the compiler sees them
-
-Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
-with NVRTC. Spilled are bytes of registers, or of arrays that are indexed by what is computed, that lie in memory. **Nothing here was measured on a GPU.** Occupancy is the share of a multiprocessor's 2,048 threads that can
-run at the same time, from registers and shared memory.
+with NVRTC. **Nothing here was measured on a GPU.** Spilled are bytes of registers, or of arrays that are indexed by
+what is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can run at the
+same time, from registers and shared memory.
 """
 _ON_PAPER = """## On paper
 
