@@ -144,6 +144,8 @@ WORK = {
         2 * HEADS * HEAD * PROMPT**2,
         TENSOR,
     ),
+    "attend_any": Work("attention of a token, float16", 4 * HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
+    "join_any": Work("32 splits of a token", 4 * HEADS * (HEAD + 2) * 33, 4 * HEADS * HEAD * 32),
     "turn_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
     "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),

@@ -22,9 +22,9 @@ _STEP, _TILE, _ROW, _ENTRY = (_STRUCTS[f"Adapter{name}"] for name in ("Step", "T
 # Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
 # positions are counted in units of so many.
 _RANKS, _COLUMNS, _ALIGNED, _UNIT = 4, 32, 128, 16
-# Rows of a tile: FEW_ROWS and MANY_ROWS. Ranks that a block of shrinking takes of one.
-FEW_ROWS, MANY_ROWS = 4, 16
-FEW_RANKS, MANY_RANKS = 4, 32
+# Rows of a tile: DECODE_TILE_ROWS and PREFILL_TILE_ROWS. Ranks that a block of shrinking takes of one.
+DECODE_TILE_ROWS, PREFILL_TILE_ROWS = 4, 16
+DECODE_TILE_RANKS, PREFILL_TILE_RANKS = 4, 32
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables
     entries: list[tuple[int, ...]] = []
     order: list[int] = []
     counts, first, hidden = dict.fromkeys(_COUNTS, 0), 0, 0
-    kinds = (("few", FEW_ROWS, FEW_RANKS), ("many", MANY_ROWS, MANY_RANKS))
+    kinds = (("few", DECODE_TILE_ROWS, DECODE_TILE_RANKS), ("many", PREFILL_TILE_ROWS, PREFILL_TILE_RANKS))
     for (kind, most, ranks), mixes in zip(kinds, groups, strict=True):
         before = len(tiles)
         for mix, sequences in mixes.items():

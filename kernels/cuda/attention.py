@@ -35,6 +35,7 @@ _TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
 # C++ types of keys and values.
 KINDS = {"float32": "float", "float16": "half_bits", "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
+_FLOATS = ("float32", "float16")
 
 
 def check_attention(record: Attention, layer: PagedLayer | None) -> None:
@@ -43,9 +44,10 @@ def check_attention(record: Attention, layer: PagedLayer | None) -> None:
     if kind not in KINDS:
         raise UnsupportedRecord(f"CUDA has no kernels for keys and values of {kind}")
     for size in (record.head_size, record.v_head_size):
-        if size > _LARGEST_HEAD or size % _HEAD_STEP:
-            wanted = f"a multiple of {_HEAD_STEP}, at most {_LARGEST_HEAD}"
-            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size}: {wanted}")
+        if size > _LARGEST_HEAD:
+            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")
+        if kind not in _FLOATS and size % _HEAD_STEP:
+            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size} with keys and values of {kind}")
 
 
 def store_kernel_of(kind: str) -> CudaKernel:
@@ -56,6 +58,19 @@ def store_kernel_of(kind: str) -> CudaKernel:
 def turn_kernel() -> CudaKernel:
     """The kernel that turns weighted values of 4 bits back."""
     return CudaKernel("attention_store.cu", "turn_back", "TurnArguments", _STORE_THREADS)
+
+
+def divides(record: Attention) -> bool:
+    """Whether heads have so many columns that lanes can read several at once."""
+    return record.head_size % _HEAD_STEP == record.v_head_size % _HEAD_STEP == 0
+
+
+def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
+    """The kernels of single rows with heads of any size."""
+    return (
+        CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AnyAttentionArguments", _SPLIT_THREADS),
+        CudaKernel("attention_any.cu", "join_any", "AnyAttentionArguments", _SPLIT_THREADS),
+    )
 
 
 def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[CudaKernel, CudaKernel]:
@@ -84,7 +99,7 @@ def tile_columns(head_size: int, v_head_size: int) -> int:
 
 def tile_rows(record: Attention, layer: PagedLayer | None) -> int:
     """Rows of a sequence that a tile holds; 0 = rows are computed one by one."""
-    if layer is None or layer.kind == "float32":
+    if layer is None or layer.kind == "float32" or not divides(record):
         return 0
     return _TILE_ROWS // heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
 
@@ -148,12 +163,18 @@ class SplitLaunch:
     def __init__(
         self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
     ) -> None:
-        self._together, size = heads_together(record.heads, record.kv_heads), record.v_head_size
+        size, given = record.v_head_size, {**given}
+        if divides(record):
+            self._together = heads_together(record.heads, record.kv_heads)
+            self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
+        else:
+            self._together = 1
+            self._split, self._join = any_kernels(layer.kind)
+            given |= {"head_size": record.head_size, "v_head_size": size}
         self._heads = record.heads
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
-        self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))

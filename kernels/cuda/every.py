@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..formats import can_turn
 from .array_kernels import array_kernels
-from .attention import KINDS, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
+from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .logits import GATHER
@@ -55,7 +55,7 @@ def every_kernel() -> list[CudaKernel]:
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    found.append(turn_kernel())
+    found += [turn_kernel(), *any_kernels("float32"), *any_kernels("float16")]
     for kind in KINDS:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:

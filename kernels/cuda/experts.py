@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 # The most experts whose pairs one block counts in shared memory.
 MOST_EXPERTS = 1024
 # Pairs that are multiplied together with a weight that was read: by lanes of warps, and by tensor cores.
-_FEW, _MANY = ROWS_AT_ONCE[-1], 64
+_DECODE_GROUP, _PREFILL_GROUP = ROWS_AT_ONCE[-1], 64
 # Neighbouring outputs of a warp, by the most pairs of a group: an even number.
 _OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 # Of blocks of tensor cores, see gemm.cuh: 64 rows by 128 outputs.
 _SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4, true>", 128, 256
 # Rows that are routed and ordered by one block.
-_FEW_ROWS = 8
+_ROWS_OF_ONE_BLOCK = 8
 _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256
 _WARPS, _MIX_COLUMNS = 4, 512
 # The largest second size of a grid, and more rows than a step has.
@@ -121,7 +121,7 @@ class _Part:
 
     def form(self, matrix: DeviceMatrix) -> str:
         """Of activations that products with a matrix read; see products.py."""
-        if self.group == _MANY:
+        if self.group == _PREFILL_GROUP:
             return "bfloats"
         return "bytes" if matrix.form and not self.exact else f"floats<{_COLUMNS_AT_ONCE[matrix.scalar]}>"
 
@@ -195,8 +195,8 @@ def mixture(at: CudaLowering, record: Experts) -> None:
     out, per_token = at.values.make(record.out), record.per_token
     first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (record.first, record.second))
     has_prefill = not record.exact and out.per is Per.TOKEN
-    parts = [_Part("", "decode_rows" if has_prefill else _COUNTED[out.per], _FEW, record.exact)]
-    parts += [_Part("decode_rows", "tokens", _MANY)] if has_prefill else []
+    parts = [_Part("", "decode_rows" if has_prefill else _COUNTED[out.per], _DECODE_GROUP, record.exact)]
+    parts += [_Part("decode_rows", "tokens", _PREFILL_GROUP)] if has_prefill else []
     routing, key = _route(at, record, parts, out.per)
     widths = record.second.weight.columns, record.second.weight.rows
     hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
@@ -236,16 +236,16 @@ def _route(at: CudaLowering, record: Experts, parts: list[_Part], per: Per) -> t
 def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid]]]:
     """Both by one block for a few rows, otherwise one after the other."""
 
-    def grid(few: int, warps_per_block: int) -> Callable[[Counts], Grid]:
+    def grid(both_in_one: int, warps_per_block: int) -> Callable[[Counts], Grid]:
         def of(counts: Counts) -> Grid:
             rows = part.rows(counts)
-            is_few = rows <= _FEW_ROWS
-            return (-(-rows // warps_per_block) if is_few == bool(few) else 0, 1, 1)
+            fits = rows <= _ROWS_OF_ONE_BLOCK
+            return (-(-rows // warps_per_block) if fits == bool(both_in_one) else 0, 1, 1)
 
         return of
 
     route, order, both = route_kernels()
-    return [(both, grid(1, _FEW_ROWS)), (route, grid(0, _WARPS)), (order, grid(0, 1 << 30))]
+    return [(both, grid(1, _ROWS_OF_ONE_BLOCK)), (route, grid(0, _WARPS)), (order, grid(0, 1 << 30))]
 
 
 def _rows_of_pairs(
@@ -292,9 +292,9 @@ def _multiply(
         first = {"first_row": part.first} if part.first else {}
         at.starts.append(Launch(kernel, bind(kernel, first_row=0, **given), first, grid))
 
-    if part.group == _MANY:
+    if part.group == _PREFILL_GROUP:
         start(pairs_gemm_kernel(matrix, activation), _GEMM_OUTPUTS, 0, _ANY)
         return
     for most in ROWS_AT_ONCE:  # a token is sent to an expert once: so no group has more pairs than there are rows
         kernel = pairs_gemv_kernel(matrix, activation, most, exact=part.exact)
-        start(kernel, _WARPS * _OUTPUTS[most], most // 2, most if most < _FEW else _ANY)
+        start(kernel, _WARPS * _OUTPUTS[most], most // 2, most if most < _DECODE_GROUP else _ANY)

@@ -35,20 +35,20 @@ _NOWHERE = np.iinfo(np.int32).max
 
 def shrink_kernels() -> tuple[CudaKernel, CudaKernel]:
     """The kernels before products, of tiles of few rows and of many."""
-    few, many = (
+    decode, prefill = (
         CudaKernel("low_rank_shrink.cu", name, "ShrinkArguments", _SHRINK_THREADS)
         for name in ("shrink_few", "shrink_many")
     )
-    return few, many
+    return decode, prefill
 
 
 def expand_kernels() -> tuple[CudaKernel, CudaKernel]:
     """The kernels behind products."""
-    few, many = (
+    decode, prefill = (
         CudaKernel("low_rank_expand.cu", name, "ExpandArguments", _EXPAND_THREADS)
         for name in ("expand_few", "expand_many")
     )
-    return few, many
+    return decode, prefill
 
 
 def _start(

@@ -48,9 +48,12 @@ def on_both(folder: Path, prompt: list[int], patch: pytest.MonkeyPatch, **option
     assert found == expected
 
 
+# In every run: the usual one; routers that run on the host.
+ALWAYS = ("llama", "phimoe")
+DRAWN = (pytest.mark.slow, pytest.mark.drawn(4))
+
+
 @needs_a_compiler
-@pytest.mark.slow
-@pytest.mark.drawn(3)
-@pytest.mark.parametrize("name", GOLDENS)
+@pytest.mark.parametrize("name", [pytest.param(one, marks=() if one in ALWAYS else DRAWN) for one in GOLDENS])
 def test_golden(name: str, golden: Any, golden_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_both(golden_folder(name), golden(name).tokens[:20], monkeypatch, kv_dtype="fp32")

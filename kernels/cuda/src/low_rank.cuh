@@ -5,7 +5,7 @@
 #pragma once
 #include "portable.cuh"
 
-// A step: `few` tiles of at most FEW_ROWS rows with decode numerics, behind them `many` of at most MANY_ROWS rows with
+// A step: `few` tiles of at most DECODE_TILE_ROWS rows with decode numerics, behind them `many` of at most PREFILL_TILE_ROWS rows with
 // prefill numerics. What tiles name lies somewhere behind them; positions count four bytes from the beginning.
 struct AdapterStep {
   int few;
@@ -66,7 +66,7 @@ struct AdapterPlace {
   AdapterSegment segment;
 };
 
-constexpr int FEW_ROWS = 4, MANY_ROWS = 16, MOST_PARTS = 4;
+constexpr int DECODE_TILE_ROWS = 4, PREFILL_TILE_ROWS = 16, MOST_PARTS = 4;
 
 template <class T>
 __device__ __forceinline__ const T& at_position(const int* step, int position) {

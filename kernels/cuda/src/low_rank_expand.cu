@@ -100,10 +100,10 @@ __device__ __forceinline__ void expand_few(const ExpandArguments& given) {
   AdapterTile tile;
   if (!few_tile(given.step, blockIdx.y, given.last_tile, tile)) return;
   if (tile.rows == 1) expand_rows<1>(given, tile);
-  else expand_rows<FEW_ROWS>(given, tile);
+  else expand_rows<DECODE_TILE_ROWS>(given, tile);
 }
 
 __device__ __forceinline__ void expand_many(const ExpandArguments& given) {
   AdapterTile tile;
-  if (many_tile(given.step, blockIdx.y, tile)) expand_rows<MANY_ROWS>(given, tile);
+  if (many_tile(given.step, blockIdx.y, tile)) expand_rows<PREFILL_TILE_ROWS>(given, tile);
 }

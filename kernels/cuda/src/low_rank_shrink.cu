@@ -128,7 +128,7 @@ __device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const 
 template <class T>
 __device__ __forceinline__ void shrink_tile(const ShrinkArguments& given, const ShrinkPlace& at) {
   if (at.tile.rows == 1) shrink_rows<T, 1>(given, at);
-  else shrink_rows<T, FEW_ROWS>(given, at);
+  else shrink_rows<T, DECODE_TILE_ROWS>(given, at);
 }
 
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
@@ -146,7 +146,7 @@ __device__ __forceinline__ void shrink_few(const ShrinkArguments& given) {
 // all four products of parts are added: what is lost is as small as what float32 loses in long sums. A warp takes 32
 // columns of every 256, a lane eight neighbouring ones of a row: which column stands where inside a tile of a tensor
 // core does not matter as long as both sides agree, so x and A come from memory in 16 bytes each, without a detour.
-constexpr int MANY_SHRINK_RANKS = 32, SLICE = 32, PART_STRIDE = 40;
+constexpr int PREFILL_TILE_RANKS = 32, SLICE = 32, PART_STRIDE = 40;
 
 // Pairs of eight numbers as bfloat16, and pairs of what that leaves of them.
 __device__ __forceinline__ void split(const float (&numbers)[8], unsigned (&rounded)[4], unsigned (&rest)[4]) {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void split(const float (&numbers)[8], unsigned (&roun
 
 template <class T>
 __device__ __forceinline__ void shrink_slices(
-    const ShrinkArguments& given, const ShrinkPlace& at, float (&sums)[MANY_SHRINK_RANKS / 8][4]) {
+    const ShrinkArguments& given, const ShrinkPlace& at, float (&sums)[PREFILL_TILE_RANKS / 8][4]) {
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
   const int padded = (given.columns + 31) / 32 * 32, left = at.ranks - at.rank;
   const T* a = factor_of<T>(at.adapter, at.a) + (long long)at.rank * padded;
@@ -174,7 +174,7 @@ __device__ __forceinline__ void shrink_slices(
     load_columns(given, lower, column, x);
     split(x, rounded[1], rest[1]);
 #pragma unroll
-    for (int tile = 0; tile < MANY_SHRINK_RANKS / 8; ++tile) {
+    for (int tile = 0; tile < PREFILL_TILE_RANKS / 8; ++tile) {
       if (tile * 8 >= left) break;
       float factors[8];
       unsigned main[4], more[4];
@@ -196,29 +196,29 @@ __device__ __forceinline__ void shrink_slices(
 
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
 __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
-  SHARED(float, parts, SHRINK_WARPS * MANY_ROWS * PART_STRIDE);
+  SHARED(float, parts, SHRINK_WARPS * PREFILL_TILE_ROWS * PART_STRIDE);
   ShrinkPlace at;
   if (!many_tile(given.step, blockIdx.y, at.tile)) return;
-  if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, MANY_SHRINK_RANKS)) return;
+  if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, PREFILL_TILE_RANKS)) return;
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
-  float sums[MANY_SHRINK_RANKS / 8][4] = {};
+  float sums[PREFILL_TILE_RANKS / 8][4] = {};
   if (at.item_bytes == 2) shrink_slices<half_bits>(given, at, sums);
   else shrink_slices<float>(given, at, sums);
   // Rows of sums are 160 bytes apart, so that the pairs that half a warp writes lie in different banks.
 #pragma unroll
-  for (int tile = 0; tile < MANY_SHRINK_RANKS / 8; ++tile)
+  for (int tile = 0; tile < PREFILL_TILE_RANKS / 8; ++tile)
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float* own = parts + (warp * MANY_ROWS + group + 8 * row) * PART_STRIDE + 8 * tile + 2 * place;
+      float* own = parts + (warp * PREFILL_TILE_ROWS + group + 8 * row) * PART_STRIDE + 8 * tile + 2 * place;
       *reinterpret_cast<float2*>(own) = float2{sums[tile][2 * row], sums[tile][2 * row + 1]};
     }
   __syncthreads();
   many_tile(given.step, blockIdx.y, at.tile);  // read again rather than kept in registers
-  for (int i = threadIdx.x; i < MANY_ROWS * MANY_SHRINK_RANKS; i += SHRINK_THREADS) {
-    const int row = i / MANY_SHRINK_RANKS, rank = i % MANY_SHRINK_RANKS;
+  for (int i = threadIdx.x; i < PREFILL_TILE_ROWS * PREFILL_TILE_RANKS; i += SHRINK_THREADS) {
+    const int row = i / PREFILL_TILE_RANKS, rank = i % PREFILL_TILE_RANKS;
     float total = 0.0f;
 #pragma unroll
-    for (int one = 0; one < SHRINK_WARPS; ++one) total += parts[(one * MANY_ROWS + row) * PART_STRIDE + rank];
+    for (int one = 0; one < SHRINK_WARPS; ++one) total += parts[(one * PREFILL_TILE_ROWS + row) * PART_STRIDE + rank];
     if (row < at.tile.rows && at.rank + rank < at.ranks) write_hidden(given, at, row, at.rank + rank, total);
   }
 }

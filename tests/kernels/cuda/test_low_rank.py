@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.adapters import FEW_ROWS, MANY_ROWS, CudaAdapter, StepAdapters
+from genai.kernels.cuda.adapters import DECODE_TILE_ROWS, PREFILL_TILE_ROWS, CudaAdapter, StepAdapters
 from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
 from genai.kernels.cuda.low_rank import ShrinkLaunch
 from genai.kernels.cuda.step import Capacity
@@ -159,7 +159,7 @@ def test_against_the_reference(driver: HostDriver, order: int) -> None:
     """Rows with one adapter, several, none; five rows that share one; prompts longer and shorter than a tile."""
     driver.order = order
     both = Both(driver, order)
-    both.check(MIXED, [1, 1, 1, 4, 1, MANY_ROWS + 3, 2, 5], prefill=3)
+    both.check(MIXED, [1, 1, 1, 4, 1, PREFILL_TILE_ROWS + 3, 2, 5], prefill=3)
     if order == 0:
         both.check([[(1, 1.0)]], [1])
         both.check([[(0, 1.0)], []], [5, 1])
@@ -169,7 +169,7 @@ def test_against_the_reference(driver: HostDriver, order: int) -> None:
 
 def test_bits_of_a_row_do_not_depend_on_company(driver: HostDriver) -> None:
     both = Both(driver)
-    counts = [1, 1, 1, 4, 1, MANY_ROWS + 3, 2, 5]
+    counts = [1, 1, 1, 4, 1, PREFILL_TILE_ROWS + 3, 2, 5]
     together, first = both.run(MIXED, counts, prefill=3), 0
     for number, (mix, count) in enumerate(zip(MIXED, counts, strict=True)):
         part = np.arange(first, first + count)
@@ -178,7 +178,8 @@ def test_bits_of_a_row_do_not_depend_on_company(driver: HostDriver) -> None:
         for name, rows in alone.items():
             assert np.array_equal(rows, together[name][part]), (number, name)
     # A tile of a decoded row alone and of four, and rows of a prompt in other tiles.
-    for prefill, some in ((0, [FEW_ROWS + 1, FEW_ROWS]), (1, [MANY_ROWS + 2, MANY_ROWS - 3])):
+    decode, prompt = [DECODE_TILE_ROWS + 1, DECODE_TILE_ROWS], [PREFILL_TILE_ROWS + 2, PREFILL_TILE_ROWS - 3]
+    for prefill, some in ((0, decode), (1, prompt)):
         whole = both.run([[(1, 0.5), (0, 1.0)]], some[:1], prefill)
         rows = np.arange(some[0] - some[1], some[0])
         for name, array in both.run([[(1, 0.5), (0, 1.0)]], some[1:], prefill, only=rows).items():
@@ -190,8 +191,8 @@ def test_bits_of_a_row_do_not_depend_on_company(driver: HostDriver) -> None:
 @pytest.mark.parametrize("prefill", [0, 1])
 def test_numbers_that_are_not_finite_stay_in_their_row(driver: HostDriver, prefill: int) -> None:
     both = Both(driver)
-    mixes, counts = [[(0, 1.0), (1, 1.0)]], [FEW_ROWS + 1]
-    rows, step = both.rows(FEW_ROWS + 1), step_with(mixes, counts, both.loaded, prefill=prefill)
+    mixes, counts = [[(0, 1.0), (1, 1.0)]], [DECODE_TILE_ROWS + 1]
+    rows, step = both.rows(DECODE_TILE_ROWS + 1), step_with(mixes, counts, both.loaded, prefill=prefill)
     wanted = both.ours.run(step, rows)
     rows["x"][1, 5], rows["x"][3] = np.inf, np.nan
     others = [0, 2, 4]
