@@ -5,6 +5,7 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -60,6 +61,8 @@ class CupyDriver:
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cupy, self._device = cupy, cupy.cuda.Device(index)
+        # What other threads ask for while launches are captured would be captured, too.
+        self._turn = threading.RLock()
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
@@ -74,7 +77,7 @@ class CupyDriver:
         """
         cuda = self._cupy.cuda
         try:
-            with self._device, self._stream:
+            with self._turn, self._device, self._stream:
                 yield
         except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
             raise CudaError(f"{self.name}: {_line(error)}") from error

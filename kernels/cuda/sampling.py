@@ -18,6 +18,7 @@ from ..cpu.sampling import CpuSampler
 from ..host.arrays import Threads
 from ..sampling import FINE, MAX_STEPS, ROW, SamplingBatch, Setting, Span, Step, check_row_numbers, mask_words
 from .driver import Driver
+from .graphs import GraphCache
 from .launches import Functions, bind
 from .logits import DeviceLogits
 from .sources import CudaKernel, structs
@@ -99,9 +100,8 @@ class CudaSampler:
         self._header = structs("sampling.cu")["SamplingTable"]
         self._outcome = structs("sampling.cu")["SamplingOutcome"]
         self._capacity, self._memory = _Capacity(), dict[str, Any]()
-        self._bound: dict[tuple[CudaKernel, bool, bool], NDArray[np.void]] = {}
-        self._table = driver.zeros(_ALIGNMENT)
-        self._host_table = np.zeros(_ALIGNMENT, np.uint8)
+        self._table, self._host_table = driver.zeros(_ALIGNMENT), driver.host_memory(_ALIGNMENT)
+        self._forget_places()
 
     def sample(
         self, logits: Any, batch: SamplingBatch, distributions: Float64 | None = None
@@ -149,15 +149,21 @@ class CudaSampler:
         kernel = sampling_kernel(greedy)
         with _held(logits, self._driver) as addresses:
             self._write(*_sources(logits, addresses, batch, rows), batch, rows, top)
-            for launch in range(launches):
-                arguments = self._arguments(kernel, is_first=launch == 0, distributions=wants)
-                self._driver.launch(self._functions[kernel], kernel, (self._parts, count, 1), arguments)
+            # Nothing that a launch is given depends on the batch: the same number of rows is the same graph.
+            self._graphs.start(
+                (kernel, launches, count, wants), lambda: self._launch(kernel, launches, count, distributions=wants)
+            )
         found = self._driver.download(self._memory["outcomes"][: self._outcome.itemsize * count]).view(self._outcome)
         if (found["status"] < FINE).any():
             raise AssertionError(f"a row was not done after {launches} launches")
         if distributions is not None:
             distributions[...] = self._driver.download(self._memory["distributions"][:count])
         return found
+
+    def _launch(self, kernel: CudaKernel, launches: int, count: int, *, distributions: bool) -> None:
+        for launch in range(launches):
+            arguments = self._arguments(kernel, is_first=launch == 0, distributions=distributions)
+            self._driver.launch(self._functions[kernel], kernel, (self._parts, count, 1), arguments)
 
     def _plan(self, rows: NDArray[np.void], distributions: bool) -> tuple[int, bool, bool]:
         """Launches; whether all rows want their most likely token alone; whether any looks at its history."""
@@ -178,7 +184,7 @@ class CudaSampler:
     def _allocate(self, capacity: _Capacity) -> None:
         """Memory for larger batches."""
         self._memory.clear()
-        self._bound.clear()
+        self._forget_places()
         rows, parts, size = capacity.rows, self._parts, self._vocab_size
         layouts = structs("sampling.cu")
         floats, integers, doubles = np.float32, np.int32, np.float64
@@ -199,6 +205,11 @@ class CudaSampler:
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
             self._memory[name] = self._driver.zeros(nbytes).view(dtype).reshape(shape)
         self._capacity = capacity
+
+    def _forget_places(self) -> None:
+        """Memory moved: arguments, and graphs that were captured with them, are made anew."""
+        self._bound: dict[tuple[CudaKernel, bool, bool], NDArray[np.void]] = {}
+        self._graphs = GraphCache(self._driver)
 
     def _arguments(self, kernel: CudaKernel, *, is_first: bool, distributions: bool) -> NDArray[np.void]:
         """What a launch is given: the same in every call, as long as no memory moves."""
@@ -226,9 +237,8 @@ class CudaSampler:
             places[name] = -(-end // _ALIGNMENT) * _ALIGNMENT
             end = places[name] + array.nbytes
         if end > len(self._host_table):
-            self._table = self._driver.zeros(2 * end)
-            self._host_table = np.zeros(2 * end, np.uint8)
-            self._bound.clear()
+            self._table, self._host_table = self._driver.zeros(2 * end), self._driver.host_memory(2 * end)
+            self._forget_places()
         base = self._driver.address(self._table) + places["logits"]
         along = sources < 0
         sources[along] = base + 4 * self._vocab_size * (-1 - sources[along])

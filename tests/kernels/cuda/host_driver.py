@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class HostDriver:
     room: int | None = None
     allocated: int = 0
     _captured: list[Any] | None = None
+    _turn: Any = field(default_factory=threading.RLock, repr=False)
     _guarded: list[tuple[weakref.ref[Any], Any]] = field(default_factory=list)
 
     def zeros(self, nbytes: int) -> NDArray[np.uint8]:
@@ -129,9 +131,10 @@ class HostDriver:
         return source
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
-        if self._captured is not None:  # arguments are copied here, as CUDA does
-            self._captured.append((function, kernel, grid, arguments.copy()))
-            return
+        with self._turn:
+            if self._captured is not None:  # arguments are copied here, as CUDA does
+                self._captured.append((function, kernel, grid, arguments.copy()))
+                return
         self.launched.append(kernel.name)
         sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
         error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))
@@ -140,11 +143,12 @@ class HostDriver:
         self.check()
 
     def capture(self, work: Callable[[], None]) -> Any:
-        self._captured = captured = []
-        try:
-            work()
-        finally:
-            self._captured = None
+        with self._turn:  # other threads wait
+            self._captured = captured = []
+            try:
+                work()
+            finally:
+                self._captured = None
         return captured
 
     def launch_graph(self, captured: Any) -> None:
@@ -164,7 +168,9 @@ class HostDriver:
 
     def _outside_of_a_capture(self) -> None:
         """While launches are captured there is nothing but launches."""
-        if self._captured is not None:
+        with self._turn:
+            captures = self._captured is not None
+        if captures:
             raise LaunchError("something else than a launch was asked for while launches are captured")
 
     settle = synchronize

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +195,22 @@ def test_a_kernel_that_does_not_compile_is_shown(driver: HostDriver, monkeypatch
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
     with pytest.raises(CudaError, match=r"do not compile on a made-up GPU(.|\n)*nothing_of_the_kind"):
         open_driver().load([CudaKernel("norm.cu", "nothing_of_the_kind", "NormArguments", 256)])
+
+
+def test_other_threads_wait_while_launches_are_captured(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs would be captured, too: a GPU has one stream."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    gpu, done = open_driver(), list[str]()
+    other = threading.Thread(target=lambda: done.append(str(gpu.free_bytes())))
+
+    def work() -> None:
+        other.start()
+        other.join(0.2)
+        done.append("captured")
+
+    gpu.capture(work)
+    other.join(10)
+    assert done == ["captured", str(gpu.free_bytes())]
 
 
 def test_what_raises_in_a_capture_ends_it(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:

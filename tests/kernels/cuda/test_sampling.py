@@ -331,6 +331,19 @@ def test_nothing_is_allocated_once_it_is_large_enough(driver: Any, monkeypatch: 
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def test_batches_of_the_same_size_are_one_graph(driver: Any) -> None:
+    """Whatever is in them; memory that moves makes another."""
+    rng, size = np.random.default_rng(6), 2 * PART + 100
+    sampler, reference = sampler_of(driver, size), ReferenceSampler(size)
+    for rows in (2, 2, 2, 9, 2, 2):
+        logits, batch = rng.standard_normal((rows, size)).astype(np.float32), Batch(size)
+        for number in range(rows):
+            batch.add(number, TEMPERATURE=0)
+        assert np.array_equal(sampler.sample(logits, batch.made())[0], reference.sample(logits, batch.made())[0])
+    if isinstance(driver, HostDriver):
+        assert driver.graphs_launched == 3
+
+
 def test_launches_follow_from_the_steps() -> None:
     settings = np.zeros(len(Setting))
     settings[Setting.TEMPERATURE] = 1
