@@ -68,8 +68,8 @@ def divides(record: Attention) -> bool:
 def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
     """The kernels of single rows with heads of any size."""
     return (
-        CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AnyAttentionArguments", _SPLIT_THREADS),
-        CudaKernel("attention_any.cu", "join_any", "AnyAttentionArguments", _SPLIT_THREADS),
+        CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AttentionArguments", _SPLIT_THREADS),
+        CudaKernel("attention_any.cu", "join_any", "AttentionArguments", _SPLIT_THREADS),
     )
 
 
@@ -163,14 +163,13 @@ class SplitLaunch:
     def __init__(
         self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
     ) -> None:
-        size, given = record.v_head_size, {**given}
+        size = record.v_head_size
         if divides(record):
             self._together = heads_together(record.heads, record.kv_heads)
             self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
         else:
             self._together = 1
             self._split, self._join = any_kernels(layer.kind)
-            given |= {"head_size": record.head_size, "v_head_size": size}
         self._heads = record.heads
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
@@ -178,7 +177,10 @@ class SplitLaunch:
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
-        self._arguments = bind(self._split, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, **given)
+        self._arguments = bind(
+            self._split, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, head_size=record.head_size,
+            v_head_size=size, **given,
+        )  # fmt: skip
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:

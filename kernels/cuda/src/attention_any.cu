@@ -1,49 +1,24 @@
 // softmax(q k * scale) v of single rows with heads of any size over pages of floats: what attention_rows.cu does, whose
 // lanes read several columns at once, for heads whose columns do not divide so. Split by position in the same way.
-#include "pages.cuh"
+#include "attention.cuh"
 #include "reduce.cuh"
 
-// parts: [rows - first_row][heads][splits][v_head_size + 2], a maximum, a sum and the unfinished result. For the others
-// see attention_rows.cu.
-struct AnyAttentionArguments {
-  const float* rotated;
-  const float* sinks;
-  float* parts;
-  float* out;
-  StepRows step;
-  Pages pages;
-  long long out_stride;
-  int first_row;
-  int rows;
-  int heads;
-  int kv_heads;
-  int splits;
-  int window;
-  float scale;
-  float softcap;
-  int smooth;
-  int head_size;
-  int v_head_size;
-};
-
-constexpr int ANY_WARPS = 4, ANY_SPLIT = ANY_WARPS * PAGE, ANY_THREADS = ANY_WARPS * WARP, LARGEST_HEAD = 256;
-constexpr int ANY_COLUMNS = LARGEST_HEAD / WARP;
-constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER - NEVER) is no NaN
+constexpr int LARGEST_HEAD = 256, ANY_COLUMNS = LARGEST_HEAD / WARP, ANY_PART = 2;
 
 // Grid (splits, heads, rows). A lane has a token of its warp's page, then every 32nd column.
 template <class T>
-__device__ __forceinline__ void attend_any(const AnyAttentionArguments& given) {
+__device__ __forceinline__ void attend_any(const AttentionArguments& given) {
   SHARED(float, queries, LARGEST_HEAD);
-  SHARED(float, maxima, ANY_WARPS);
-  SHARED(float, totals, ANY_WARPS);
-  SHARED(float, results, ANY_WARPS * LARGEST_HEAD);
+  SHARED(float, maxima, SPLIT_WARPS);
+  SHARED(float, totals, SPLIT_WARPS);
+  SHARED(float, results, SPLIT_WARPS * LARGEST_HEAD);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, head = blockIdx.y, size = given.v_head_size;
   const int kv_head = head / (given.heads / given.kv_heads);
   const long long row = given.first_row + blockIdx.z;
   const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
-  const int start = blockIdx.x * ANY_SPLIT, page = blockIdx.x * ANY_WARPS + warp;
-  if (start >= end || start + ANY_SPLIT <= begin) return;  // other rows are longer, or see further back
-  for (int i = threadIdx.x; i < given.head_size; i += ANY_THREADS)
+  const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
+  if (start >= end || start + SPLIT <= begin) return;  // other rows are longer, or see further back
+  for (int i = threadIdx.x; i < given.head_size; i += SPLIT_THREADS)
     queries[i] = given.rotated[(row * given.heads + head) * given.head_size + i] * given.scale;
   __syncthreads();
 
@@ -74,26 +49,26 @@ __device__ __forceinline__ void attend_any(const AnyAttentionArguments& given) {
   for (int i = 0; i < ANY_COLUMNS; ++i)
     if (i * WARP + lane < size) results[warp * LARGEST_HEAD + i * WARP + lane] = numbers[i];
   __syncthreads();
-  float* part = given.parts + ((blockIdx.z * given.heads + head) * (long long)given.splits + blockIdx.x) * (size + 2);
-  for (int column = threadIdx.x; column < size; column += ANY_THREADS) {
+  float* part = given.parts + ((blockIdx.z * given.heads + head) * (long long)given.splits + blockIdx.x) * (size + ANY_PART);
+  for (int column = threadIdx.x; column < size; column += SPLIT_THREADS) {
     float most = NEVER, sum = 0.0f, number = 0.0f;
-    for (int other = 0; other < ANY_WARPS; ++other) most = fmaxf(most, maxima[other]);
-    for (int other = 0; other < ANY_WARPS; ++other) {
+    for (int other = 0; other < SPLIT_WARPS; ++other) most = fmaxf(most, maxima[other]);
+    for (int other = 0; other < SPLIT_WARPS; ++other) {
       const float kept = expf(maxima[other] - most);
       sum = fmaf(totals[other], kept, sum);
       number = fmaf(results[other * LARGEST_HEAD + column], kept, number);
     }
     if (column == 0) part[0] = most, part[1] = sum;
-    part[2 + column] = number;
+    part[ANY_PART + column] = number;
   }
 }
 
 // The splits of a row and head, in order; a sink is a score without a value. Grid (heads, rows).
-__device__ __forceinline__ void join_any(const AnyAttentionArguments& given) {
-  const int head = blockIdx.x, stride = given.v_head_size + 2;
+__device__ __forceinline__ void join_any(const AttentionArguments& given) {
+  const int head = blockIdx.x, stride = given.v_head_size + ANY_PART;
   const long long row = given.first_row + blockIdx.y;
   const int end = given.step.positions[row] + 1;
-  const int first = given.window < 0 ? 0 : max(0, end - given.window) / ANY_SPLIT, last = (end - 1) / ANY_SPLIT + 1;
+  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end - 1) / SPLIT + 1;
   const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * stride;
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
@@ -101,10 +76,10 @@ __device__ __forceinline__ void join_any(const AnyAttentionArguments& given) {
   for (int i = first; i < last; ++i) highest = fmaxf(highest, parts[i * stride]);
   float total = has_sink ? expf(sink - highest) : 0.0f;
   for (int i = first; i < last; ++i) total = fmaf(parts[i * stride + 1], expf(parts[i * stride] - highest), total);
-  for (int column = threadIdx.x; column < given.v_head_size; column += ANY_THREADS) {
+  for (int column = threadIdx.x; column < given.v_head_size; column += SPLIT_THREADS) {
     float number = 0.0f;
     for (int i = first; i < last; ++i)
-      number = fmaf(parts[i * stride + 2 + column], expf(parts[i * stride] - highest), number);
+      number = fmaf(parts[i * stride + ANY_PART + column], expf(parts[i * stride] - highest), number);
     given.out[row * given.out_stride + head * given.v_head_size + column] = number / total;
   }
 }

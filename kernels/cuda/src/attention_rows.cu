@@ -4,32 +4,11 @@
 // A sequence is split by position only: 128 tokens a block, a page for each of its four warps; then warps, then splits
 // are put together in order. So a row's bits depend on nothing but its own sequence. All query heads of a KV head are
 // computed together: its pages are read once.
-#include "pages.cuh"
+#include "attention.cuh"
 #include "reduce.cuh"
 
-// rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits][v_head_size + 4], a maximum, a sum, two
-// that are not used, and the unfinished result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none.
-struct AttentionArguments {
-  const float* rotated;
-  const float* sinks;
-  float* parts;
-  float* out;
-  StepRows step;
-  Pages pages;
-  long long out_stride;
-  int first_row;
-  int rows;
-  int heads;
-  int kv_heads;
-  int splits;
-  int window;
-  float scale;
-  float softcap;
-  int smooth;
-};
-
-constexpr int SPLIT_WARPS = 4, SPLIT = SPLIT_WARPS * PAGE, SPLIT_THREADS = SPLIT_WARPS * WARP, PART = 4;
-constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER - NEVER) is no NaN
+// Of a part the maximum, the sum, and two numbers that are not used, so that the rest can be read four at a time.
+constexpr int PART = 4;
 
 // Scores of a page: eight lanes have four tokens each of a unit, four such groups of lanes other units. The sums of the
 // groups are added so that every lane keeps one token, 4 (lane % 8) + lane / 8.

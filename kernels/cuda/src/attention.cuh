@@ -1,0 +1,29 @@
+// What attention of single rows is given, and how sequences are split: a block has a page for each of its warps.
+#pragma once
+#include "pages.cuh"
+
+// rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
+// result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none.
+struct AttentionArguments {
+  const float* rotated;
+  const float* sinks;
+  float* parts;
+  float* out;
+  StepRows step;
+  Pages pages;
+  long long out_stride;
+  int first_row;
+  int rows;
+  int heads;
+  int kv_heads;
+  int splits;
+  int window;
+  float scale;
+  float softcap;
+  int smooth;
+  int head_size;
+  int v_head_size;
+};
+
+constexpr int SPLIT_WARPS = 4, SPLIT = SPLIT_WARPS * PAGE, SPLIT_THREADS = SPLIT_WARPS * WARP;
+constexpr float NEVER = -3.0e38f;  // below every score, and finite: exp(NEVER - NEVER) is no NaN
