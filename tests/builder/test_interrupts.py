@@ -75,7 +75,10 @@ def test_signals_leave_nothing(start: Any, checkpoint: Path, tmp_path: Path, num
     build.send_signal(number)
     stderr = build.communicate(timeout=60)[1]
     assert build.returncode == code, stderr
-    assert stderr == "genai: interrupted, nothing was built\n"
+    # With an empty cache kernels are compiled first.
+    assert stderr.removeprefix("Compiling CPU kernels (once per kernel) ...\n") == (
+        "genai: interrupted, nothing was built\n"
+    )
     assert sorted(tmp_path.iterdir()) == [checkpoint]
 
 

@@ -230,7 +230,7 @@ class _Bell:
             self.engine.end_one()
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 120), st.integers(1, 20), st.integers(1, 9), st.booleans())
 def test_each_item_is_answered_once(seed: int, count: int, window: int, most_running: int, in_order: bool) -> None:
     order = random.Random(seed)

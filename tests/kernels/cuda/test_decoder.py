@@ -60,7 +60,7 @@ PROMPTS = (
 @pytest.mark.slow
 def test_twenty_prompts_give_the_reference_s_tokens(load: Load, bundled_folder: Path, draw: Draw) -> None:
     """32 tokens each, also behind the ends of answers; the sequences of a run are computed together."""
-    prompts = [prompt for prompt in PROMPTS if prompt in draw.part(PROMPTS, 4)]
+    prompts = [prompt for prompt in PROMPTS if prompt in draw.part(PROMPTS, 10)]
     options = {"max_tokens": 32, "temperature": 0, "ignore_eos": True}
     with genai.LLM(bundled_folder, device="reference", context_size=256) as llm:
         expected = llm.generate([llm.render(prompt) for prompt in prompts], **options)
