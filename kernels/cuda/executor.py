@@ -123,7 +123,7 @@ class CudaStep:
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
         self._tile_rows = _tile_rows(program, layers)
-        self._can_be_captured = not any(isinstance(part, HostNode) for part in program.parts)
+        self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
         self._known: dict[str, Any] = {}
         self._lower(Capacity())
@@ -148,8 +148,9 @@ class CudaStep:
             counts[name] = min(1 << (splits - 1).bit_length(), capacity.splits)
         counts |= adapters.counts
         counts |= self._table.write(step, adapters)
-        self._known.clear()
-        self._known |= known_of(self._program, step, given or {})
+        if self._has_host_nodes:
+            self._known.clear()
+            self._known |= known_of(self._program, step, given or {})
         for name in self._program.given:
             if name not in self._values.places:  # only host nodes read it
                 continue
@@ -168,7 +169,7 @@ class CudaStep:
             for block in list(self._handed_out):
                 block.keep()
             self._handed_out.clear()
-        if self._can_be_captured and counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
+        if not self._has_host_nodes and counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
             self._check_cancelled()
             self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
         else:

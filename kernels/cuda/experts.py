@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from ..executor import UnsupportedRecord
 from ..records import Branch, Experts, Per
 from .driver import Driver, Grid
-from .launches import Counts, Functions, Launch, bind
+from .launches import COUNTED, Counts, Functions, Launch, bind
 from .memory import DeviceRows
-from .products import _COLUMNS_AT_ONCE, _COUNTED, ROWS_AT_ONCE, _arranged, arrange_kernel
+from .products import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
 
@@ -123,7 +123,7 @@ class _Part:
         """Of activations that products with a matrix read; see products.py."""
         if self.group == _PREFILL_GROUP:
             return "bfloats"
-        return "bytes" if matrix.form and not self.exact else f"floats<{_COLUMNS_AT_ONCE[matrix.scalar]}>"
+        return "bytes" if matrix.form and not self.exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
 
     @property
     def counted(self) -> dict[str, str]:
@@ -195,14 +195,14 @@ def mixture(at: CudaLowering, record: Experts) -> None:
     out, per_token = at.values.make(record.out), record.per_token
     first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (record.first, record.second))
     has_prefill = not record.exact and out.per is Per.TOKEN
-    parts = [_Part("", "decode_rows" if has_prefill else _COUNTED[out.per], _DECODE_GROUP, record.exact)]
+    parts = [_Part("", "decode_rows" if has_prefill else COUNTED[out.per], _DECODE_GROUP, record.exact)]
     parts += [_Part("decode_rows", "tokens", _PREFILL_GROUP)] if has_prefill else []
     routing, key = _route(at, record, parts, out.per)
     widths = record.second.weight.columns, record.second.weight.rows
     hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
     keys = [key, hidden[1], results[1]]
     for part in parts:
-        source = _Source(*_arranged(at, record.x, first, part.form(first), part.end, first=part.first), per_token)
+        source = _Source(*arranged(at, record.x, first, part.form(first), part.end, first=part.first), per_token)
         target = hidden[0].address, widths[0]
         _multiply(at, first, record.first, source, target, routing, part, record.activation, record.parameters)
         source, key = _rows_of_pairs(at, hidden[0], second, part, per_token)

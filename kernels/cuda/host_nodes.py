@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from ..executor import StepContext
-from ..records import HostNode, Ids, Per, Record, RowProgram, RowsType
+from ..records import HostNode, Ids, Record, RowProgram, RowsType
 from .driver import Driver
-from .launches import Counts, Functions
+from .launches import COUNTED, Counts, Functions
 from .memory import DeviceRows, Values, as_float32
 from .sources import CudaKernel
-
-_COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ class HostStart:
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Run them, when everything is done that was started before."""
         for name, (rows, type_) in self.reads.items():
-            self.known[name] = driver.download(rows.view(counts[_COUNTED[type_.per]])).reshape(type_.shape)
+            self.known[name] = driver.download(rows.view(counts[COUNTED[type_.per]])).reshape(type_.shape)
         for node in self.nodes:
             self.known.update(node.call(self.known))
         for name, rows in self.writes.items():

@@ -9,12 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..records import Per
 from .driver import Driver, Grid
 from .sources import CudaKernel
 
 # What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
 # "splits" of its longest sequence, "decode_splits" of the longest one whose rows have those; "tiles_N" of N rows.
 Counts = Mapping[str, int]
+# What counts the rows of values.
+COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 # What a driver launches, by kernel.
 Functions = Mapping[CudaKernel, Any]
 

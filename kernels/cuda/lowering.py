@@ -15,7 +15,7 @@ from .attention import add_attention, store_kernel
 from .block_forms import CHUNK, BlockForm
 from .driver import Driver, Grid
 from .experts import mixture
-from .launches import Counts, Launch, Start, bind
+from .launches import COUNTED, Counts, Launch, Start, bind
 from .low_rank import Deltas, shrink
 from .memory import DeviceRows, Values
 from .products import product
@@ -24,7 +24,6 @@ from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
-_COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 _ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS, _NORM_THREADS = 1024, 256, 128, 256
 # The most parameters of a function.
 _PARAMETERS = 3
@@ -63,7 +62,7 @@ class CudaLowering:
         Args:
             grid: from the number of rows.
         """
-        counted = _COUNTED[per]
+        counted = COUNTED[per]
 
         def of(counts: Counts) -> Grid:
             found: Grid = grid(counts[counted])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..records import Branch, Per
-from .launches import Counts, Launch, bind
+from .launches import COUNTED, Counts, Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
@@ -25,12 +25,11 @@ _BYTE_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 2}
 _EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
 _DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 # Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
-_COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
+COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
 _WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
 # Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
 # product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
 _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
-_COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}
 
 
 def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact: bool) -> None:
@@ -47,11 +46,11 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
         "outputs": matrix.rows,
     }  # fmt: skip
     has_prefill = not exact and out.per is Per.TOKEN
-    counted = "decode_rows" if has_prefill else _COUNTED[out.per]
+    counted = "decode_rows" if has_prefill else COUNTED[out.per]
     if has_prefill:
         _gemm(at, x, matrix, given)
-    form = "bytes" if matrix.form and not exact else f"floats<{_COLUMNS_AT_ONCE[matrix.scalar]}>"
-    source, scales = _arranged(at, x, matrix, form, counted)
+    form = "bytes" if matrix.form and not exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+    source, scales = arranged(at, x, matrix, form, counted)
     given |= {"x": source, "scales": scales, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
         kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix, tokens, counted, exact=exact)
@@ -62,7 +61,7 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
     """The rows with prefill numerics, which stand behind the others."""
-    source, _ = _arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
+    source, _ = arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
     for large in (True, False):
         kernel = gemm_kernel(matrix, large=large)
         arguments = bind(kernel, x=source, x_stride=matrix.strides * STRIDE, first_row=0, rows=0, **given)
@@ -128,7 +127,7 @@ def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str, *, exact: bool) 
     return grid
 
 
-def _arranged(
+def arranged(
     at: CudaLowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
 ) -> tuple[int, int]:
     """Where a value lies as products read it, and its scales; see activations.cu.

@@ -96,9 +96,8 @@ __device__ __forceinline__ Scales read_scales(const unsigned char* scales, int u
 
 // A unit of a page, as it was read. Its lines are the columns of keys, or the tokens of values; a number `i` of a line
 // is a token's, or a column's.
-template <class T>
-struct Unit {
-  using Line = uint4;
+template <class Line>
+struct Lines {
   Line lines[UNIT];
 
   // Lines outside of [first, last) are zeros: what nobody sees may be NaN.
@@ -107,21 +106,16 @@ struct Unit {
     for (int i = 0; i < UNIT; ++i)
       lines[i] = i >= first && i < last ? *reinterpret_cast<const Line*>(from + i * stride) : Line{};
   }
+};
+template <class T>
+struct Unit : Lines<uint4> {
   __device__ __forceinline__ float number(int line, int i) const {
     const uint4 four = lines[line];
     return __uint_as_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
   }
 };
 template <>
-struct Unit<half_bits> {
-  using Line = uint2;
-  Line lines[UNIT];
-
-  __device__ __forceinline__ void read(const unsigned char* from, int stride, int first, int last) {
-#pragma unroll
-    for (int i = 0; i < UNIT; ++i)
-      lines[i] = i >= first && i < last ? *reinterpret_cast<const Line*>(from + i * stride) : Line{};
-  }
+struct Unit<half_bits> : Lines<uint2> {
   __device__ __forceinline__ float number(int line, int i) const {
     const unsigned pair = i < 2 ? lines[line].x : lines[line].y;
     return to_float(half_bits{(unsigned short)(pair >> 16 * (i % 2))});
