@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -319,10 +319,12 @@ STAGES = (facts, compiled, checked, products, experts, attention, adapters, mode
 # --- the day ---------------------------------------------------------------------------------------------------------
 
 
-def run(day: Day, minutes: float) -> int:
-    """All stages; returns how many failed. None begins after so many minutes."""
+def run(day: Day, minutes: float, names: Sequence[str] = ()) -> int:
+    """These stages, or all; returns how many failed. None begins after so many minutes."""
     end, failed = time.monotonic() + 60 * minutes, 0
     for stage in STAGES:
+        if names and stage.__name__ not in names:
+            continue
         rows = day.stages[stage.__name__] = []
         if time.monotonic() > end:
             rows.append({"what": "not begun", "value": f"{minutes:g} minutes were over"})
@@ -365,6 +367,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
     parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins later")
     parser.add_argument("--small", action="store_true", help="small sizes: to try this program out")
+    known = [stage.__name__ for stage in STAGES]
+    parser.add_argument("--stage", action="append", default=[], choices=known, help="this one alone; may be repeated")
     parser.add_argument("models", type=Path, nargs="*", metavar="MODEL")
     options = parser.parse_args(arguments)
     try:
@@ -377,7 +381,7 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = SMALL if options.small else Sizes()
     day = Day(driver, cupy, sizes, options.output.resolve(), options.models, options.device)
     day.folder.mkdir(parents=True, exist_ok=True)
-    return 1 if run(day, options.minutes) else 0
+    return 1 if run(day, options.minutes, options.stage) else 0
 
 
 if __name__ == "__main__":

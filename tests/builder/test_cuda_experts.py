@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import genai
 from genai.engine.decoder import compute as compute_pending
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
-from tests.kernels.cuda.host_driver import COMPILER, HostDriver
+from tests.kernels.cuda.devices import IS_THERE, open_device
 
-pytestmark = pytest.mark.skipif(
-    COMPILER is None or not sys.platform.startswith("linux"), reason="kernels run on Linux through g++"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")
 PROMPT, STEPS = 17, 4
 
 
@@ -47,7 +44,7 @@ def test_as_the_reference(
     folder, tokens = golden_folder(name, precision="int4"), golden(name).tokens
     with genai.Model(folder, device="reference") as model:
         expected = logits(model, tokens)
-    driver = HostDriver()
+    driver = open_device()
     with monkeypatch.context() as patch:
         patch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
         with genai.Model(folder, accuracy="fp32", quiet=True) as model:

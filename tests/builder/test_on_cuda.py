@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,12 @@ from genai.engine.decoder import compute
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
 
-from ..kernels.cuda.host_driver import COMPILER, HostDriver
+from ..kernels.cuda.devices import IS_THERE, open_device
 
 GOLDENS = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
 TOLERANCE = 1e-4
 STEPS = 4
-needs_a_compiler = pytest.mark.skipif(
-    COMPILER is None or not sys.platform.startswith("linux"), reason="kernels run on Linux through g++"
-)
+needs_a_compiler = pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")
 
 
 def outcome(model: genai.Model, prompt: list[int]) -> tuple[list[int], np.ndarray]:
@@ -41,7 +38,7 @@ def on_both(folder: Path, prompt: list[int], patch: pytest.MonkeyPatch, **option
     """Compare the emulated GPU with the reference."""
     with genai.Model(folder, device="reference", accuracy="fp32", **options) as model:
         expected, expected_rows = outcome(model, prompt)
-    patch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(HostDriver(), threads))
+    patch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(open_device(), threads))
     with genai.Model(folder, accuracy="fp32", cache_bytes=1 << 20, **options) as model:
         found, rows = outcome(model, prompt)
     assert np.abs(rows - expected_rows).max() <= TOLERANCE * np.abs(expected_rows).max()

@@ -147,6 +147,21 @@ SHAPES = {
             },
         ),
         Shape(
+            "llama-3.1-8b",
+            "Llama-3.1-8B",
+            _LLAMA
+            | {
+                "vocab_size": 128256,
+                "hidden_size": 4096,
+                "intermediate_size": 14336,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "tie_word_embeddings": False,
+            },
+        ),
+        Shape(
             "moe-32x1024",
             "6 layers of 32 experts of 1024, 4 chosen",
             _QWEN3_MOE

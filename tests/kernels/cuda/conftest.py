@@ -5,8 +5,6 @@ Where GENAI_CUDA_DEVICE is the number of a GPU they run there instead; what only
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,10 @@ import genai
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
 
-from .host_driver import COMPILER, HostDriver
+from .devices import GPU, IS_THERE, open_device
+from .host_driver import HostDriver
 from .programs import Load
 
-GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
 ON_A_GPU = (
     "test_arrays", "test_attention", "test_decoder", "test_experts", "test_forms", "test_host_nodes", "test_low_rank",
     "test_quantised_models", "test_rows", "test_sampled_texts", "test_sampling",
@@ -32,9 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents and item.path.stem not in ON_A_GPU:
                 item.add_marker(pytest.mark.skip(reason="it is about the host that emulates a GPU"))
-    elif COMPILER is not None and sys.platform.startswith("linux"):
-        return
-    for item in () if GPU else items:
+    for item in () if IS_THERE else items:
         if Path(__file__).parent in item.path.parents and "driver" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="kernels run on Linux through g++, which is not there"))
 
@@ -42,11 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def driver() -> Any:
     """A host that emulates a GPU, or a GPU."""
-    if not GPU:
-        return HostDriver()
-    from .gpu_driver import GpuDriver
-
-    return GpuDriver(int(GPU))
+    return open_device()
 
 
 @pytest.fixture

@@ -1,0 +1,83 @@
+"""Fill the data file of a model folder with made-up numbers: `python -m tools.random_data FOLDER`.
+
+How fast a model computes does not depend on its numbers. So a graph of some hundred kilobytes can travel alone to where
+speed is measured, and gets a data file of the size that it asks for there, in seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+_TYPES = {
+    onnx.TensorProto.FLOAT: np.dtype(np.float32),
+    onnx.TensorProto.FLOAT16: np.dtype(np.float16),
+    onnx.TensorProto.UINT8: np.dtype(np.uint8),
+}
+# Numbers that are repeated, more than a cache holds at once: drawing billions would take minutes.
+_DRAWN = 1 << 24
+
+
+def fill(folder: Path, seed: int = 0) -> int:
+    """Write the data files that FOLDER/model.onnx names; returns their bytes.
+
+    Bytes are any, scales of blocks such that products keep the size of what they are applied to, other matrices normal,
+    and vectors around 1.
+
+    Raises:
+        ValueError: a tensor of a type that is not known here.
+    """
+    rng, total = np.random.default_rng(seed), 0
+    drawn = rng.integers(0, 256, _DRAWN, np.uint8)
+    numbers = rng.standard_normal(_DRAWN, np.float32)
+    for tensor, file, offset in _external(folder):
+        if tensor.data_type not in _TYPES:
+            raise ValueError(f"{tensor.name}: {onnx.TensorProto.DataType.Name(tensor.data_type)} is not known here")
+        with file.open("r+b" if file.exists() else "w+b") as data:
+            data.seek(offset)
+            for part in _parts(tensor, drawn, numbers):
+                data.write(part.data)
+                total += part.nbytes
+    return total
+
+
+def _external(folder: Path) -> Iterator[tuple[onnx.TensorProto, Path, int]]:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            yield tensor, folder / entries["location"], int(entries.get("offset", 0))
+
+
+def _parts(tensor: onnx.TensorProto, drawn: NDArray[np.uint8], numbers: NDArray[np.float32]) -> Iterator[NDArray[Any]]:
+    dtype, left = _TYPES[tensor.data_type], int(np.prod(tensor.dims))
+    if dtype == np.uint8:
+        source = drawn
+    elif tensor.name.endswith("scales"):
+        scales = np.abs(numbers) * np.float32(0.002) + np.float32(0.002)
+        source = scales.astype(np.float16).astype(dtype)  # as our builder's, whatever they are stored in
+    elif len(tensor.dims) > 1:
+        source = (numbers * np.float32(tensor.dims[-1] ** -0.5)).astype(dtype)
+    else:
+        source = (1 + numbers * np.float32(0.1)).astype(dtype)
+    while left:
+        part = source[: min(left, len(source))]
+        left -= len(part)
+        yield part
+
+
+def main() -> None:
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    print(f"{fill(parser.parse_args().folder) / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
