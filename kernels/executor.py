@@ -239,6 +239,11 @@ class Executor(Protocol):
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
         """The instructions that multiply in a record; None where it has no prefill numerics of its own."""
 
+    def ceiling(self, what: str) -> float | None:
+        """What the device can do at most, measured now: bytes that it reads per second ("bandwidth"), or operations per
+        second in an arithmetic that `arithmetic` named. None = the host computes, or nobody measures it.
+        """
+
     def close(self) -> None:
         """Give packed weights back; programs that were compiled keep theirs as long as somebody holds them."""
 

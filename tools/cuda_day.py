@@ -41,6 +41,7 @@ from genai.kernels.records import (
     Weight,
 )  # fmt: skip
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
+from tools.cuda_steps import measured_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 # Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
@@ -89,14 +90,18 @@ class Day:
 
     def seconds(self, work: Callable[[], None]) -> float:
         """The median of how long some work takes on the GPU, by its own clock."""
+        return self.seconds_of(self.driver, work)
+
+    def seconds_of(self, driver: Any, work: Callable[[], None]) -> float:
+        """The same of another driver's work: its stream is another one."""
         work()
         found = []
         for _ in range(self.sizes.repeats):
             begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-            with self.driver.here():
+            with driver.here():
                 begin.record()
             work()
-            with self.driver.here():
+            with driver.here():
                 end.record()
             end.synchronize()
             found.append(self.cupy.cuda.get_elapsed_time(begin, end) / 1e3)
@@ -313,7 +318,15 @@ def models(day: Day) -> Iterator[Row]:
         yield {"what": f"decode, {name}", "value": json.loads(done.stdout)}
 
 
-STAGES = (facts, compiled, checked, products, experts, attention, adapters, models)
+def steps(day: Day) -> Iterator[Row]:
+    """What the steps of the models that were named are made of."""
+    for model in day.models:
+        sizes = {"batches": day.sizes.batches, "context": day.sizes.contexts[0]}
+        for row in measured_steps(model, f"cuda:{day.index}", day.seconds_of, **sizes):
+            yield row | {"what": f"{model.name}, {row['what']}"}
+
+
+STAGES = (facts, compiled, checked, products, experts, attention, adapters, steps, models)
 
 
 # --- the day ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..executor import Factors, StepContext, UnsupportedRecord
 from ..formats import PAGE_TOKENS, PagedLayer
+from ..gated_pairs import fuse
 from ..large import HostMemory
 from ..records import (
     Attention,
@@ -33,7 +34,7 @@ from .arrays import ExpertsOfArrays
 from .isa import isa
 from .jit import LIBRARY
 from .lowering.memory import COUNTED, Lowering
-from .lowering.records import fuse, has_prefill_product, knows, lower
+from .lowering.records import has_prefill_product, knows, lower
 from .lowering.weights import PackedWeights
 from .paged.decode import partial_floats
 from .paged.phases import fill_table
@@ -99,6 +100,9 @@ class CpuExecutor(HostMemory):
         if isinstance(record, Experts):
             return None
         return "amx bf16" if has_prefill_product(record, self._weights.matrix(weight, constants)) else None
+
+    def ceiling(self, what: str) -> float | None:
+        return None
 
     def close(self) -> None:
         self._weights = PackedWeights(self.host_threads)

@@ -14,6 +14,7 @@ from ..executor import UnsupportedRecord
 from ..formats import PagedLayer
 from ..records import Attention
 from .driver import Driver
+from .grouped import NOBODY, made_with
 from .launches import Counts, Functions, Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
@@ -32,6 +33,7 @@ _TILE_ROWS = 64
 _TILE_REGISTERS = 112
 # Blocks of tiles that a multiprocessor holds, by the most columns of a head.
 _TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
+_CHUNK = 32
 # C++ types of keys and values.
 KINDS = {"float32": "float", "float16": "half_bits", "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
@@ -77,7 +79,7 @@ def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) ->
     """The kernels of single rows: of splits, and the one that joins them."""
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}"
     return (
-        CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS),
+        CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True),
         CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
     )
 
@@ -140,7 +142,7 @@ def add_attention(record: Attention, layer: PagedLayer, at: CudaLowering, rotate
         at.starts.append(_tile_launch(record, layer, at, given, rows))
     if layer.kind == "int4":
         kernel, blocks = turn_kernel(), -(-record.heads // _WARPS)
-        sizes = {"heads": record.heads, "v_head_size": record.v_head_size}
+        sizes: dict[str, Any] = {"heads": record.heads, "v_head_size": record.v_head_size}
         at.launch(
             kernel, out.per, lambda count: (blocks, count, 1), out=out.address, out_stride=out.stride, **sizes
         )  # fmt: skip
@@ -174,12 +176,16 @@ class SplitLaunch:
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
+        out = at.values[record.out]
+        # A warp of what joins splits has a chunk of columns.
+        can_group = divides(record) and size % _CHUNK == 0 and layer.kind != "int4"
+        grouped = made_with(at, record.out, out, whole_strides=True) if can_group else NOBODY
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
         self._arguments = bind(
             self._split, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, head_size=record.head_size,
-            v_head_size=size, **given,
+            v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property
@@ -191,6 +197,7 @@ class SplitLaunch:
         """Start them over the rows of a step."""
         total, splits = counts[self._rows_counted], counts[self._splits_counted]
         self._arguments["rows"], self._arguments["splits"] = total, splits
+        self._arguments["grouped_rows"] = counts["decode_rows"]
         for first in range(0, total, self._rows):
             rows = min(self._rows, total - first)
             self._arguments["first_row"] = first

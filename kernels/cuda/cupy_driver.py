@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
 
@@ -65,6 +66,7 @@ class CupyDriver:
         self._turn = threading.RLock()
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._dependent = open_dependent_launches(int(self._device.compute_capability), int(self._stream.ptr))
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = name.decode() if isinstance(name, bytes) else str(name)
 
@@ -130,7 +132,10 @@ class CupyDriver:
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self.here():
-            function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
+            if self._dependent is not None:
+                self._dependent.launch(getattr(function, "kernel", function).ptr, grid, kernel.threads, arguments)
+            else:
+                function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
 
     def capture(self, work: Callable[[], None]) -> Any:
         with self.here():

@@ -6,13 +6,16 @@ from ..formats import can_turn
 from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
+from .decode import GATED_GROUPS, GROUPS, ROWS, decode_kernel, few_kernel, gated_few_kernel, gated_kernel
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
+from .grouped import arrange_kernel as arrange_groups_kernel
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
 from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
+from .speeds import SPEED_KERNELS
 from .weights import DeviceMatrix, pack_kernel
 
 # Head size, query heads per KV head: Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled model.
@@ -43,10 +46,16 @@ def every_kernel() -> list[CudaKernel]:
     found += [lookup_kernel(one.form, one.scalar) for one in matrices]
     found += [pack_kernel(form) for form in FORMS] + [REORDER]
     found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "bytes")]
+    found.append(arrange_groups_kernel())
     for matrix in matrices:
-        exact = (True, False) if matrix.form else (True,)
-        found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
+        found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
+        if matrix.form:
+            found += [decode_kernel(matrix, groups) for groups in GROUPS]
+            found += [few_kernel(matrix, rows) for rows in ROWS]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
+    for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
+        found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
+        found += [gated_few_kernel(matrix, activation, rows) for rows in ROWS]
     found += [*route_kernels(), mix_kernel()]
     of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
     for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):
@@ -64,7 +73,7 @@ def every_kernel() -> list[CudaKernel]:
             found += split_kernels(kind, size, size, heads_together(group, 1))
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
-    found += [GATHER, *SAMPLING_KERNELS]
+    found += [GATHER, *SAMPLING_KERNELS, *SPEED_KERNELS]
     return sorted(set(found), key=lambda kernel: kernel.name)
 
 

@@ -15,19 +15,23 @@ from numpy.typing import NDArray
 from .. import records
 from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
+from ..gated_pairs import fuse
 from ..host.arrays import Threads
 from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
+from .decode import can_gate
 from .driver import Driver
 from .experts import check_experts
 from .graphs import GraphCache
+from .grouped import wanted_of
 from .host_nodes import HostPart, known_of, parts_of
 from .launches import Counts, Functions, Start
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .sampling import SAMPLING_KERNELS, CudaSampler
+from .speeds import measured
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
@@ -90,7 +94,12 @@ class CudaExecutor:
             return None if prefill else "fp32"
         if prefill:
             return "mma bf16"
-        return "dp4a int8" if self._weights.matrix(weights_of(record)[0], constants).bits else "fp32"
+        if not self._weights.matrix(weights_of(record)[0], constants).bits:
+            return "fp32"
+        return "dp4a int8" if isinstance(record, records.Experts) else "mma int8"
+
+    def ceiling(self, what: str) -> float | None:
+        return measured(self.driver, what)
 
     def close(self) -> None:
         self._weights = DeviceWeights(self.driver)
@@ -125,6 +134,7 @@ class CudaStep:
         self._tile_rows = _tile_rows(program, layers)
         self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
+        self._counts: Counts = {}
         self._known: dict[str, Any] = {}
         self._lower(Capacity())
 
@@ -165,6 +175,7 @@ class CudaStep:
         Steps of decode rows alone come again and again with the same counts: they are captured, unless the host takes
         part in them.
         """
+        self._counts = counts
         with self._logits.lock:
             for block in list(self._handed_out):
                 block.keep()
@@ -174,6 +185,10 @@ class CudaStep:
             self._graphs.start(tuple(counts.values()), lambda: self._start_each(counts, int))
         else:
             self._start_each(counts, self._check_cancelled)
+
+    def launched(self) -> tuple[Driver, Sequence[Start], Functions, Counts]:
+        """What the last step started, for who measures it."""
+        return self._driver, self._starts, self._functions, self._counts
 
     def _start_each(self, counts: Counts, before: Callable[[], object]) -> None:
         for start in self._starts:
@@ -203,6 +218,9 @@ class CudaStep:
         self._handed_out.add(block)
         return DeviceLogits.of(block)
 
+    def _are_alike(self, gate: Weight, up: Weight) -> bool:
+        return can_gate(*(self._weights.matrix(weight, self._program.constants) for weight in (gate, up)))
+
     def _lower(self, capacity: Capacity) -> None:
         """Make all launches for steps of at most this size.
 
@@ -217,10 +235,11 @@ class CudaStep:
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
         self._table = StepTable(driver, capacity, self._tile_rows)
+        parts = fuse(list(parts_of(program)), program.outputs, self._are_alike)
         lowering = CudaLowering(
-            driver, self._values, program.constants, self._weights, self._layers, self._table, capacity
-        )
-        parts = list(parts_of(program))
+            driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
+            wanted_of(parts),
+        )  # fmt: skip
         self._values.expect(name for part in parts for name in part.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
@@ -13,18 +13,21 @@ from ..formats import PagedLayer
 from ..records import Constants, Ids, Per
 from .attention import add_attention, store_kernel
 from .block_forms import CHUNK, BlockForm
+from .decode import add_gated, can_gate
 from .driver import Driver, Grid
 from .experts import mixture
+from .grouped import COUNTED as DECODED, NOBODY, made_with
 from .launches import COUNTED, Counts, Launch, Start, bind
 from .low_rank import Deltas, shrink
 from .memory import DeviceRows, Values
-from .products import product
+from .products import prefill_product, product
 from .sources import CudaKernel
 from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
 _ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS, _NORM_THREADS = 1024, 256, 128, 256
+NO_FIELDS: Mapping[str, str] = {}
 # The most parameters of a function.
 _PARAMETERS = 3
 UNARY = (
@@ -41,6 +44,7 @@ class CudaLowering:
 
     Attributes:
         layers: per cache layer its pages, in device memory.
+        grouped: names of the values that are read as bytes; see grouped.py.
         starts: the launches. held: memory besides that of values. deltas: what adapters are still to add.
     """
 
@@ -51,24 +55,34 @@ class CudaLowering:
     layers: Sequence[PagedLayer | None]
     table: StepTable
     capacity: Capacity
+    grouped: Collection[str]
     starts: list[Start] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     deltas: Deltas = field(default_factory=Deltas)
     _workspace: Any = None
 
-    def launch(self, kernel: CudaKernel, per: Per, grid: Any, **given: Any) -> None:
+    def launch(
+        self, kernel: CudaKernel, per: Per, grid: Any, *, first: str = "", more: Mapping[str, str] = NO_FIELDS,
+        **given: Any,
+    ) -> None:  # fmt: skip
         """Add a start of a kernel over the rows of a step.
 
         Args:
-            grid: from the number of rows.
+            grid: from the number of rows. first: what counts the rows before the first one, for kernels that can begin
+                there. more: fields that steps write besides.
         """
         counted = COUNTED[per]
+        fields = {"rows": counted, **more}
+        if "first_row" in kernel.is_pointer:
+            given["first_row"] = 0
+            fields |= {"first_row": first} if first else {}
 
         def of(counts: Counts) -> Grid:
-            found: Grid = grid(counts[counted])
+            found: Grid = grid(counts[counted] - counts.get(first, 0))
             return found
 
-        self.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, of))
+        arguments = bind(kernel, **dict.fromkeys(fields, 0) | given)
+        self.starts.append(Launch(kernel, arguments, fields, of))
 
     def workspace(self, nbytes: int) -> Any:
         """Memory that every launch may use for as long as it runs, one after another."""
@@ -119,7 +133,7 @@ def combine_kernel(function: str) -> CudaKernel:
 
 def norm_kernel(centred: bool) -> CudaKernel:
     """The kernel of RMS norm, or of layer norm."""
-    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS)
+    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS, early=True)
 
 
 REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
@@ -201,7 +215,9 @@ def _apply(
     up: DeviceRows | None,
     out: DeviceRows,
     parameters: tuple[float, ...] = (),
+    first: str = "",
 ) -> None:
+    """Args: first: what counts the rows before the first one; "" = there are none."""
     if function not in UNARY:
         raise UnsupportedRecord(f"CUDA does not know the function {function}")
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
@@ -209,6 +225,7 @@ def _apply(
         apply_kernel(function),
         out.per,
         _by_elements(out.width),
+        first=first,
         x=x.address,
         up=up.address if up else 0,
         out=out.address,
@@ -250,10 +267,13 @@ def _norm(record: records.Norm, at: CudaLowering) -> None:
     out = at.values.make(record.out) if record.out else None
     total = at.values.make(record.total) if record.total else None
     groups = x.width // size
+    grouped = made_with(at, record.out, out) if out and groups == 1 else NOBODY
     at.launch(
         norm_kernel(record.centred),
         x.per,
         lambda rows: (rows * groups, 1, 1),
+        more={"grouped_rows": DECODED[x.per]},
+        grouped=grouped,
         x=x.address,
         skip=skip.address if skip else 0,
         input_bias=at.vector(record.input_bias),
@@ -286,12 +306,23 @@ def _product(record: records.Product, at: CudaLowering) -> None:
 
 @lower.register
 def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
-    out = at.values.make(record.out)
+    out, branches = at.values.make(record.out), (record.gate, record.up)
+    gate_matrix, up_matrix = (at.weights.matrix(branch.weight, at.constants) for branch in branches)
+    at_once = (
+        not record.exact and can_gate(gate_matrix, up_matrix) and not any(one.delta or one.addend for one in branches)
+    )
+    if at_once:
+        add_gated(at, record, gate_matrix, up_matrix, out)
+        if out.per is not Per.TOKEN:
+            return
     gate, key = at.values.temporary(out.width, out.per)
-    product(at, record.x, record.gate, gate, exact=record.exact)
-    product(at, record.x, record.up, out, exact=record.exact)
+    for branch, rows in zip(branches, (gate, out), strict=True):
+        if at_once:
+            prefill_product(at, record.x, branch, rows)
+        else:
+            product(at, record.x, branch, rows, exact=record.exact)
     at.deltas.settle(at)
-    _apply(at, record.activation, gate, out, out)
+    _apply(at, record.activation, gate, out, out, first="decode_rows" if at_once else "")
     at.values.release(key)
 
 

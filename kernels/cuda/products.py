@@ -1,5 +1,4 @@
-"""Launches of products: activations are arranged once for all products that read them, then few rows at a time are
-multiplied by the lanes of warps, or many by tensor cores.
+"""Launches of products: activations are arranged once for all products that read them, then multiplied.
 
 Exact products have float32 activations. Of others, rows with decode numerics are rounded to bytes per 32 columns, and
 rows with prefill numerics to bfloat16, as are their weights.
@@ -10,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..records import Branch, Per
+from .decode import add_decode
 from .launches import COUNTED, Counts, Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
 ROWS_AT_ONCE = (1, 2, 4, 8)
 # Neighbouring outputs of a warp, by rows at once.
-_BYTE_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 2}
 _EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
 _DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
 # Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
@@ -39,24 +38,42 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
         UnsupportedRecord: no kernel reads the weight.
     """
     matrix = at.weights.matrix(branch.weight, at.constants)
+    given = _results(at, branch, matrix, out)
+    has_prefill = not exact and out.per is Per.TOKEN
+    if matrix.form and not exact:
+        add_decode(at, x, matrix, out, given)
+    else:
+        _gemv(at, x, matrix, given, "decode_rows" if has_prefill else COUNTED[out.per])
+    if has_prefill:
+        _gemm(at, x, matrix, given)
+    if branch.delta is not None:
+        at.deltas.add(at, branch.delta, out)
+
+
+def prefill_product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows) -> None:
+    """The same for the rows with prefill numerics alone."""
+    matrix = at.weights.matrix(branch.weight, at.constants)
+    _gemm(at, x, matrix, _results(at, branch, matrix, out))
+
+
+def _results(at: CudaLowering, branch: Branch, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
+    """The fields that kernels of all kinds have: the matrix, and what becomes of sums."""
     addend = at.values[branch.addend] if branch.addend else None
-    given: dict[str, Any] = {
+    return {
         "matrix": matrix.fields, "bias": at.vector(branch.bias), "addend": addend.address if addend else 0,
         "out": out.address, "addend_stride": addend.stride if addend else 0, "out_stride": out.stride,
         "outputs": matrix.rows,
     }  # fmt: skip
-    has_prefill = not exact and out.per is Per.TOKEN
-    counted = "decode_rows" if has_prefill else COUNTED[out.per]
-    if has_prefill:
-        _gemm(at, x, matrix, given)
-    form = "bytes" if matrix.form and not exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+
+
+def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any], counted: str) -> None:
+    """Few rows with float32 activations."""
+    form = f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
     source, scales = arranged(at, x, matrix, form, counted)
-    given |= {"x": source, "scales": scales, "strides": matrix.strides}
+    own = given | {"x": source, "scales": scales, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
-        kernel, grid = gemv_kernel(matrix, tokens, exact=exact), _gemv_grid(matrix, tokens, counted, exact=exact)
-        at.starts.append(Launch(kernel, bind(kernel, rows=0, **given), {"rows": counted}, grid))
-    if branch.delta is not None:
-        at.deltas.add(at, branch.delta, out)
+        kernel, grid = gemv_kernel(matrix, tokens), _gemv_grid(matrix, tokens, counted)
+        at.starts.append(Launch(kernel, bind(kernel, rows=0, **own), {"rows": counted}, grid))
 
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
@@ -88,23 +105,16 @@ def arrange_kernel(form: str) -> CudaKernel:
     return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
 
 
-def gemv_kernel(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> CudaKernel:
-    """The kernel that multiplies so many rows at once."""
-    shape = f"{tokens}, {_outputs(matrix, tokens, exact=exact)}"
-    if matrix.form is None:
-        function = f"product_dense<{matrix.scalar}, {shape}>"
-    else:
-        function = f"product_{'exact' if exact else 'bytes'}<{matrix.form.reader}, {shape}>"
-    return CudaKernel("gemv.cu", function, "ProductArguments", _THREADS)
+def gemv_kernel(matrix: DeviceMatrix, tokens: int) -> CudaKernel:
+    """The kernel that multiplies so many rows of float32 at once."""
+    shape = f"{tokens}, {_outputs(matrix, tokens)}"
+    reader = f"dense<{matrix.scalar}" if matrix.form is None else f"exact<{matrix.form.reader}"
+    return CudaKernel("gemv.cu", f"product_{reader}, {shape}>", "ProductArguments", _THREADS)
 
 
-def _outputs(matrix: DeviceMatrix, tokens: int, *, exact: bool) -> int:
+def _outputs(matrix: DeviceMatrix, tokens: int) -> int:
     """Neighbouring outputs of a warp: as many as keep enough bytes of weights under way, and fit in registers."""
-    if matrix.form is None:
-        return _DENSE_OUTPUTS[tokens]
-    if exact:
-        return _EXACT_OUTPUTS[tokens]
-    return max(_BYTE_OUTPUTS[tokens], 4 if matrix.bits < 4 and tokens < 4 else 0)
+    return (_DENSE_OUTPUTS if matrix.form is None else _EXACT_OUTPUTS)[tokens]
 
 
 def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
@@ -115,9 +125,9 @@ def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
     return CudaKernel("gemm.cu", function, "GemmArguments", 32 * shape[2] * shape[3])
 
 
-def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str, *, exact: bool) -> Any:
+def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str) -> Any:
     fewer, most = tokens // 2, ROWS_AT_ONCE[-1]
-    blocks = -(-matrix.rows // (_WARPS * _outputs(matrix, tokens, exact=exact)))
+    blocks = -(-matrix.rows // (_WARPS * _outputs(matrix, tokens)))
 
     def grid(counts: Counts) -> tuple[int, int, int]:
         rows = counts[counted]

@@ -30,6 +30,7 @@ class CudaKernel:
         file: such as "norm.cu". function: such as "norm<true>". arguments: name of its struct.
         threads: of a block.
         blocks: so many shall fit on a multiprocessor, which bounds the registers; 0 = the compiler chooses.
+        early: it waits for the kernels before it itself, once it has asked for weights.
     """
 
     file: str
@@ -37,6 +38,7 @@ class CudaKernel:
     arguments: str
     threads: int
     blocks: int = 0
+    early: bool = False
 
     @property
     def name(self) -> str:
@@ -69,9 +71,9 @@ def source_of(kernels: Iterable[CudaKernel]) -> str:
 
 
 def _definition(kernel: CudaKernel) -> str:
-    macro, bounds = (
-        ("BOUND_KERNEL", f"{kernel.threads}, {kernel.blocks}") if kernel.blocks else ("KERNEL", kernel.threads)
-    )
+    macro, bounds = "EARLY_KERNEL" if kernel.early else "KERNEL", str(kernel.threads)
+    if kernel.blocks:
+        macro, bounds = f"BOUND_{macro}", f"{kernel.threads}, {kernel.blocks}"
     return f"{macro}({kernel.name}, {kernel.arguments}, {kernel.layout.itemsize}, {bounds}, {kernel.function})\n"
 
 

@@ -63,6 +63,9 @@ class ReferenceExecutor(HostMemory):
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
         return None if prefill else "fp32"
 
+    def ceiling(self, what: str) -> float | None:
+        return None
+
     def close(self) -> None:
         self._weights.clear()
 

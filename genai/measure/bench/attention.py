@@ -18,7 +18,7 @@ from genai.kvcache.storage import CacheLayout, PagedStorage
 from ...engine.paged import PagedDecoder
 from ...model.decoder_graph import BLOCK_SIZE, KV_TYPES
 from ...model.model import Model
-from .ceilings import bandwidth
+from .ceilings import measure_of
 
 # Of every byte in the cache: as floats or as integers with scales an ordinary number.
 _FILLING = 0x38
@@ -57,12 +57,12 @@ class _OneToken:
         self._function.run(self._step, given)
         self._times.append((time.perf_counter() - begin) / self._layers)
 
-    def row(self, read: float) -> dict[str, Any]:
-        """As `bench_kernels` gives them, for so many bytes per second of reading memory."""
+    def row(self, read: float | None) -> dict[str, Any]:
+        """As `bench_kernels` gives them, for so many bytes per second of reading memory; None = unknown."""
         seconds = statistics.median(self._times[1:])
         products = {"TOP/s": None, "of products": None}
         speed = self._bytes / seconds
-        shares = {"ms": 1e3 * seconds, "GB/s": speed / 1e9, "of bandwidth": speed / read}
+        shares = {"ms": 1e3 * seconds, "GB/s": speed / 1e9, "of bandwidth": speed / read if read else None}
         return {"product": self._name, "rows": 1, "numerics": "decode", **shares, **products}
 
     def close(self) -> None:
@@ -87,7 +87,8 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
         for _ in range(repeat + 1):
             for one in runs:
                 one.run()
-        read = bandwidth(model.threads)()
+        measure = measure_of(decoder.executor, "bandwidth")
+        read = None if measure is None else measure()
         for one in runs:
             yield one.row(read)
     finally:

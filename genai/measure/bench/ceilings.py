@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from genai.kernels.executor import Executor
 from genai.kernels.host.machine import default_threads
 from genai.kernels.records import Experts, HostNode, Per, branches
 
@@ -33,8 +34,30 @@ class Ceiling:
     measure: Callable[[], float]
 
 
+def measure_of(executor: Executor, what: str) -> Callable[[], float] | None:
+    """What the device that computes can do at most per second: bytes that it reads ("bandwidth"), or operations in an
+    arithmetic. None = nobody measures it.
+    """
+    if executor.ceiling(what) is not None:
+        return lambda: executor.ceiling(what) or 0.0
+    if executor.free_bytes() is not None:  # a device with memory of its own
+        return None
+    return bandwidth(executor.threads) if what == "bandwidth" else products(what, executor.threads)
+
+
+def ceiling_of(model: Model, name: str, unit: float, what: str) -> Ceiling | None:
+    """A ceiling of the device that computes a model; None = nobody measures it."""
+    measure = measure_of(model.decoder.executor, what)
+    return None if measure is None else Ceiling(name, unit, measure)
+
+
+def share_of(measure: Callable[[], float] | None, reached: float) -> float | None:
+    """What was reached of it."""
+    return None if measure is None else reached / measure()
+
+
 def bandwidth(threads: int | None) -> Callable[[], float]:
-    """Bytes per second of reading memory with so many threads."""
+    """Bytes per second of the host reading its memory with so many threads."""
     return lambda: measure_bandwidth(BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second
 
 

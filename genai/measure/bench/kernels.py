@@ -19,7 +19,7 @@ from ...engine.paged import PagedDecoder
 from ...errors import UnsupportedModelError
 from ...model.adapters.places import without_places
 from ...model.model import Model
-from .ceilings import bandwidth, products
+from .ceilings import measure_of, share_of
 
 BenchRow = dict[str, Any]
 
@@ -49,13 +49,14 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
     kinds: dict[str, list[_Work]] = {}
     for one in work:
         kinds.setdefault(_kind(one, executor, program.constants), []).append(one)
-    read = bandwidth(model.threads)()
+    measure = measure_of(executor, "bandwidth")
+    read = None if measure is None else measure()
     for kind, alike in kinds.items():
         step = _Step(alike, program, executor)
         for count in rows:
             for prefill in (False, True):
                 if not prefill or step.has_prefill:
-                    yield _row(kind, step, count, prefill, step.seconds(count, prefill, repeat), read, model.threads)
+                    yield _row(kind, step, count, prefill, step.seconds(count, prefill, repeat), read)
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class _Step:
 
     def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
         self.one, self._count = alike[0], len(alike)
-        self._program, self._executor = _alone(alike, program), executor
+        self._program, self.executor = _alone(alike, program), executor
         self._run = executor.compile(self._program).run
         per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
         self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
@@ -123,11 +124,11 @@ class _Step:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one product reads."""
-        return sum(self._executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
+        return sum(self.executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
 
     def arithmetic(self, prefill: bool) -> str | None:
         """The instructions that multiply; None where the device has none of their own for so many rows."""
-        return self._executor.arithmetic(self.one.records[0], self._program.constants, prefill=prefill)
+        return self.executor.arithmetic(self.one.records[0], self._program.constants, prefill=prefill)
 
     def seconds(self, count: int, prefill: bool, repeat: int) -> float:
         """Median time of one product."""
@@ -182,17 +183,17 @@ def _context(count: int, prefill: bool) -> StepContext:
     )
 
 
-def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read: float, threads: int) -> BenchRow:
+def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read: float | None) -> BenchRow:
     numbers = sum(weight.rows * weight.columns for weight in step.one.weights)
     operations = 2.0 * numbers * count / seconds
-    ceiling = products(step.arithmetic(prefill) or "fp32", threads)()
+    measure = measure_of(step.executor, step.arithmetic(prefill) or "fp32")
     return {
         "product": kind,
         "rows": count,
         "numerics": "prefill" if prefill else "decode",
         "ms": 1e3 * seconds,
         "GB/s": step.weight_bytes / seconds / 1e9,
-        "of bandwidth": step.weight_bytes / seconds / read,
+        "of bandwidth": step.weight_bytes / seconds / read if read else None,
         "TOP/s": operations / 1e12,
-        "of products": operations / ceiling,
+        "of products": share_of(measure, operations),
     }

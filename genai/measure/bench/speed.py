@@ -20,7 +20,7 @@ from genai.kernels.interrupts import temporary_folder
 from ...errors import ContextOverflowError, GenaiError
 from ...model.model import Model
 from ...ort_genai.generator import Generator, GeneratorParams
-from .ceilings import Ceiling, bandwidth, products, traffic_of
+from .ceilings import Ceiling, ceiling_of, traffic_of
 
 BenchRow = dict[str, Any]
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ def bench_decode(
     if traffic is not None:
         # A step is counted with the context in the middle of the run.
         unit = traffic.decode_bytes(context + tokens // 2, batch) / batch
-        ceiling = Ceiling("bandwidth", unit, bandwidth(model.threads))
+        ceiling = ceiling_of(model, "bandwidth", unit, "bandwidth")
     figures = _timed(lambda: batch * tokens / decode_seconds(model, context, tokens, batch), repeat, ceiling, progress)
     return {"context": context, "tokens": tokens, "batch": batch, **figures}
 
@@ -66,8 +66,8 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progr
     traffic = traffic_of(model)
     ceiling = None
     if traffic is not None:
-        measure = products(traffic.arithmetic, model.threads)
-        ceiling = Ceiling(f"{traffic.arithmetic} operations", float(traffic.prefill_operations(1)), measure)
+        name, unit = f"{traffic.arithmetic} operations", float(traffic.prefill_operations(1))
+        ceiling = ceiling_of(model, name, unit, traffic.arithmetic)
     return {"tokens": tokens, **_timed(lambda: tokens / prefill_seconds(model, tokens), repeat, ceiling, progress)}
 
 

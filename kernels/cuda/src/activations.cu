@@ -1,6 +1,6 @@
 // Rows as products read them: the 32 lanes of a warp take 32 chunks of 32 columns at once (a stride), and what they read
 // together lies together. Columns that only fill a stride up are zero.
-#include "weights.cuh"
+#include "groups.cuh"
 
 // `out`: per row `strides` times
 //   floats:  the chunks of `columns` columns that lanes take, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
@@ -44,8 +44,21 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
   out[2 * threadIdx.x] = bfloat_pair(x.x, x.y), out[2 * threadIdx.x + 1] = bfloat_pair(x.z, x.w);
 }
 
-// NaN counts as infinite: no byte stands for it, but an infinite scale makes the results of its row NaN.
-__device__ __forceinline__ float magnitude(float x) { return x == x ? fabsf(x) : __uint_as_float(0x7f800000u); }
+// As groups.cuh has it: what is arranged is `grouped`.
+struct GroupArguments {
+  const float* x;
+  GroupedRows grouped;
+  long long x_stride;
+  int rows;
+  int width;
+};
+
+__device__ __forceinline__ void arrange_groups(const GroupArguments& given) {
+  const long long row = blockIdx.y;
+  const ActivationArguments own{given.x, nullptr, nullptr, given.x_stride, 0, given.rows, given.width, 0};
+  const int chunk = blockIdx.x * STRIDE_CHUNKS + threadIdx.x / 8;
+  store_four(given.grouped, row, chunk, threadIdx.x % 8, own_columns(own, row));
+}
 
 // Eight lanes have a chunk, the first four of them its first half.
 __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) {
@@ -56,10 +69,8 @@ __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) 
 #pragma unroll
   for (int distance = LANES / 2; distance; distance /= 2)
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-  const float scale = largest / 127.0f;
-  const bool finite = scale > 0.0f && scale < 3.0e38f;
-  auto rounded = [&](float number) { return finite ? (int)rintf(number / scale) : 0; };
-  const int a = rounded(x.x), b = rounded(x.y), c = rounded(x.z), d = rounded(x.w);
+  const Rounding rounding(largest);
+  const int a = rounding.of(x.x), b = rounding.of(x.y), c = rounding.of(x.z), d = rounding.of(x.w);
   int sum = a + b + c + d;  // of the half
 #pragma unroll
   for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
@@ -70,5 +81,5 @@ __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) 
   const unsigned bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
   out[(word / 4 * WARP + chunk) * (BYTES_AT_ONCE / 4) + word % 4] = bytes;
   const unsigned sums = ((unsigned)sum & 0xffffu) | (unsigned)other << 16;
-  if (word == 0) reinterpret_cast<float2*>(given.scales)[stride * WARP + chunk] = {scale, __uint_as_float(sums)};
+  if (word == 0) reinterpret_cast<float2*>(given.scales)[stride * WARP + chunk] = {rounding.scale, __uint_as_float(sums)};
 }

@@ -1,9 +1,11 @@
 // What attention of single rows is given, and how sequences are split: a block has a page for each of its warps.
 #pragma once
+#include "groups.cuh"
 #include "pages.cuh"
 
 // rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
-// result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none.
+// result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none. The first `grouped_rows` rows also go where the next
+// product reads them.
 struct AttentionArguments {
   const float* rotated;
   const float* sinks;
@@ -11,6 +13,7 @@ struct AttentionArguments {
   float* out;
   StepRows step;
   Pages pages;
+  GroupedRows grouped;
   long long out_stride;
   int first_row;
   int rows;
@@ -21,6 +24,7 @@ struct AttentionArguments {
   float scale;
   float softcap;
   int smooth;
+  int grouped_rows;
   int head_size;
   int v_head_size;
 };

@@ -149,7 +149,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   const int first_head = blockIdx.y * together, kv_head = first_head / (given.heads / given.kv_heads);
   const int end = given.step.positions[row] + 1, begin = given.window < 0 ? 0 : max(0, end - given.window);
   const int start = blockIdx.x * SPLIT, page = blockIdx.x * SPLIT_WARPS + warp;
-  if (start >= end || start + SPLIT <= begin) return;  // other rows are longer, or see further back
+  if (start >= end || start + SPLIT <= begin) return wait_for_earlier();  // other rows are longer, or see further back
   const int first = max(begin - page * PAGE, 0), last = min(end - page * PAGE, PAGE);
   const bool sees = first < last;
   const unsigned char *keys = given.pages.keys, *values = given.pages.values;
@@ -158,10 +158,12 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     const long long block = table[page];
     keys += block * given.pages.key_block + kv_head * key_bytes<Kind>(head_size);
     values += block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size);
-    // Both pages are on their way to the L2 cache before anything waits: that keeps the memory busy.
+    // Both pages are on their way to the L2 cache before anything waits, also for the kernels before: what these still
+    // write into pages goes through that cache. What a step is about no kernel of it writes.
     for (int i = lane * 128; i < key_bytes<Kind>(head_size); i += WARP * 128) fetch(keys + i);
     for (int i = lane * 128; i < value_bytes<Kind>(v_head_size); i += WARP * 128) fetch(values + i);
   }
+  wait_for_earlier();
   for (int i = threadIdx.x; i < together * head_size; i += SPLIT_THREADS)
     queries[i] = given.rotated[(row * given.heads + first_head) * head_size + i] * given.scale;
   __syncthreads();
@@ -263,5 +265,9 @@ __device__ __forceinline__ void join_splits(const AttentionArguments& given) {
     for (int other = 0; other < JOIN_WARPS; ++other)
       total += totals[other], number += results[other * v_head_size + column];
     given.out[row * given.out_stride + head * v_head_size + column] = number / total;
+    // A warp has a chunk of 32 columns.
+    if constexpr (v_head_size % CHUNK == 0)
+      if (given.grouped.bytes && row < given.grouped_rows)
+        store_one(given.grouped, row, (head * v_head_size + column) / CHUNK, number / total);
   }
 }

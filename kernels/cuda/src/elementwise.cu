@@ -1,7 +1,7 @@
 // Functions of rows, element by element. A block takes 1,024 numbers of a row.
 #include "functions.cuh"
 
-// out = function(x), and for a gate out = function(x) * up. Strides are in numbers.
+// out = function(x), and for a gate out = function(x) * up, of rows from first_row to rows. Strides are in numbers.
 struct UnaryArguments {
   const float* x;
   const float* up;
@@ -9,6 +9,7 @@ struct UnaryArguments {
   long long x_stride;
   long long up_stride;
   long long out_stride;
+  int first_row;
   int rows;
   int width;
   float p[3];
@@ -32,7 +33,7 @@ constexpr int ELEMENT_THREADS = 256, ELEMENTS = 1024;
 
 template <class F>
 __device__ __forceinline__ void apply(const UnaryArguments& given) {
-  const long long row = blockIdx.y;
+  const long long row = given.first_row + blockIdx.y;
   const int end = min(given.width, (int)(blockIdx.x + 1) * ELEMENTS);
   for (int i = blockIdx.x * ELEMENTS + threadIdx.x; i < end; i += ELEMENT_THREADS) {
     const float y = F::of(given.x[row * given.x_stride + i], given.p);

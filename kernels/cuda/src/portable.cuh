@@ -9,18 +9,41 @@
 // Shared memory of a block: `count` elements, which hold anything at first.
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
 
-// A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be.
-#define KERNEL(name, Arguments, size, threads, ...) KERNEL_WITH((threads), name, Arguments, size, __VA_ARGS__)
+// A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be. It
+// starts while the kernel before it ends (programmatic dependent launch), and waits for it first of all.
+#define KERNEL(name, Arguments, size, threads, ...) \
+  KERNEL_WITH(wait_for_earlier(), (threads), name, Arguments, size, __VA_ARGS__)
 // One of which so many blocks shall fit on a multiprocessor: that bounds its registers.
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) \
-  KERNEL_WITH((threads, blocks), name, Arguments, size, __VA_ARGS__)
-#define KERNEL_WITH(bounds, name, Arguments, size, ...)                                              \
+  KERNEL_WITH(wait_for_earlier(), (threads, blocks), name, Arguments, size, __VA_ARGS__)
+// One that calls `wait_for_earlier` itself, once it has asked for weights, which no kernel writes.
+#define EARLY_KERNEL(name, Arguments, size, threads, ...) \
+  KERNEL_WITH((void)0, (threads), name, Arguments, size, __VA_ARGS__)
+#define KERNEL_WITH(first, bounds, name, Arguments, size, ...)                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
   extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Arguments arguments) { \
+    let_later_start();                                                                               \
+    first;                                                                                           \
     __VA_ARGS__(arguments);                                                                          \
   }
 
 #endif
+
+// --- kernels that follow each other -----------------------------------------------------------------------------------
+
+// The next kernel may be started when every block of this one has come here, so that it is on its way when this ends.
+__device__ __forceinline__ void let_later_start() {
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Until the kernels before have ended, and what they wrote is seen.
+__device__ __forceinline__ void wait_for_earlier() {
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr int WARP = 32;
@@ -83,19 +106,20 @@ __device__ __forceinline__ unsigned half_pair(float low, float high) {
 
 // --- memory that is read once -----------------------------------------------------------------------------------------
 
-// `count` words (1, 2 or 4) from a multiple of their bytes on, that leave the first-level cache to others.
+// `count` words (1, 2 or 4) from a multiple of their bytes on, that leave the first-level cache to others. They are asked
+// for where this stands: not later, behind a wait.
 template <int count>
 __device__ __forceinline__ void load_once(const void* from, unsigned* to) {
   static_assert(count == 1 || count == 2 || count == 4, "one instruction");
 #ifndef HOST_SHIM
   if constexpr (count == 4)
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
         : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
         : "l"(from));
   else if constexpr (count == 2)
-    asm("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
   else
-    asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
 #else
   shim::load_once(from, to, count);
 #endif
@@ -111,6 +135,31 @@ __device__ __forceinline__ int dot4(int a, int b, int c) {
   return result;
 #else
   return shim::dot4(a, b, c);
+#endif
+}
+
+// start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane with group g = lane / 4
+// and place t = lane % 4 holds of a the columns 4 t to 4 t + 3 of rows g and g + 8, then 16 columns further, of b the rows
+// 4 t to 4 t + 3 of column g, then 16 rows further; of the result rows g, g + 8 and columns 2 t, 2 t + 1.
+__device__ __forceinline__ void multiply_bytes(int (&c)[4], const int (&a)[4], const int (&b)[2], int start) {
+#ifndef HOST_SHIM
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start));
+#else
+  shim::multiply_bytes(c, a, b, start, 32);
+#endif
+}
+
+// The same of sixteen columns.
+__device__ __forceinline__ void multiply_half_bytes(int (&c)[4], int a0, int a1, int b, int start) {
+#ifndef HOST_SHIM
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b), "r"(start));
+#else
+  const int both[4] = {a0, a1, 0, 0}, rows[2] = {b, 0};
+  shim::multiply_bytes(c, both, rows, start, 16);
 #endif
 }
 
@@ -191,6 +240,21 @@ __device__ __forceinline__ void copy_later(void* shared, const void* global) {
                : "memory");
 #else
   shim::copy_later(shared, global);
+#endif
+}
+
+// The same of 4, 8 or 16 bytes.
+template <int bytes>
+__device__ __forceinline__ void copy_few_later(void* shared, const void* global) {
+  static_assert(bytes == 4 || bytes == 8 || bytes == 16, "one instruction");
+#ifndef HOST_SHIM
+  if constexpr (bytes == 16) copy_later(shared, global);
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+                 "l"(global), "n"(bytes)
+                 : "memory");
+#else
+  shim::copy_later(shared, global, bytes);
 #endif
 }
 

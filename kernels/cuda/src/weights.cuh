@@ -203,7 +203,8 @@ struct BlockReader {
   static constexpr int WORDS_1 = bits >= 4 ? 4 : 2, WORDS_2 = bits - WORDS_1, BIAS = bits == 8 ? 128 : 0;
   static constexpr int CELL = grid ? 4 : 8;
   static constexpr unsigned CELLS = grid ? 0x11111111u : 0x01010101u;
-  static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM;
+  static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM, IS_GRID = grid;
+  static constexpr bool HAS_POINTS = HAS_ZERO && Offset::HAS_POINTS;
   static_assert(!grid || bits <= 4, "tables have 16 entries");
 
   // As it was read: nothing waits for it before it is used.
@@ -226,6 +227,9 @@ struct BlockReader {
     const long long place = row * matrix.chunks + chunk;
     load_once<WORDS_1>(matrix.data + place * (4 * WORDS_1), into.codes);
     if constexpr (WORDS_2 > 0) load_once<WORDS_2>(matrix.second + place * (4 * WORDS_2), into.codes + WORDS_1);
+    read_numbers(row, chunk, into);
+  }
+  __device__ __forceinline__ void read_numbers(long long row, int chunk, Chunk& into) const {
     const Place factors{matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
                         matrix.multiplier_count, matrix.multiplier_shift};
     into.factor.read(factors, row, chunk);
@@ -260,6 +264,13 @@ struct BlockReader {
 #pragma unroll
       for (int s = 0; s < BYTE_WORDS; ++s) words[s] = slice(chunk, s);
     }
+  }
+
+  // Word q of those alone; code(i) is word i of the chunk.
+  template <class Code>
+  __device__ __forceinline__ int byte_word(const Code& code, int q) const {
+    if constexpr (grid) return four_of<bits>(matrix.table, slice_of(code, q / 2) >> q % 2 * 16);
+    else return slice_of(code, q);
   }
 
   // What the chunk adds to a sum: its bytes times those of a row, in units of the row's scale. `sums`: of the row's
@@ -326,10 +337,14 @@ struct BlockReader {
 
   // Slice s of the codes, a cell each.
   __device__ __forceinline__ static unsigned slice(const Chunk& chunk, int s) {
-    unsigned low = chunk.codes[s % FIRST] >> s / FIRST * FIRST;
+    return slice_of([&](int word) { return chunk.codes[word]; }, s);
+  }
+  template <class Code>
+  __device__ __forceinline__ static unsigned slice_of(const Code& code, int s) {
+    unsigned low = code(s % FIRST) >> s / FIRST * FIRST;
     if (FIRST < CELL) low &= CELLS * ((1u << FIRST) - 1u);
     if constexpr (SECOND > 0) {
-      const unsigned high = moved(chunk.codes[FIRST + s % SECOND], s / SECOND * SECOND - FIRST);
+      const unsigned high = moved(code(FIRST + s % SECOND), s / SECOND * SECOND - FIRST);
       low |= high & CELLS * (((1u << SECOND) - 1u) << FIRST);
     }
     return low;

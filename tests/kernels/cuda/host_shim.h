@@ -103,6 +103,7 @@ inline void switch_between(Fiber& from, Fiber& to) { swapcontext(&from.place, &t
 struct Copy {
   void* to;  // nullptr: the end of a group
   const void* from;
+  int bytes = 0;
 };
 
 struct Thread {
@@ -129,6 +130,7 @@ struct Warp {
   std::map<unsigned, Meeting> meetings;  // of some lanes, by mask
   unsigned exited = 0;
   float a[16][16], b[16][8];  // of an emulated tensor core
+  int8_t left[16][32], right[32][8];
 };
 
 struct Block {
@@ -360,6 +362,27 @@ inline void multiply_half_tiles(float (&c)[4], const unsigned (&a)[4], const uns
   multiply_pairs(c, a, b, [](unsigned bits) { return half_to_float(static_cast<unsigned short>(bits)); });
 }
 
+// start + the first `columns` columns of a and rows of b.
+inline void multiply_bytes(int (&c)[4], const int (&a)[4], const int (&b)[2], int start, int columns) {
+  Warp& warp = block->warps[thread->warp];
+  const int group = thread->lane / 4, place = thread->lane % 4;
+  meet(~0u, 0, "multiply_bytes");  // those before have been read
+  for (int i = 0; i < 4; ++i) {
+    const int column = 4 * place + i, bits = 8 * i;
+    warp.left[group][column] = static_cast<int8_t>(a[0] >> bits);
+    warp.left[group + 8][column] = static_cast<int8_t>(a[1] >> bits);
+    warp.left[group][column + 16] = static_cast<int8_t>(a[2] >> bits);
+    warp.left[group + 8][column + 16] = static_cast<int8_t>(a[3] >> bits);
+    warp.right[column][group] = static_cast<int8_t>(b[0] >> bits);
+    warp.right[column + 16][group] = static_cast<int8_t>(b[1] >> bits);
+  }
+  meet(~0u, 0, "multiply_bytes, filled");
+  for (int i = 0; i < 4; ++i) {
+    c[i] = start;
+    for (int k = 0; k < columns; ++k) c[i] += warp.left[group + i / 2 * 8][k] * warp.right[k][2 * place + i % 2];
+  }
+}
+
 inline void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
   if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_tiles: not aligned");
   const uint64_t* rows = meet(~0u, reinterpret_cast<uintptr_t>(row), "load_tiles");
@@ -369,9 +392,10 @@ inline void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
 }
 
 // A copy happens when a wait says that it must have, not before: too weak a wait shows as what was there before.
-inline void copy_later(void* to, const void* from) {
-  if (reinterpret_cast<uintptr_t>(to) % 16 || reinterpret_cast<uintptr_t>(from) % 16) fail("copy_later: not aligned");
-  thread->copies.push_back({to, from});
+inline void copy_later(void* to, const void* from, int bytes = 16) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
+    fail("copy_later: not aligned");
+  thread->copies.push_back({to, from, bytes});
 }
 inline void end_group() { thread->copies.push_back({nullptr, nullptr}); }
 inline void wait_groups(int pending) {
@@ -380,7 +404,7 @@ inline void wait_groups(int pending) {
   for (const Copy& copy : copies) groups += copy.to == nullptr;
   size_t done = 0;
   for (; groups > pending; ++done) {
-    if (copies[done].to) std::memcpy(copies[done].to, copies[done].from, 16);
+    if (copies[done].to) std::memcpy(copies[done].to, copies[done].from, copies[done].bytes);
     else --groups;
   }
   copies.erase(copies.begin(), copies.begin() + done);
@@ -446,6 +470,7 @@ using std::max;
 using std::min;
 
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
+#define EARLY_KERNEL(name, Arguments, size, threads, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \

@@ -98,6 +98,7 @@ class Stream(Context):
     """Launches that are captured are kept, and started by the graph."""
 
     captured: list[Callable[[], None]] | None = None
+    ptr = 0
 
     def begin_capture(self) -> None:
         Stream.captured = []

@@ -1,0 +1,120 @@
+"""Launches of products of few rows as bytes: see decode.cuh. The gated pair of them is one launch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..records import GatedProduct
+from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
+from .launches import Launch, bind
+from .memory import DeviceRows
+from .sources import CudaKernel
+from .weights import DeviceMatrix
+
+if TYPE_CHECKING:
+    from .lowering import CudaLowering
+
+# Rows that lanes multiply; more are multiplied by tensor cores in groups of eight. The fewest that suffice are taken.
+ROWS, MOST_BY_LANES = (1, 2), 2
+GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
+_TILE, _THREADS = 16, 256
+_BITS_OF_TWO_TILES, _CHUNK = 4, 32
+# With few rows there are more blocks instead; with many, activations are read half as often.
+_GROUPS_OF_TWO_TILES = 4
+
+
+def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
+    """The kernel of so many groups of rows."""
+    assert matrix.form is not None
+    function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
+    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, early=True)
+
+
+def few_kernel(matrix: DeviceMatrix, rows: int) -> CudaKernel:
+    """The kernel of one or two rows."""
+    assert matrix.form is not None
+    return CudaKernel("decode.cu", f"decode_few<{matrix.form.reader}, {rows}>", "DecodeArguments", _THREADS, early=True)
+
+
+def gated_few_kernel(matrix: DeviceMatrix, activation: str, rows: int) -> CudaKernel:
+    """The kernel of a gated pair of one or two rows."""
+    assert matrix.form is not None
+    function = f"decode_gated_few<{matrix.form.reader}, unary::{activation}, {rows}>"
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, early=True)
+
+
+def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
+    """The kernel of a gated pair."""
+    assert matrix.form is not None
+    function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, early=True)
+
+
+def _tiles(matrix: DeviceMatrix, groups: int) -> int:
+    return 1 + int(groups >= _GROUPS_OF_TWO_TILES and _is_small(matrix))
+
+
+def _gated_tiles(matrix: DeviceMatrix) -> int:
+    return 1 + int(_is_small(matrix))
+
+
+def _is_small(matrix: DeviceMatrix) -> bool:
+    """Whether twice as many weights fit into the shared memory of a block."""
+    return matrix.form is not None and matrix.form.halves == 1 and matrix.bits <= _BITS_OF_TWO_TILES
+
+
+def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, given: dict[str, Any]) -> None:
+    """out = x . weight.
+
+    Args:
+        given: bias, addend, out and their strides, as `DecodeArguments` has them.
+    """
+    counted, rows = COUNTED[out.per], grouped(at, x)
+    choices = [(few_kernel(matrix, count), _few_grid(matrix.rows, count, counted)) for count in ROWS]
+    for groups in GROUPS:
+        blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
+        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, counted)))
+    for kernel, grid in choices:
+        at.starts.append(Launch(kernel, bind(kernel, x=rows, rows=0, **given), {"rows": counted}, grid))
+
+
+def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
+    """Whether one kernel reads both."""
+    return gate.form is not None and gate.form == up.form and (gate.rows, gate.columns) == (up.rows, up.columns)
+
+
+def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
+    """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
+    counted, rows, tiles = COUNTED[out.per], grouped(at, record.x), _gated_tiles(gate)
+    # The next product's form is written by blocks that have whole chunks.
+    following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
+    given: dict[str, Any] = {
+        "gate": gate.fields, "up": up.fields, "x": rows, "grouped": following, "out": out.address,
+        "gate_bias": at.vector(record.gate.bias), "up_bias": at.vector(record.up.bias), "out_stride": out.stride,
+        "rows": 0, "outputs": gate.rows,
+    }  # fmt: skip
+    choices = [
+        (gated_few_kernel(gate, record.activation, count), _few_grid(gate.rows, count, counted)) for count in ROWS
+    ]
+    for groups in GATED_GROUPS:
+        kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
+        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, counted)))
+    for kernel, grid in choices:
+        at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))
+
+
+def _few_grid(outputs: int, count: int, counted: str) -> Any:
+    blocks = -(-outputs // _CHUNK)
+    return lambda counts: (blocks, 1, 1) if counts[counted] == count else (0, 0, 0)
+
+
+def _grid(choices: tuple[int, ...], groups: int, blocks: int, counted: str) -> Any:
+    fewer, most = groups // 2 * GROUP if groups > 1 else MOST_BY_LANES, groups * GROUP
+    is_last = groups == choices[-1]
+
+    def grid(counts: Any) -> tuple[int, int, int]:
+        rows = counts[counted]
+        mine = fewer < rows and (rows <= most or is_last)
+        return (blocks, -(-rows // most), 1) if mine else (0, 0, 0)
+
+    return grid

@@ -1,0 +1,263 @@
+// Products of some rows of activations with a matrix of few bits, both as bytes, by tensor cores: every weight is read
+// once for up to 64 rows.
+//
+// A block makes 16 neighbouring outputs per tile. Its eight warps share the columns: warp w takes chunks w, w + 8, w + 16
+// and so on in order, whose sums are whole numbers and exact; then the warps are added in order. So a row's bits depend
+// neither on the other rows nor on how many there are.
+//
+// Weights come through shared memory, several stages of 16 chunks ahead, and the first ones are asked for before the
+// kernels before have ended: what bounds these products is memory, which must not rest.
+#pragma once
+#include "groups.cuh"
+
+constexpr int DECODE_WARPS = 8, DECODE_THREADS = DECODE_WARPS * WARP, TILE = 16, STAGE_CHUNKS = 16;
+// Words of a block's shared memory: of all, and of codes.
+constexpr int SHARED_WORDS = 11 << 10, CODE_WORDS = 8 << 10;
+// A whole number up to 2 ** 22 added to these bits gives those of the float that is so much larger than this one.
+constexpr unsigned WHOLE_BITS = 0x4b400000u;
+constexpr float WHOLE = 12582912.0f;
+
+// What a warp needs of a chunk of eight rows of activations: a lane's bytes of row lane / 4, and what belongs to the two
+// rows whose sums it has.
+struct GroupChunk {
+  uint2 bytes;
+  float4 scales;
+
+  __device__ __forceinline__ void read(const GroupedRows& x, int group, int chunk, int rows) {
+    const int lane = threadIdx.x % WARP, place = lane % 4;
+    const long long first = ((long long)group * x.chunks + chunk) * GROUP;
+    // Rows that are not there are as the last one, so that nothing is read for them.
+    const int row = min(lane / 4, rows - group * GROUP - 1);
+    bytes = static_cast<const uint2*>(x.bytes)[(first + max(row, 0)) * 4 + place];
+    scales = reinterpret_cast<const float4*>(x.scales)[first / 2 + place];
+  }
+};
+
+// The stages of the tiles of a block. RowOf: (tile, row) -> its row of the matrix `matrix_of(tile)`.
+template <class Reader, int tiles>
+struct Stages {
+  static constexpr int TILES = tiles, WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, HALVES = Reader::HALVES;
+  static constexpr int NUMBERS = HALVES * (1 + Reader::HAS_POINTS + Reader::HAS_MINIMUM);
+  static constexpr int LINE = STAGE_CHUNKS + 1;  // of numbers: eight rows lie in different banks
+  static constexpr int NUMBER_COUNT = tiles * NUMBERS * TILE * LINE;
+  static constexpr int STAGE_WORDS = tiles * TILE * STAGE_CHUNKS * Reader::WORDS;
+  static constexpr int ROOM = (SHARED_WORDS - 2 * NUMBER_COUNT) / STAGE_WORDS, MOST = CODE_WORDS / STAGE_WORDS;
+  static constexpr int COUNT = ROOM < MOST ? ROOM : MOST < 8 ? MOST : 8;
+  static constexpr int AHEAD = tiles * sizeof(typename Reader::Chunk) > 80 ? 2 : 4;  // stages whose numbers are under way
+  static_assert(COUNT >= 2, "a stage is computed while another one comes");
+
+  // Words of shared memory for codes, which the sums of warps take afterwards.
+  template <int groups>
+  static constexpr int MEMORY = COUNT * STAGE_WORDS > DECODE_WARPS * GROUP * groups * TILE ? COUNT * STAGE_WORDS
+                                                                                          : DECODE_WARPS * GROUP * groups * TILE;
+
+  unsigned* codes;  // [COUNT] of plane 1 [tiles][TILE][STAGE_CHUNKS][WORDS_1], then of plane 2
+  float* numbers;   // [2][tiles][NUMBERS][TILE][LINE]
+
+  // Chunks of eight neighbouring rows in the same column lie in different banks.
+  __device__ __forceinline__ static int place(int tile, int row, int chunk) {
+    return (tile * TILE + row) * STAGE_CHUNKS + (chunk ^ row % 8);
+  }
+  __device__ __forceinline__ unsigned* second(int stage) const {
+    return codes + stage % COUNT * STAGE_WORDS + tiles * TILE * STAGE_CHUNKS * WORDS_1;
+  }
+
+  // A thread brings one chunk of each tile.
+  template <class MatrixOf, class RowOf>
+  __device__ __forceinline__ void ask(int stage, int stages, const MatrixOf& matrix_of, const RowOf& row_of) const {
+    if (stage < stages) {
+      const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+#pragma unroll
+      for (int tile = 0; tile < tiles; ++tile) {
+        const BlockMatrix& matrix = matrix_of(tile);
+        const long long from =
+            (long long)row_of(tile, row) * matrix.chunks + min(stage * STAGE_CHUNKS + chunk, matrix.chunks - 1);
+        const int to = place(tile, row, chunk);
+        copy_few_later<4 * WORDS_1>(codes + stage % COUNT * STAGE_WORDS + to * WORDS_1, matrix.data + from * (4 * WORDS_1));
+        if constexpr (WORDS_2 > 0)
+          copy_few_later<4 * WORDS_2>(second(stage) + to * WORDS_2, matrix.second + from * (4 * WORDS_2));
+      }
+    }
+    end_group();
+  }
+
+  // The numbers of that chunk, as they lie in memory ...
+  using Read = typename Reader::Chunk;
+  template <class MatrixOf, class RowOf>
+  __device__ __forceinline__ static void read_numbers(
+      int stage, const MatrixOf& matrix_of, const RowOf& row_of, Read (&read)[tiles]) {
+    const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const Reader reader{matrix_of(tile)};
+      reader.read_numbers(row_of(tile, row), min(stage * STAGE_CHUNKS + chunk, reader.matrix.chunks - 1), read[tile]);
+    }
+  }
+
+  // ... and as floats. Chunks behind the last one are worth nothing.
+  template <class MatrixOf>
+  __device__ __forceinline__ void keep_numbers(int stage, const MatrixOf& matrix_of, const Read (&read)[tiles]) const {
+    const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+#pragma unroll
+    for (int tile = 0; tile < tiles; ++tile) {
+      const Reader reader{matrix_of(tile)};
+      const auto factors = reader.factors(read[tile]);
+      const bool there = stage * STAGE_CHUNKS + chunk < reader.matrix.chunks;
+      float* own = numbers + stage % 2 * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + row * LINE + chunk;
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        own[half * TILE * LINE] = there ? factors.scale[half] : 0.0f;
+        if (Reader::HAS_POINTS) own[(HALVES + half) * TILE * LINE] = there ? factors.zero[half] : 0.0f;
+        if (Reader::HAS_MINIMUM) own[(HALVES + half) * TILE * LINE] = there ? factors.minimum[half] : 0.0f;
+      }
+    }
+  }
+
+  // Sums of a chunk of a tile with so many groups of rows, for the two rows of the matrix and two of activations that a lane
+  // has: sums[2 row + activation].
+  template <int groups>
+  __device__ __forceinline__ void add(
+      const BlockMatrix& matrix, int stage, int tile, int chunk, const GroupChunk (&x)[groups], float (&sums)[groups][4]) const {
+    const int lane = threadIdx.x % WARP, own = lane / 4, t = lane % 4;
+    int a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = place(tile, own + i % 2 * 8, chunk);
+      const unsigned* first = codes + stage % COUNT * STAGE_WORDS + at * WORDS_1;
+      const unsigned* other = second(stage) + at * WORDS_2;
+      auto code = [&](int word) { return word < WORDS_1 ? first[word] : other[word - WORDS_1]; };
+      a[i] = Reader{matrix}.byte_word(code, t + i / 2 * 4);
+    }
+    const float* line = numbers + stage % 2 * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + own * LINE + chunk;
+    float scale[HALVES][2], other[HALVES][2] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * HALVES; ++i) {
+      const int half = i / 2, row = i % 2;
+      scale[half][row] = line[half * TILE * LINE + row * 8 * LINE];
+      if (Reader::HAS_POINTS || Reader::HAS_MINIMUM)
+        other[half][row] = line[(HALVES + half) * TILE * LINE + row * 8 * LINE];
+    }
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+      float totals[4] = {};
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) {
+        int whole[4];
+        const int b[2] = {(int)x[group].bytes.x, (int)x[group].bytes.y};
+        if (HALVES == 1) multiply_bytes(whole, a, b, (int)WHOLE_BITS);
+        else multiply_half_bytes(whole, a[2 * half], a[2 * half + 1], b[half], (int)WHOLE_BITS);
+        add_whole(matrix, half, whole, scale[half], other[half], x[group].scales, totals);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sums[group][i] = fmaf(totals[i], i % 2 ? x[group].scales.z : x[group].scales.x, sums[group][i]);
+    }
+  }
+
+  // As `dot` of weights.cuh has it.
+  __device__ __forceinline__ static void add_whole(
+      const BlockMatrix& matrix, int half, const int (&whole)[4], const float (&scale)[2], const float (&other)[2],
+      const float4& x, float (&totals)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = i / 2, packed = (int)__float_as_uint(i % 2 ? x.w : x.y), low = (short)packed, high = packed >> 16;
+      const float ones = (float)(HALVES == 1 ? low + high : half ? high : low);
+      float sum = __uint_as_float((unsigned)whole[i]) - WHOLE;
+      if constexpr (Reader::HAS_ZERO)
+        sum = fmaf((float)Reader::BIAS - (Reader::HAS_POINTS ? other[row] : matrix.zero), ones, sum);
+      totals[i] = fmaf(sum, Reader::IS_GRID ? scale[row] * matrix.unit : scale[row], totals[i]);
+      if constexpr (Reader::HAS_MINIMUM) totals[i] = fmaf(-other[row], ones, totals[i]);
+    }
+  }
+};
+
+// The sums of all warps of one tile, for groups of rows; thread i has output i % 16 of row i / 16, and of those that are
+// DECODE_THREADS / 16 rows further.
+template <int groups>
+struct WarpSums {
+  static constexpr int ROWS = GROUP * groups, EACH = (ROWS * TILE + DECODE_THREADS - 1) / DECODE_THREADS;
+
+  // Lanes that write at the same time do so to different banks.
+  __device__ __forceinline__ static int place(int row, int output) {
+    const int token = row % GROUP, turned = token % 2 * 4 + token / 2;
+    return (row / GROUP * GROUP + turned) * TILE + (output ^ turned / 2 % 2 * 8);
+  }
+
+  // All threads of a block together. memory: DECODE_WARPS * ROWS * TILE floats that nobody else uses.
+  __device__ __forceinline__ static void add(const float (&sums)[groups][4], float* memory, float (&found)[EACH]) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, t = lane % 4;
+    __syncthreads();  // what was there has been read
+#pragma unroll
+    for (int group = 0; group < groups; ++group)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        memory[warp * (ROWS * TILE) + place(group * GROUP + 2 * t + i % 2, lane / 4 + i / 2 * 8)] = sums[group][i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      const int own = i * DECODE_THREADS + threadIdx.x;
+      if (ROWS * TILE < DECODE_THREADS && own >= ROWS * TILE) return;
+      const float* from = memory + place(own / TILE, own % TILE);
+      float sum = from[0];
+#pragma unroll
+      for (int other = 1; other < DECODE_WARPS; ++other) sum += from[other * (ROWS * TILE)];
+      found[i] = sum;
+    }
+  }
+};
+
+// The sums of a block's tiles with groups of rows from first_group on: finish(tile, found), as `WarpSums` has them. The
+// numbers' memory is free by then.
+template <int groups, class Own, class MatrixOf, class RowOf, class Finish>
+__device__ __forceinline__ void decode_tiles(
+    const Own& own, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of, const RowOf& row_of,
+    const Finish& finish) {
+  using Sums = WarpSums<groups>;
+  constexpr int tiles = Own::TILES;
+  const int warp = threadIdx.x / WARP, chunks = matrix_of(0).chunks, stages = (chunks + STAGE_CHUNKS - 1) / STAGE_CHUNKS;
+  for (int stage = 0; stage < Own::COUNT - 1; ++stage) own.ask(stage, stages, matrix_of, row_of);
+  typename Own::Read read[Own::AHEAD][tiles];
+#pragma unroll
+  for (int i = 0; i < Own::AHEAD; ++i) Own::read_numbers(i, matrix_of, row_of, read[i]);
+  wait_for_earlier();
+  float sums[tiles][groups][4] = {};
+  // Activations come from the second-level cache, some chunks ahead.
+  constexpr int ROWS_AHEAD = groups == 1 ? 4 : groups == 2 ? 2 : 1, PARTS = STAGE_CHUNKS / DECODE_WARPS;
+  GroupChunk next[ROWS_AHEAD][groups] = {};
+  auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
+    const int chunk = min(part, stages * PARTS - 1) * DECODE_WARPS + warp;  // x is filled up to whole stages
+#pragma unroll
+    for (int group = 0; group < groups; ++group)
+      if (group == 0 || (first_group + group) * GROUP < rows) into[group].read(x, first_group + group, chunk, rows);
+  };
+#pragma unroll
+  for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
+  for (int base = 0; base < stages; base += Own::AHEAD)
+#pragma unroll
+    for (int i = 0; i < Own::AHEAD; ++i) {
+      const int stage = base + i;
+      if (stage >= stages) break;
+      own.keep_numbers(stage, matrix_of, read[i]);
+      Own::read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
+      wait_groups<Own::COUNT - 2>();
+      __syncthreads();  // the stage and its numbers are there, the stage before has been computed
+      own.ask(stage + Own::COUNT - 1, stages, matrix_of, row_of);
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) {
+        GroupChunk now[groups];
+#pragma unroll
+        for (int group = 0; group < groups; ++group) now[group] = next[(i * PARTS + part) % ROWS_AHEAD][group];
+        read_rows(stage * PARTS + part + ROWS_AHEAD, next[(i * PARTS + part) % ROWS_AHEAD]);
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile)
+          own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);
+      }
+    }
+  wait_groups<0>();
+#pragma unroll
+  for (int tile = 0; tile < tiles; ++tile) {
+    float found[Sums::EACH];
+    Sums::add(sums[tile], reinterpret_cast<float*>(own.codes), found);
+    finish(tile, found);
+  }
+}

@@ -1,0 +1,80 @@
+// Rows of activations as bytes for tensor cores: eight rows are a group, and what a warp reads of one of its chunks of 32
+// columns lies together.
+//
+//   bytes:  [groups of 8 rows][chunks][8 rows][32 bytes], of which lane place t = lane % 4 of `multiply_bytes` has eight
+//           side by side: columns 4 t to 4 t + 3, and those 16 columns further
+//   scales: [groups][chunks][8 rows] {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves
+//
+// A row has whole strides of 1,024 columns; those that only fill it up are zero. Rows of a group that are not there hold
+// anything.
+#pragma once
+#include "weights.cuh"
+
+constexpr int GROUP = 8, STRIDE_CHUNKS = 32;
+
+// Where such rows lie: 0 = nobody wants them.
+struct GroupedRows {
+  void* bytes;
+  float* scales;
+  int chunks;
+  int unused;
+};
+
+__device__ __forceinline__ long long place_of_row(const GroupedRows& given, long long row, int chunk) {
+  return (row / GROUP * given.chunks + chunk) * GROUP + row % GROUP;
+}
+
+// NaN counts as infinite: no byte stands for it, but an infinite scale makes the results of its row NaN.
+__device__ __forceinline__ float magnitude(float x) { return x == x ? fabsf(x) : __uint_as_float(0x7f800000u); }
+
+// Rounds numbers of a chunk whose largest magnitude is known.
+struct Rounding {
+  float scale;
+  bool finite;
+  __device__ __forceinline__ explicit Rounding(float largest) : scale(largest / 127.0f) {
+    finite = scale > 0.0f && scale < 3.0e38f;
+  }
+  __device__ __forceinline__ int of(float x) const { return finite ? (int)rintf(x / scale) : 0; }
+};
+
+__device__ __forceinline__ void store_scale(const GroupedRows& given, long long place, float scale, int first, int second) {
+  const unsigned sums = ((unsigned)first & 0xffffu) | (unsigned)second << 16;
+  reinterpret_cast<float2*>(given.scales)[place] = {scale, __uint_as_float(sums)};
+}
+
+// Four neighbouring columns of a lane, `word` being which four of the chunk: eight lanes side by side have the chunk.
+__device__ __forceinline__ void store_four(const GroupedRows& given, long long row, int chunk, int word, const float4& x) {
+  constexpr int LANES = CHUNK / 4;
+  float largest = fmaxf(fmaxf(magnitude(x.x), magnitude(x.y)), fmaxf(magnitude(x.z), magnitude(x.w)));
+#pragma unroll
+  for (int distance = LANES / 2; distance; distance /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+  const Rounding rounding(largest);
+  const int a = rounding.of(x.x), b = rounding.of(x.y), c = rounding.of(x.z), d = rounding.of(x.w);
+  int sum = a + b + c + d;  // of the half
+#pragma unroll
+  for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+  const int other = __shfl_xor_sync(ALL_LANES, sum, LANES / 2);
+  const long long place = place_of_row(given, row, chunk);
+  const unsigned four = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
+  static_cast<unsigned*>(given.bytes)[place * LANES + word % 4 * 2 + word / 4] = four;
+  if (word == 0) store_scale(given, place, rounding.scale, sum, other);
+}
+
+// One column of a lane; a warp has the chunk.
+__device__ __forceinline__ void store_one(const GroupedRows& given, long long row, int chunk, float x) {
+  const int lane = threadIdx.x % WARP;
+  float largest = magnitude(x);
+#pragma unroll
+  for (int distance = WARP / 2; distance; distance /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+  const Rounding rounding(largest);
+  const int own = rounding.of(x);
+  int sum = own;
+#pragma unroll
+  for (int distance = WARP / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+  const int other = __shfl_xor_sync(ALL_LANES, sum, WARP / 2);
+  const long long place = place_of_row(given, row, chunk);
+  static_cast<signed char*>(given.bytes)[place * CHUNK + lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4] = (signed char)own;
+  if (lane == 0) store_scale(given, place, rounding.scale, sum, other);
+}
