@@ -10,7 +10,7 @@ from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, r
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
-from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
+from .products import HOPPER, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .weights import DeviceMatrix, pack_kernel
@@ -34,19 +34,20 @@ FORMS = (
 )  # fmt: skip
 
 
-def every_kernel() -> list[CudaKernel]:
-    """All of them, each once."""
+def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
+    """All of them that a GPU of such a compute capability (times ten) can run, each once."""
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
     matrices += [_matrix(form) for form in FORMS]
     found += [lookup_kernel(one.form, one.scalar) for one in matrices]
     found += [pack_kernel(form) for form in FORMS] + [REORDER]
-    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "bytes")]
+    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")]
     for matrix in matrices:
         exact = (True, False) if matrix.form else (True,)
         found += [gemv_kernel(matrix, tokens, exact=one) for tokens in ROWS_AT_ONCE for one in exact]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
+        found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     found += [*route_kernels(), mix_kernel()]
     of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
     for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):
@@ -65,7 +66,8 @@ def every_kernel() -> list[CudaKernel]:
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
     found += [GATHER, *SAMPLING_KERNELS]
-    return sorted(set(found), key=lambda kernel: kernel.name)
+    those = {kernel for kernel in found if kernel.capability in (0, capability)}
+    return sorted(those, key=lambda kernel: kernel.name)
 
 
 def _matrix(form: BlockForm | None, scalar: str = "") -> DeviceMatrix:
