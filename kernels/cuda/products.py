@@ -30,9 +30,11 @@ _WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
 # Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
 # product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
 _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
-# Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor, and how
-# long a block takes beside the first one. Bits are the same.
-HOPPER, WARPGROUP_SHAPES, _MULTIPROCESSORS = 90, ((256, 2, 1, 1.0), (128, 2, 1, 0.6), (64, 1, 3, 0.3)), 132
+# Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor; and beside
+# the first one how long a block takes alone on a multiprocessor, and by how much longer each one makes it that is there
+# as well. Bits are the same.
+HOPPER, _MULTIPROCESSORS = 90, 132
+WARPGROUP_SHAPES = ((256, 2, 1, 1.0, 1.0), (128, 2, 1, 0.6, 0.6), (64, 1, 3, 0.3, 0.17))
 # Columns of a part; bytes of a token in one, of which so many stages lie in shared memory; what lies beside them.
 _PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
 _WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
@@ -89,8 +91,8 @@ def _warpgroup_grid(matrix: DeviceMatrix, which: int) -> Any:
         rows = counts["tokens"] - counts["decode_rows"]
         found = [blocks(rows, tokens, warpgroups) for tokens, warpgroups, *_ in WARPGROUP_SHAPES]
         times = [
-            -(-one[0] * one[1] // (_MULTIPROCESSORS * beside)) * beside * time
-            for one, (_, _, beside, time) in zip(found, WARPGROUP_SHAPES, strict=True)
+            max(alone, -(-one[0] * one[1] // _MULTIPROCESSORS) * more)
+            for one, (*_, alone, more) in zip(found, WARPGROUP_SHAPES, strict=True)
         ]
         return found[which] if times.index(min(times)) == which else (0, 0, 0)
 
@@ -149,7 +151,7 @@ def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
 
 def warpgroup_kernel(matrix: DeviceMatrix, which: int) -> CudaKernel:
     """The kernel of Hopper that multiplies many rows, in blocks of one of three sizes."""
-    tokens, warpgroups, blocks, _ = WARPGROUP_SHAPES[which]
+    tokens, warpgroups, blocks, *_ = WARPGROUP_SHAPES[which]
     source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseHalf<{matrix.scalar}>"
     function = f"warpgroup_gemm<{source}, WarpgroupShape<{tokens}, {warpgroups}>>"
     shared = _STAGES * tokens * _PART_BYTES + _BESIDE_STAGES

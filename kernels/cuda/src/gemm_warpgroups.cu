@@ -34,23 +34,34 @@ constexpr int GROUP = 4, TILE = 16, PART = 64, TILES = PART / TILE, ROUND = 4, S
 // A block: so many tokens, and 64 outputs per warpgroup.
 template <int tokens, int warpgroups>
 struct WarpgroupShape {
-  static constexpr int TOKENS = tokens, OUTPUTS = 64 * warpgroups, STAGE_BYTES = tokens * PART * 2;
+  static constexpr int TOKENS = tokens, OUTPUTS = 64 * warpgroups, WARPS = 4 * warpgroups;
+  static constexpr int STAGE_BYTES = tokens * PART * 2;
 };
 
-// The activations of a block, a few parts ahead.
+// The activations of a block, a few parts ahead. Warpgroups do not wait for each other: while one makes weights of codes
+// the tensor cores have the other one's products. The warp that leaves a stage last asks for what comes into it.
 template <class Shape>
 struct Stages {
   unsigned char* memory;
   Arrival* arrivals;
+  unsigned* left;
   const bfloat_bits* x;
   long long x_stride;
   unsigned bytes;  // rows that are not there hold anything: what comes of them is not kept
   int parts;
 
-  // One thread asks, after all have done with what was in the stage.
+  // By one thread, before a barrier.
+  __device__ __forceinline__ void prepare() const {
+#pragma unroll
+    for (int stage = 0; stage < STAGES; ++stage) prepare_arrival(arrivals + stage), left[stage] = 0;
+  }
+  // By one thread, after all have done with what was in the stage.
   __device__ __forceinline__ void ask(int part, int stage) const {
-    if (threadIdx.x == 0 && part < parts)
-      copy_block_later(memory + stage * Shape::STAGE_BYTES, x + part * x_stride, bytes, arrivals + stage);
+    if (part < parts) copy_block_later(memory + stage * Shape::STAGE_BYTES, x + part * x_stride, bytes, arrivals + stage);
+  }
+  // Whether this thread shall ask for what comes into a stage.
+  __device__ __forceinline__ bool leave(int stage) const {
+    return threadIdx.x % WARP == 0 && is_last_to_leave(left + stage, Shape::WARPS);
   }
   // What products read, when it is there.
   __device__ __forceinline__ unsigned long long wait(int part, int stage) const {
@@ -144,14 +155,16 @@ __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& giv
   const int tokens = min(Shape::TOKENS, given.rows - given.first_row - first_token);
   const int output = blockIdx.y * Shape::OUTPUTS + threadIdx.x / WARP * 16 + lane / 4;
   const int chunks = given.matrix.chunks, parts = (chunks + 2 * GROUP - 1) / (2 * GROUP) * ROUND;
+  Arrival* const arrivals = reinterpret_cast<Arrival*>(stages + STAGES * Shape::STAGE_BYTES);
   const Stages<Shape> activations{
-      stages, reinterpret_cast<Arrival*>(stages + STAGES * Shape::STAGE_BYTES),
+      stages, arrivals, reinterpret_cast<unsigned*>(arrivals + STAGES),
       static_cast<const bfloat_bits*>(given.x) + (long long)first_token * PART, given.x_stride, tokens * PART * 2u, parts};
-  if (threadIdx.x < STAGES) prepare_arrival(activations.arrivals + threadIdx.x);
+  if (threadIdx.x == 0) activations.prepare();
   const typename Source::Reads reader = Source::Reads::of_numbers(given.matrix);
-  __syncthreads();  // the arrivals are prepared
+  __syncthreads();  // all is prepared
+  if (threadIdx.x == 0)
 #pragma unroll
-  for (int part = 0; part < STAGES - 1; ++part) activations.ask(part, part);
+    for (int part = 0; part < STAGES - 1; ++part) activations.ask(part, part);
   LaneWeights<Source> weights{
       reader, {min(output, given.outputs - 1), min(output + 8, given.outputs - 1)}, lane % 4, chunks};
 #pragma unroll
@@ -169,10 +182,11 @@ __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& giv
       for (int tile = 0; tile < TILES; ++tile)
         multiply_warpgroup<Shape::TOKENS>(sums, tiles[number % 2][tile], right + 2 * tile);
       end_products();
-      wait_products<1>();
-      __syncthreads();  // nobody reads the stage of the part before any more
-      activations.ask(part + STAGES - 1, (number + STAGES - 1) % STAGES);
+      wait_products<1>();  // those of the part before
+      constexpr int BEFORE = STAGES - 1;
+      const bool asks = activations.leave((number + BEFORE) % STAGES);
       weights.unpack(part + 1, number + 1, tiles[(number + 1) % 2]);
+      if (asks) activations.ask(part + BEFORE, (number + BEFORE) % STAGES);
     }
   }
   wait_products<0>();

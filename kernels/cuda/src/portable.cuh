@@ -103,6 +103,15 @@ __device__ __forceinline__ void load_once(const void* from, unsigned* to) {
 #endif
 }
 
+// Four words that lanes beside this one read as well, in parts of the 32 bytes that memory gives at once.
+__device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
+#ifndef HOST_SHIM
+  asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+#else
+  shim::load_once(from, to, 4);
+#endif
+}
+
 // --- products -------------------------------------------------------------------------------------------------------
 
 // c + a . b, each four signed bytes.
@@ -274,6 +283,19 @@ __device__ __forceinline__ void wait_arrival(Arrival* arrival, unsigned parity) 
 #else
   shim::wait_arrival(arrival, parity);
 #endif
+}
+
+// One lane of every warp that has done with something: whether it is the last of `warps` (a power of two). The place in
+// shared memory is 0 at first, and serves again and again. It orders no ordinary reads or writes of others: that would
+// cost a wait for all loads; products that were waited for have read what they read.
+__device__ __forceinline__ bool is_last_to_leave(unsigned* place, unsigned warps) {
+#ifndef HOST_SHIM
+  unsigned before;
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(place)) : "memory");
+#else
+  const unsigned before = atomicAdd(place, 1u);
+#endif
+  return (before + 1) % warps == 0;
 }
 
 // --- tensor cores of warpgroups (sm_90a alone) ------------------------------------------------------------------------

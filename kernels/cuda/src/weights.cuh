@@ -408,7 +408,11 @@ struct DenseReader {
   __device__ __forceinline__ static DenseReader of_numbers(const BlockMatrix& matrix) { return DenseReader{matrix}; }
   // Columns WIDTH part to WIDTH (part + 1) - 1, as they lie in memory.
   __device__ __forceinline__ void read(long long row, int part, unsigned (&words)[4]) const {
-    load_once<4>(matrix.data + (row * matrix.chunks * (CHUNK / WIDTH) + part) * 16, words);
+    load_once<4>(place(row, part), words);
+  }
+  // The same where the next part is read as well, but not at once.
+  __device__ __forceinline__ void read_beside(long long row, int part, unsigned (&words)[4]) const {
+    load_four(place(row, part), words);
   }
   __device__ __forceinline__ static void numbers(const unsigned (&words)[4], float (&found)[WIDTH]) {
 #pragma unroll
@@ -425,6 +429,11 @@ struct DenseReader {
     for (int i = 0; i < WIDTH; i += 2)
       if constexpr (is_bfloat(T{})) found[i / 2] = words[i / 2];
       else found[i / 2] = bfloat_pair(read[i], read[i + 1]);
+  }
+
+ private:
+  __device__ __forceinline__ const unsigned char* place(long long row, int part) const {
+    return matrix.data + (row * matrix.chunks * (CHUNK / WIDTH) + part) * 16;
   }
 };
 
@@ -454,7 +463,7 @@ struct DenseHalf {
 
   __device__ __forceinline__ void read_halves(const Reads& reader, long long row, int which, int half) {
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) reader.read(row, (2 * which + half) * PARTS + part, words[part]);
+    for (int part = 0; part < PARTS; ++part) reader.read_beside(row, (2 * which + half) * PARTS + part, words[part]);
   }
   __device__ __forceinline__ void pairs_of_half(const Reads&, int, unsigned (&found)[CHUNK / 4]) const {
 #pragma unroll

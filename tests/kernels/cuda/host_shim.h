@@ -632,6 +632,7 @@ inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
 // Fibers take turns only where they wait, and blocks run one after another: plain arithmetic is atomic.
 inline void __threadfence() {}
 inline int atomicAdd(int* place, int x) { return std::exchange(*place, *place + x); }
+inline unsigned atomicAdd(unsigned* place, unsigned x) { return std::exchange(*place, *place + x); }
 inline int atomicOr(int* place, int x) { return std::exchange(*place, *place | x); }
 inline int atomicMax(int* place, int x) { return std::exchange(*place, std::max(*place, x)); }
 using std::max;
