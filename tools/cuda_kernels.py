@@ -11,7 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai.kernels.cuda.every import every_kernel
@@ -44,8 +44,10 @@ def compiled(kernels: Sequence[CudaKernel], architecture: str) -> dict[str, Use]
         CompilerError: they do not compile. ImportError: NVRTC is not installed.
     """
     found: dict[str, Use] = {}
-    for source, _ in modules(kernels):
-        found |= _compiled(source, architecture)
+    for source, ones in modules(kernels):
+        dynamic = {kernel.name: kernel.shared for kernel in ones}
+        for name, use in _compiled(source, architecture).items():
+            found[name] = replace(use, shared=use.shared + dynamic[name])
     return found
 
 
@@ -64,7 +66,7 @@ def _compiled(source: str, architecture: str) -> dict[str, Use]:
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     log = b" " * int(done(nvrtc.nvrtcGetProgramLogSize(program)))  # type: ignore[call-overload]
     done(nvrtc.nvrtcGetProgramLog(program, log))
-    if int(failed):
+    if int(failed) or b"serialized" in log:  # products of warpgroups that wait for each other: registers are in use
         raise CompilerError(log.decode()[:4000])
     done(nvrtc.nvrtcDestroyProgram(program))
     found = {}
@@ -132,6 +134,10 @@ WORK = {
     "product_bytes": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX, INT8),
     "product_dense": Work("gate projection of a token, float16", 2 * _MATRIX + _ROWS, 2 * _MATRIX),
     "gemm": Work(
+        "gate projection of a prompt, 4 bits", _WEIGHT * _MATRIX + _ROWS * PROMPT, 2 * _MATRIX * PROMPT, TENSOR
+    ),
+    "arrange_tiles": Work("activations of a prompt", 6 * HIDDEN * PROMPT),
+    "warpgroup_gemm": Work(
         "gate projection of a prompt, 4 bits", _WEIGHT * _MATRIX + _ROWS * PROMPT, 2 * _MATRIX * PROMPT, TENSOR
     ),
     "store_heads": Work("keys and values of a token, float16", 8 * HIDDEN + 12 * KV_HEADS * HEAD, 6 * HIDDEN),

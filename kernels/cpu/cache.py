@@ -71,12 +71,14 @@ class CacheFolder:
     Args:
         root: the user's cache folder, see `cache_root`; None if there is none.
         key: name of the folder inside it, see `source_key`.
+        what: the kernels are for. cost: how long it takes to compile them.
 
     Attributes:
         path: the folder, or None if kernels are compiled in memory only.
     """
 
-    def __init__(self, root: Path | None, key: str) -> None:
+    def __init__(self, root: Path | None, key: str, what: str = "CPU", cost: str = "10 to 30 seconds") -> None:
+        self._what, self._cost = what, cost
         self.path = None if root is None else root / "kernels" / key
         self._warned = False
         reason = "there is no home folder" if self.path is None else _make(self.path)
@@ -89,8 +91,9 @@ class CacheFolder:
             return
         self._warned = True
         tell(
-            f"genai: compiled CPU kernels are not kept on disk: {reason}. Every process compiles them again (10 to 30 "
-            "seconds) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can write."
+            f"genai: compiled {self._what} kernels are not kept on disk: {reason}. Every process compiles them again "
+            f"({self._cost}) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can "
+            "write."
         )
 
     def holds(self, name: str) -> bool:

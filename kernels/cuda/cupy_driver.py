@@ -1,4 +1,4 @@
-"""A GPU through CuPy, which compiles kernels with NVRTC and keeps them in its own cache (CUPY_CACHE_DIR).
+"""A GPU through CuPy.
 
 CuPy's device and stream belong to threads, and ours to whoever calls: so every method enters them and leaves them.
 """
@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .compiler import CompileError, Compiler
 from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
 
-OPTIONS = ("--std=c++17",)
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
 OLDEST_CAPABILITY = 80
+# Reading the text costs a tenth of what a kernel does; one that another model needed, too, is there already.
+_KERNELS_OF_A_MODULE = 1
 
 
 def open_driver(index: int = 0) -> CupyDriver:
@@ -66,7 +68,9 @@ class CupyDriver:
         self._turn = threading.RLock()
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._dependent = open_dependent_launches(int(self._device.compute_capability), int(self._stream.ptr))
+        self.capability = int(self._device.compute_capability)
+        self._compiler = Compiler(cupy.cuda.nvrtc, self.capability)
+        self._dependent = open_dependent_launches(self.capability, int(self._stream.ptr))
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = name.decode() if isinstance(name, bytes) else str(name)
 
@@ -120,22 +124,29 @@ class CupyDriver:
         return int(array.data.ptr)
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
-        found: dict[CudaKernel, Any] = {}
-        for source, ones in modules(kernels):
+        wanted, found = modules(kernels, _KERNELS_OF_A_MODULE), dict[CudaKernel, Any]()
+        try:
+            images = self._compiler.images([source for source, _ in wanted])
+        except CompileError as error:
+            raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+        cuda = self._cupy.cuda
+        for image, (_, ones) in zip(images, wanted, strict=True):
             with self.here():
-                module = self._cupy.RawModule(code=source, options=OPTIONS)
-                try:
-                    found |= {kernel: module.get_function(kernel.name) for kernel in ones}
-                except self._cupy.cuda.compiler.CompileException as error:
-                    raise CudaError(f"kernels do not compile on {self.name}: {error}") from error
+                module = cuda.function.Module()
+                module.load(image)
+                found |= {kernel: module.get_function(kernel.name) for kernel in ones}
+                for kernel in ones:
+                    if kernel.shared:  # more than 48 KiB must be asked for
+                        attribute = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                        cuda.driver.funcSetAttribute(found[kernel].ptr, attribute, kernel.shared)
         return found
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self.here():
             if self._dependent is not None:
-                self._dependent.launch(getattr(function, "kernel", function).ptr, grid, kernel.threads, arguments)
-            else:
-                function(grid, (kernel.threads, 1, 1), (arguments,))  # an array of one element goes by value
+                self._dependent.launch(function.ptr, grid, kernel.threads, arguments, kernel.shared)
+            else:  # an array of one element goes by value
+                function(grid, (kernel.threads, 1, 1), (arguments,), shared_mem=kernel.shared)
 
     def capture(self, work: Callable[[], None]) -> Any:
         with self.here():

@@ -25,6 +25,10 @@ class Driver(Protocol):
     def name(self) -> str:
         """What people call the device."""
 
+    @property
+    def capability(self) -> int:
+        """What its instructions are: ten times the compute capability."""
+
     def free_bytes(self) -> int:
         """Memory that is free now."""
 

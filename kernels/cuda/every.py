@@ -12,7 +12,7 @@ from .grouped import arrange_kernel as arrange_groups_kernel
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
-from .products import ROWS_AT_ONCE, arrange_kernel, gemm_kernel, gemv_kernel
+from .products import HOPPER, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS
@@ -37,15 +37,15 @@ FORMS = (
 )  # fmt: skip
 
 
-def every_kernel() -> list[CudaKernel]:
-    """All of them, each once."""
+def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
+    """All of them that a GPU of such a compute capability (times ten) can run, each once."""
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
     matrices += [_matrix(form) for form in FORMS]
     found += [lookup_kernel(one.form, one.scalar) for one in matrices]
     found += [pack_kernel(form) for form in FORMS] + [REORDER]
-    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "bytes")]
+    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")]
     found.append(arrange_groups_kernel())
     for matrix in matrices:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
@@ -53,6 +53,7 @@ def every_kernel() -> list[CudaKernel]:
             found += [decode_kernel(matrix, groups) for groups in GROUPS]
             found += [few_kernel(matrix, rows) for rows in ROWS]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
+        found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
         found += [gated_few_kernel(matrix, activation, rows) for rows in ROWS]
@@ -74,7 +75,8 @@ def every_kernel() -> list[CudaKernel]:
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
     found += [GATHER, *SAMPLING_KERNELS, *SPEED_KERNELS]
-    return sorted(set(found), key=lambda kernel: kernel.name)
+    those = {kernel for kernel in found if kernel.capability in (0, capability)}
+    return sorted(those, key=lambda kernel: kernel.name)
 
 
 def _matrix(form: BlockForm | None, scalar: str = "") -> DeviceMatrix:

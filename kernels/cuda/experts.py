@@ -259,7 +259,7 @@ def _rows_of_pairs(
     kernel = arrange_kernel(form)
     arguments = bind(
         kernel, x=rows.address, out=memory.address, scales=scales, x_stride=matrix.columns, width=matrix.columns,
-        strides=matrix.strides, first_row=0, rows=0,
+        strides=matrix.strides, first_row=0, rows=0, capacity=0,
     )  # fmt: skip
     at.starts.append(ArrangePairs(kernel, arguments, part.first, part.end, per_token))
     return _Source(memory.address, scales, 1), key

@@ -29,6 +29,14 @@ _WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
 # Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
 # product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
 _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
+# Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor; and beside
+# the first one how long a block takes alone on a multiprocessor, and by how much longer each one makes it that is there
+# as well. Bits are the same.
+HOPPER, _MULTIPROCESSORS = 90, 132
+WARPGROUP_SHAPES = ((256, 2, 1, 1.0, 1.0), (128, 2, 1, 0.6, 0.6), (64, 1, 3, 0.3, 0.17))
+# Columns of a part; bytes of a token in one, of which so many stages lie in shared memory; what lies beside them.
+_PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
+_WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
 
 
 def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact: bool) -> None:
@@ -78,12 +86,34 @@ def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any],
 
 def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
     """The rows with prefill numerics, which stand behind the others."""
-    source, _ = arranged(at, x, matrix, "bfloats", "tokens", first="decode_rows")
-    for large in (True, False):
-        kernel = gemm_kernel(matrix, large=large)
-        arguments = bind(kernel, x=source, x_stride=matrix.strides * STRIDE, first_row=0, rows=0, **given)
-        grid = _gemm_grid(matrix.rows, large=large)
+    is_hopper = at.driver.capability == HOPPER
+    source, _ = arranged(at, x, matrix, "tiles" if is_hopper else "bfloats", "tokens", first="decode_rows")
+    stride = at.values.capacity[Per.TOKEN] * _PART if is_hopper else matrix.strides * STRIDE
+    for which in range(len(WARPGROUP_SHAPES)) if is_hopper else range(2):
+        if is_hopper:
+            kernel, grid = warpgroup_kernel(matrix, which), _warpgroup_grid(matrix, which)
+        else:
+            kernel, grid = gemm_kernel(matrix, large=which == 0), _gemm_grid(matrix.rows, large=which == 0)
+        arguments = bind(kernel, x=source, x_stride=stride, first_row=0, rows=0, **given)
         at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
+
+
+def _warpgroup_grid(matrix: DeviceMatrix, which: int) -> Any:
+    """The blocks of the shape with which they are all done the soonest."""
+
+    def blocks(rows: int, tokens: int, warpgroups: int) -> tuple[int, int, int]:
+        return -(-rows // tokens), -(-matrix.rows // (_WARPGROUP_OUTPUTS * warpgroups)), 1
+
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        rows = counts["tokens"] - counts["decode_rows"]
+        found = [blocks(rows, tokens, warpgroups) for tokens, warpgroups, *_ in WARPGROUP_SHAPES]
+        times = [
+            max(alone, -(-one[0] * one[1] // _MULTIPROCESSORS) * more)
+            for one, (*_, alone, more) in zip(found, WARPGROUP_SHAPES, strict=True)
+        ]
+        return found[which] if times.index(min(times)) == which else (0, 0, 0)
+
+    return grid
 
 
 def _gemm_grid(outputs: int, *, large: bool) -> Any:
@@ -101,7 +131,11 @@ def _gemm_grid(outputs: int, *, large: bool) -> Any:
 
 
 def arrange_kernel(form: str) -> CudaKernel:
-    """The kernel that puts activations into a form: "bytes", "bfloats", "floats<32>", "floats<8>" or "floats<4>"."""
+    """The kernel that puts activations into a form.
+
+    Args:
+        form: "bytes", "bfloats", "tiles", "floats<32>", "floats<8>" or "floats<4>".
+    """
     return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
 
 
@@ -123,6 +157,18 @@ def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
     shape = _LARGE if large else _SMALL
     function = f"gemm<{source}, GemmShape<{', '.join(map(str, shape))}>>"
     return CudaKernel("gemm.cu", function, "GemmArguments", 32 * shape[2] * shape[3])
+
+
+def warpgroup_kernel(matrix: DeviceMatrix, which: int) -> CudaKernel:
+    """The kernel of Hopper that multiplies many rows, in blocks of one of three sizes."""
+    tokens, warpgroups, blocks, *_ = WARPGROUP_SHAPES[which]
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseHalf<{matrix.scalar}>"
+    function = f"warpgroup_gemm<{source}, WarpgroupShape<{tokens}, {warpgroups}>>"
+    shared = _STAGES * tokens * _PART_BYTES + _BESIDE_STAGES
+    threads = _WARPGROUP_THREADS * warpgroups
+    return CudaKernel(
+        "gemm_warpgroups.cu", function, "WarpgroupGemmArguments", threads, blocks, shared, capability=HOPPER
+    )
 
 
 def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str) -> Any:
@@ -148,7 +194,7 @@ def arranged(
     rows, strides = at.values[x], matrix.strides
     numbers = at.values.capacity[rows.per] * strides * STRIDE
     # Of bytes their scales are behind them, eight bytes per 32.
-    nbytes = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form == "bfloats" else 4)
+    nbytes = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form in ("bfloats", "tiles") else 4)
 
     def fill(memory: Any) -> None:
         kernel = arrange_kernel(form)
@@ -156,6 +202,7 @@ def arranged(
         arguments = bind(
             kernel, x=rows.address, out=address, scales=address + numbers if form == "bytes" else 0,
             x_stride=rows.stride, width=rows.width, strides=strides, first_row=0, rows=0,
+            capacity=at.values.capacity[rows.per],
         )  # fmt: skip
         fields = {"rows": counted} | ({"first_row": first} if first else {})
         at.starts.append(

@@ -30,6 +30,8 @@ class CudaKernel:
         file: such as "norm.cu". function: such as "norm<true>". arguments: name of its struct.
         threads: of a block.
         blocks: so many shall fit on a multiprocessor, which bounds the registers; 0 = the compiler chooses.
+        shared: bytes of dynamic shared memory of a block.
+        capability: of the only GPUs that have its instructions, such as 90; 0 = all that the toolkit runs on.
         early: it waits for the kernels before it itself, once it has asked for weights.
     """
 
@@ -38,6 +40,8 @@ class CudaKernel:
     arguments: str
     threads: int
     blocks: int = 0
+    shared: int = 0
+    capability: int = 0
     early: bool = False
 
     @property
@@ -77,12 +81,17 @@ def _definition(kernel: CudaKernel) -> str:
     return f"{macro}({kernel.name}, {kernel.arguments}, {kernel.layout.itemsize}, {bounds}, {kernel.function})\n"
 
 
-def modules(kernels: Iterable[CudaKernel]) -> list[tuple[str, list[CudaKernel]]]:
-    """What is compiled on its own, with the kernels in it: a text per file, so that files may use the same names."""
+def modules(kernels: Iterable[CudaKernel], most: int = 1 << 30) -> list[tuple[str, list[CudaKernel]]]:
+    """What is compiled on its own, with the kernels in it: a text per file, so that files may use the same names.
+
+    Args:
+        most: kernels of a text; few are compiled side by side, and found again by whoever needs others besides.
+    """
     by_file: dict[str, list[CudaKernel]] = {}
     for kernel in sorted(set(kernels), key=lambda kernel: kernel.name):
         by_file.setdefault(kernel.file, []).append(kernel)
-    return [(source_of(ones), ones) for ones in by_file.values()]
+    parts = [ones[first : first + most] for ones in by_file.values() for first in range(0, len(ones), most)]
+    return [(source_of(ones), ones) for ones in parts]
 
 
 def _with_includes(file: str, seen: set[str]) -> str:

@@ -5,6 +5,7 @@
 // `out`: per row `strides` times
 //   floats:  the chunks of `columns` columns that lanes take, [1,024 / (32 columns)][columns / 4][32 lanes][4 columns]
 //   bfloats: [1,024 columns], as they are, of bfloat16
+//   tiles:   see arrange_tiles
 //   bytes:   [2][32 lanes][16 bytes]
 // `scales`: of bytes per row and chunk {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves.
 // Strides of rows are in numbers.
@@ -17,6 +18,7 @@ struct ActivationArguments {
   int rows;
   int width;
   int strides;
+  int capacity;
 };
 
 // Every thread of a block has four neighbouring columns of one stride: so little work is as short as it can be.
@@ -44,6 +46,22 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
   out[2 * threadIdx.x] = bfloat_pair(x.x, x.y), out[2 * threadIdx.x + 1] = bfloat_pair(x.z, x.w);
 }
 
+// What gemm_warpgroups.cu reads: bfloat16 [parts][rows][64 columns] from the first row on; `capacity`: rows that there is
+// room for. 128 columns are two parts. Of the four chunks in them, part 0 has the first 16 columns and part 1 the others,
+// in four tiles of four columns of each chunk. A tile's first 16 bytes hold the first two of every four, its other 16
+// bytes the other two, that of chunk 0 first. And the 16 bytes in place p of a row lie in place p ^ row % 8: as tensor
+// cores read rows of 128 bytes in shared memory.
+__device__ __forceinline__ void arrange_tiles(const ActivationArguments& given) {
+  constexpr int ROW_WORDS = 32, PLACE_WORDS = 4, FOURS = CHUNK / FOUR, TILES = FOURS / 2;
+  const long long row = blockIdx.y;
+  const float4 x = own_columns(given, given.first_row + row);
+  const int four = blockIdx.x * ARRANGE_THREADS + threadIdx.x, chunk = four / FOURS, own = four % FOURS;
+  const long long part = chunk / 4 * 2 + own / TILES;
+  unsigned* out = static_cast<unsigned*>(given.out) + (part * given.capacity + row) * ROW_WORDS + chunk % 4;
+  const int place = own % TILES * 2, turn = row % 8;
+  out[(place ^ turn) * PLACE_WORDS] = bfloat_pair(x.x, x.y), out[(place + 1 ^ turn) * PLACE_WORDS] = bfloat_pair(x.z, x.w);
+}
+
 // As groups.cuh has it: what is arranged is `grouped`.
 struct GroupArguments {
   const float* x;
@@ -55,7 +73,7 @@ struct GroupArguments {
 
 __device__ __forceinline__ void arrange_groups(const GroupArguments& given) {
   const long long row = blockIdx.y;
-  const ActivationArguments own{given.x, nullptr, nullptr, given.x_stride, 0, given.rows, given.width, 0};
+  const ActivationArguments own{given.x, nullptr, nullptr, given.x_stride, 0, given.rows, given.width, 0, 0};
   const int chunk = blockIdx.x * STRIDE_CHUNKS + threadIdx.x / 8;
   store_four(given.grouped, row, chunk, threadIdx.x % 8, own_columns(own, row));
 }

@@ -8,6 +8,8 @@
 
 // Shared memory of a block: `count` elements, which hold anything at first.
 #define SHARED(T, name, count) __shared__ __align__(16) T name[count]
+// The same of bytes, as many as a launch says (CudaKernel.shared), which may be more than 48 KiB; see `aligned_shared`.
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 
 // A kernel: `function` (a template with its arguments) of one struct, whose size is what the host believes it to be. It
 // starts while the kernel before it ends (programmatic dependent launch), and waits for it first of all.
@@ -122,6 +124,15 @@ __device__ __forceinline__ void load_once(const void* from, unsigned* to) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
 #else
   shim::load_once(from, to, count);
+#endif
+}
+
+// Four words that lanes beside this one read as well, in parts of the 32 bytes that memory gives at once.
+__device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
+#ifndef HOST_SHIM
+  asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+#else
+  shim::load_once(from, to, 4);
 #endif
 }
 
@@ -274,5 +285,169 @@ __device__ __forceinline__ void wait_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 #else
   shim::wait_groups(pending);
+#endif
+}
+
+// --- blocks of bytes from global into shared memory, by the copy engine (sm_90 and newer) -----------------------------
+
+// Where a place of shared memory lies as instructions name it.
+__device__ __forceinline__ unsigned shared_address(const void* place) {
+#ifndef HOST_SHIM
+  return (unsigned)__cvta_generic_to_shared(place);
+#else
+  return shim::shared_address(place);
+#endif
+}
+
+// The first place that is a multiple of 1,024 bytes: what tensor cores read in swizzled form begins there, and nobody
+// promises that dynamic shared memory does.
+__device__ __forceinline__ unsigned char* aligned_shared(unsigned char* memory) {
+  return memory + (0u - shared_address(memory)) % 1024u;
+}
+
+// Says when copies are there. It has a phase, which ends when one thread has arrived with the number of bytes that will
+// come and they have come; then the next one begins.
+typedef unsigned long long Arrival;
+
+// By one thread, before a barrier that all others wait at: the copy engine sees it, too.
+__device__ __forceinline__ void prepare_arrival(Arrival* arrival) {
+#ifndef HOST_SHIM
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(arrival)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  shim::prepare_arrival(arrival);
+#endif
+}
+
+// One thread asks for bytes, a multiple of 16 from and to multiples of 16.
+__device__ __forceinline__ void copy_block_later(void* shared, const void* global, unsigned bytes, Arrival* arrival) {
+#ifndef HOST_SHIM
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(arrival)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(bytes), "r"(shared_address(arrival))
+               : "memory");
+#else
+  shim::copy_block_later(shared, global, bytes, arrival);
+#endif
+}
+
+// Wait until a phase has ended: the first one has parity 0, the next one 1, then 0 again.
+__device__ __forceinline__ void wait_arrival(Arrival* arrival, unsigned parity) {
+#ifndef HOST_SHIM
+  unsigned there = 0;
+  while (!there)  // the instruction itself waits for a while
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(there)
+        : "r"(shared_address(arrival)), "r"(parity)
+        : "memory");
+#else
+  shim::wait_arrival(arrival, parity);
+#endif
+}
+
+// One lane of every warp that has done with something: whether it is the last of `warps` (a power of two). The place in
+// shared memory is 0 at first, and serves again and again. It orders no ordinary reads or writes of others: that would
+// cost a wait for all loads; products that were waited for have read what they read.
+__device__ __forceinline__ bool is_last_to_leave(unsigned* place, unsigned warps) {
+#ifndef HOST_SHIM
+  unsigned before;
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(place)) : "memory");
+#else
+  const unsigned before = atomicAdd(place, 1u);
+#endif
+  return (before + 1) % warps == 0;
+}
+
+// --- tensor cores of warpgroups (sm_90a alone) ------------------------------------------------------------------------
+
+// A warpgroup is four warps, the first one's number a multiple of four. Its products happen beside what its threads do:
+// in the order
+//   begin_products()           registers that were written are seen by products after it
+//   multiply_warpgroup(...)    as often as wanted; until they are waited for nobody touches their registers,
+//                              nor the shared memory that they read
+//   end_products()             those since the last time are a group
+//   wait_products<pending>()   until all groups but the last `pending` are done.
+__device__ __forceinline__ void begin_products() {
+#ifndef HOST_SHIM
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+  shim::begin_products();
+#endif
+}
+
+__device__ __forceinline__ void end_products() {
+#ifndef HOST_SHIM
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#else
+  shim::end_products();
+#endif
+}
+
+template <int pending>
+__device__ __forceinline__ void wait_products() {
+#ifndef HOST_SHIM
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+#else
+  shim::wait_products(pending);
+#endif
+}
+
+// What lies in shared memory from a multiple of 1,024 bytes on: rows of 128 bytes, of which the 16 bytes in place p lie
+// in place p ^ row % 8 ("swizzle of 128 bytes"): so eight rows are read at once out of different banks. Groups of eight
+// rows follow each other. Further columns of the rows begin `bytes` of 16 later: two per product.
+__device__ __forceinline__ unsigned long long swizzled_rows(unsigned address) {
+  constexpr unsigned long long SWIZZLE_128 = 1ull << 62, GROUP = (unsigned long long)(1024 / 16) << 32, UNUSED = 1ull << 16;
+  return SWIZZLE_128 | GROUP | UNUSED | (address & 0x3ffffu) >> 4;
+}
+
+// c[64, columns] += a[64, 16] b[16, columns], bfloat16 into float32. Of c and a, warp w of the warpgroup has the rows
+// 16 w to 16 w + 15, its lanes hold a as `multiply_tiles` has it, and c as eight columns after the other (four numbers
+// each) are there. b: `columns` rows in shared memory, of 16 neighbouring numbers each: see `swizzled_rows`.
+template <int columns>
+__device__ __forceinline__ void multiply_warpgroup(
+    float (&c)[columns / 2], const unsigned (&a)[4], unsigned long long b) {
+  static_assert(columns == 64 || columns == 128 || columns == 256, "these are spelled out");
+#ifndef HOST_SHIM
+#define FOUR(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+  if constexpr (columns == 64)
+    asm volatile(
+        "{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+        "%27,%28,%29,%30,%31"
+        "}, {%32,%33,%34,%35}, %36, p, 1, 1, 0; }"
+        : SIXTEEN(0), SIXTEEN(16)
+        : INPUTS);
+  else if constexpr (columns == 128)
+    asm volatile(
+        "{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+        "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"
+        "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+        "}, {%64,%65,%66,%67}, %68, p, 1, 1, 0; }"
+        : SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48)
+        : INPUTS);
+  else
+    asm volatile(
+        "{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+        "%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,"
+        "%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,"
+        "%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,"
+        "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,"
+        "%121,%122,%123,%124,%125,%126,%127"
+        "}, {%128,%129,%130,%131}, %132, p, 1, 1, 0; }"
+        : SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48), SIXTEEN(64), SIXTEEN(80), SIXTEEN(96), SIXTEEN(112)
+        : INPUTS);
+#undef FOUR
+#undef SIXTEEN
+#undef INPUTS
+#else
+  shim::multiply_warpgroup<columns>(c, a, b);
 #endif
 }

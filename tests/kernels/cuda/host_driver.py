@@ -62,7 +62,7 @@ class HostDriver:
 
     Attributes:
         order: in which the threads of a block run: 0 forwards, 1 backwards, others shuffle them.
-        flags: further ones of the compiler.
+        flags: further ones of the compiler. capability: 90 has the kernels of Hopper.
         launched: names of the kernels that were started, in order. graphs_launched: how many graphs were.
         room: the most bytes that one array may have; None = any number. allocated: bytes that were ever asked for.
     """
@@ -70,6 +70,7 @@ class HostDriver:
     order: int = 0
     flags: tuple[str, ...] = ()
     name: str = "a host that emulates a GPU"
+    capability: int = 80
     launched: list[str] = field(default_factory=list)
     graphs_launched: int = 0
     room: int | None = None
@@ -137,7 +138,7 @@ class HostDriver:
                 return
         self.launched.append(kernel.name)
         sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
-        error = function(sizes, threads, self.order, ctypes.c_void_p(arguments.ctypes.data))
+        error = function(sizes, threads, kernel.shared, self.order, ctypes.c_void_p(arguments.ctypes.data))
         if error:
             raise LaunchError(f"{kernel.name}: {error.decode()}")
         self.check()

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -106,6 +107,26 @@ struct Copy {
   int bytes = 0;
 };
 
+// A product of a warpgroup that is under way. What it reads is kept as it was when it was asked for: whoever changes it
+// before it is waited for is found.
+struct Right {
+  unsigned descriptor_low, descriptor_high, columns;
+  std::vector<unsigned short> numbers;  // [columns][16]
+};
+struct Under_way {
+  float* c;
+  const unsigned* a_place;
+  unsigned a[4];
+  float left[2][16];  // rows g and g + 8
+  std::shared_ptr<Right> right;
+};
+struct Products {
+  std::vector<std::vector<Under_way>> groups;  // the last one is open
+  std::map<float*, std::vector<float>> sums;   // of those that registers do not show yet
+  bool begun = false;
+  size_t asked = 0;
+};
+
 struct Thread {
   uint3 index;
   unsigned number, lane, warp;
@@ -115,6 +136,7 @@ struct Thread {
   uint64_t seen = 0;
   const char* where = "";
   std::vector<Copy> copies;
+  Products products;
 };
 
 // Where lanes of a warp meet: each leaves a value, and reads those of the others when all are there.
@@ -133,14 +155,27 @@ struct Warp {
   int8_t left[16][32], right[32][8];
 };
 
+// What says when blocks of bytes are there: how many phases have ended, and what the current one waits for.
+struct Arrivals {
+  uint64_t ended = 0;
+  bool asked = false;
+  void* to = nullptr;
+  const void* from = nullptr;
+  unsigned bytes = 0;
+};
+
 struct Block {
   uint3 index, size, grid;
-  unsigned count = 0, live = 0, at_barrier = 0;
+  unsigned count = 0, live = 0, at_barrier = 0, dynamic_bytes = 0;
   uint64_t barriers = 0;
   const char* barrier = nullptr;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
   std::map<const void*, std::vector<unsigned char>> shared;
+  std::map<const void*, unsigned> windows;  // where arrays begin in the addresses of shared memory
+  unsigned next_window = 16;
+  std::map<const void*, Arrivals> arrivals;
+  std::map<unsigned, std::vector<std::shared_ptr<Right>>> rights;  // of warpgroups, in order
   std::string error;
 };
 
@@ -166,8 +201,18 @@ constexpr size_t GUARD = 4096;
 template <class T>
 T* shared_array(const void* site, size_t count) {
   auto& memory = block->shared[site];
-  if (memory.empty()) memory.assign(count * sizeof(T) + 2 * GUARD, 0xff);
+  if (memory.empty()) {
+    memory.assign(count * sizeof(T) + 2 * GUARD, 0xff);
+    block->windows[site] = block->next_window;  // multiples of 16, and of nothing more
+    block->next_window += (count * sizeof(T) + 15) / 16 * 16 + 16;
+  }
   return reinterpret_cast<T*>(memory.data() + GUARD);
+}
+
+inline unsigned char* dynamic_shared() {
+  static char site;
+  if (!block->dynamic_bytes) fail("dynamic shared memory, of which the launch gives none");
+  return shared_array<unsigned char>(&site, std::max(block->dynamic_bytes, 1u));
 }
 
 inline void check_guards() {
@@ -212,6 +257,7 @@ inline void thread_entry() {
   block->warps[thread->warp].exited |= 1u << thread->lane;
   if (block->at_barrier) fail(std::string("a thread ends while others wait at ") + block->barrier);
   if (!thread->copies.empty() && thread->copies.back().to) fail("a thread ends with copies that no group holds");
+  if (!thread->products.sums.empty()) fail("a thread ends with products under way");
   switch_between(thread->fiber, main_fiber);
   std::abort();
 }
@@ -239,10 +285,15 @@ inline void run_block(const std::vector<unsigned>& order, const std::vector<char
         if (!stuck.done) fail("thread " + std::to_string(stuck.number) + " waits for ever at " + stuck.where);
   }
   check_guards();
+  for (const auto& [place, arrival] : block->arrivals)
+    if (arrival.asked) fail("a block ends with copies under way");
+  for (const Thread& one : block->threads)
+    if (one.products.asked != block->rights[one.number / 128].size()) fail("warps of a warpgroup ask for other products");
 }
 
 // All blocks; `order`: 0 forwards, 1 backwards, others shuffle the threads. Returns "" or what went wrong.
-inline std::string run(uint3 grid, uint3 size, int order, void (*function)(const void*), const void* arguments) {
+inline std::string run(
+    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments) {
   static std::vector<char*> stacks;
   kernel = function, kernel_arguments = arguments;
   const unsigned count = size.x * size.y * size.z;
@@ -260,7 +311,7 @@ inline std::string run(uint3 grid, uint3 size, int order, void (*function)(const
       for (unsigned x = 0; x < grid.x; ++x) {
         Block own;
         block = &own;
-        own.index = {x, y, z}, own.grid = grid, own.size = size, own.count = own.live = count;
+        own.index = {x, y, z}, own.grid = grid, own.size = size, own.count = own.live = count, own.dynamic_bytes = shared;
         own.threads.resize(count), own.warps.resize((count + 31) / 32);
         for (unsigned i = 0; i < count; ++i) {
           Thread& one = own.threads[i];
@@ -410,6 +461,145 @@ inline void wait_groups(int pending) {
   copies.erase(copies.begin(), copies.begin() + done);
 }
 
+// --- the copy engine and tensor cores of warpgroups -------------------------------------------------------------------
+
+inline unsigned shared_address(const void* place) {
+  const unsigned char* own = static_cast<const unsigned char*>(place);
+  for (auto& [site, memory] : block->shared)
+    if (own >= memory.data() + GUARD && own < memory.data() + memory.size() - GUARD)
+      return block->windows[site] + static_cast<unsigned>(own - memory.data() - GUARD);
+  fail("an address of shared memory of what lies elsewhere");
+  return 0;
+}
+inline const unsigned char* shared_place(unsigned address) {
+  for (auto& [site, memory] : block->shared)
+    if (const unsigned first = block->windows[site]; address >= first && address - first < memory.size() - 2 * GUARD)
+      return memory.data() + GUARD + (address - first);
+  fail("shared memory is read where there is none");
+  static const unsigned char nothing[16] = {};
+  return nothing;
+}
+
+inline void prepare_arrival(void* arrival) {
+  shared_address(arrival);
+  block->arrivals[arrival] = {};
+}
+
+// The 16 numbers of every column that a descriptor names, by the rules of the instruction set: address bits 4 to 6 are
+// turned by bits 7 to 9, eight rows of 128 bytes are a group, groups are as far apart as it says.
+inline std::vector<unsigned> places_of(const Right& right) {
+  const uint64_t descriptor = right.descriptor_low | static_cast<uint64_t>(right.descriptor_high) << 32;
+  const unsigned start = (descriptor & 0x3fff) << 4, group = (descriptor >> 32 & 0x3fff) << 4;
+  if (descriptor >> 62 != 1 || descriptor >> 49 & 7) fail("a descriptor of another form");
+  std::vector<unsigned> places;
+  for (unsigned column = 0; column < right.columns; ++column)
+    for (unsigned piece = 0; piece < 2; ++piece) {
+      const unsigned address = start + column / 8 * group + column % 8 * 128 + piece * 16;
+      places.push_back(address ^ (address >> 7 & 7) << 4);
+    }
+  return places;
+}
+inline std::vector<unsigned short> numbers_of(const Right& right) {
+  std::vector<unsigned short> numbers(right.columns * 16);
+  size_t filled = 0;
+  for (const unsigned place : places_of(right)) std::memcpy(&numbers[8 * filled++], shared_place(place), 16);
+  return numbers;
+}
+
+inline void copy_block_later(void* to, const void* from, unsigned bytes, void* arrival) {
+  const unsigned first = shared_address(to);
+  if (first % 16 || reinterpret_cast<uintptr_t>(from) % 16 || bytes % 16 || !bytes) fail("copy_block_later: not aligned");
+  if (!block->arrivals.count(arrival)) return fail("copy_block_later: its arrival is not prepared");
+  if (block->arrivals[arrival].asked) fail("copy_block_later: the phase before has not ended");
+  for (const Thread& other : block->threads)
+    for (const auto& group : other.products.groups)
+      for (const Under_way& one : group)
+        for (const unsigned place : other.lane ? std::vector<unsigned>() : places_of(*one.right))
+          if (place >= first && place < first + bytes) return fail("copy_block_later: products read what is there");
+  std::memset(to, 0xff, bytes);  // until it is waited for
+  auto& own = block->arrivals[arrival];
+  own.asked = true, own.to = to, own.from = from, own.bytes = bytes;
+}
+inline void wait_arrival(void* arrival, unsigned parity) {
+  if (!block->arrivals.count(arrival)) return fail("wait_arrival: it is not prepared");
+  Arrivals& own = block->arrivals[arrival];
+  if (own.ended % 2 != parity) return;
+  const uint64_t seen = own.ended;
+  if (own.asked) std::memcpy(own.to, own.from, own.bytes), own.asked = false, ++own.ended;
+  else wait_until_changed(own.ended, seen, "wait_arrival");
+}
+
+inline void begin_products() {
+  meet(~0u, 0, "begin_products");
+  thread->products.begun = true;
+  thread->products.groups.emplace_back();
+}
+inline void end_products() {
+  meet(~0u, 0, "end_products");
+  if (!thread->products.begun) fail("end_products: none have begun");
+  thread->products.begun = false;
+}
+
+template <unsigned columns>
+void multiply_warpgroup(float (&c)[columns / 2], const unsigned (&a)[4], uint64_t b) {
+  Products& own = thread->products;
+  if (!own.begun) return fail("multiply_warpgroup: registers may have been written since the last begin_products");
+  Warp& warp = block->warps[thread->warp];
+  const unsigned group = thread->lane / 4, place = thread->lane % 4;
+  meet(~0u, 0, "multiply_warpgroup");  // the tiles before have been read
+  for (unsigned i = 0; i < 2; ++i) {
+    auto number = [&](unsigned pair) { return bfloat_to_float(pair >> 16 * i & 0xffff); };
+    const unsigned column = 2 * place + i;
+    warp.a[group][column] = number(a[0]), warp.a[group + 8][column] = number(a[1]);
+    warp.a[group][column + 8] = number(a[2]), warp.a[group + 8][column + 8] = number(a[3]);
+  }
+  meet(~0u, 0, "multiply_warpgroup, filled");
+  auto& rights = block->rights[thread->number / 128];
+  if (own.asked == rights.size()) {
+    rights.push_back(std::make_shared<Right>(Right{static_cast<unsigned>(b), static_cast<unsigned>(b >> 32), columns, {}}));
+    rights.back()->numbers = numbers_of(*rights.back());
+  }
+  Under_way made{c, a, {a[0], a[1], a[2], a[3]}, {}, rights[own.asked++]};
+  if (made.right->columns != columns || made.right->descriptor_low != static_cast<unsigned>(b))
+    fail("multiply_warpgroup: warps of a warpgroup name other numbers");
+  for (unsigned i = 0; i < 2; ++i) std::copy_n(warp.a[group + 8 * i], 16, made.left[i]);
+  own.groups.back().push_back(made);
+  if (!own.sums.count(c)) own.sums[c].assign(c, c + columns / 2);
+  std::fill_n(c, columns / 2, NAN);  // until it is waited for
+}
+
+inline void multiply_now(const Under_way& one, std::vector<float>& sums) {
+  for (unsigned i = 0; i < 4; ++i)
+    if (one.a_place[i] != one.a[i]) fail("registers are written while products read them");
+  if (thread->lane == 0 && numbers_of(*one.right) != one.right->numbers)
+    fail("shared memory is written while products read it");
+  for (unsigned i = 0; i < one.right->columns / 4; ++i) {
+    const unsigned column = i / 2 * 8 + 2 * (thread->lane % 4) + i % 2;
+    const unsigned short* numbers = &one.right->numbers[16 * column];
+    for (unsigned k = 0; k < 16; ++k) {
+      const float right = bfloat_to_float(numbers[k]);
+      sums[i / 2 * 4 + i % 2] += one.left[0][k] * right;
+      sums[i / 2 * 4 + i % 2 + 2] += one.left[1][k] * right;
+    }
+  }
+}
+inline void wait_products(int pending) {
+  meet(~0u, 0, "wait_products");
+  Products& own = thread->products;
+  if (own.begun) fail("wait_products: some have not been ended");
+  while (own.groups.size() > static_cast<size_t>(pending)) {
+    for (const Under_way& one : own.groups.front()) multiply_now(one, own.sums[one.c]);
+    own.groups.erase(own.groups.begin());
+  }
+  for (auto at = own.sums.begin(); at != own.sums.end();) {
+    bool is_left = false;
+    for (const auto& group : own.groups)
+      for (const Under_way& one : group) is_left |= one.c == at->first;
+    if (!is_left) std::copy(at->second.begin(), at->second.end(), at->first), at = own.sums.erase(at);
+    else ++at;
+  }
+}
+
 }  // namespace shim
 
 // --- what kernels see -----------------------------------------------------------------------------------------------
@@ -424,6 +614,8 @@ inline void wait_groups(int pending) {
 #define SHARED(T, name, count)     \
   static char name##_site;         \
   T* const name = shim::shared_array<T>(&name##_site, count)
+
+#define DYNAMIC_SHARED(name) unsigned char* const name = shim::dynamic_shared()
 
 inline void __syncwarp(unsigned mask = ~0u) { shim::meet(mask, 0, "__syncwarp"); }
 template <class T>
@@ -464,6 +656,7 @@ inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y)
 // Fibers take turns only where they wait, and blocks run one after another: plain arithmetic is atomic.
 inline void __threadfence() {}
 inline int atomicAdd(int* place, int x) { return std::exchange(*place, *place + x); }
+inline unsigned atomicAdd(unsigned* place, unsigned x) { return std::exchange(*place, *place + x); }
 inline int atomicOr(int* place, int x) { return std::exchange(*place, *place | x); }
 inline int atomicMax(int* place, int x) { return std::exchange(*place, std::max(*place, x)); }
 using std::max;
@@ -474,10 +667,12 @@ using std::min;
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \
-  extern "C" const char* name(const unsigned* grid, const unsigned* block, int order, const void* given) { \
+  extern "C" const char* name(                                                                             \
+      const unsigned* grid, const unsigned* block, unsigned shared, int order, const void* given) {        \
     static std::string error;                                                                              \
     if (block[0] * block[1] * block[2] != threads) return "launched with other threads than it was made for"; \
     auto function = [](const void* given) { __VA_ARGS__(*static_cast<const Arguments*>(given)); };         \
-    error = shim::run({grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, order, function, given); \
+    error = shim::run(                                                                                     \
+        {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, order, function, given);      \
     return error.empty() ? nullptr : error.c_str();                                                       \
   }

@@ -7,16 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import genai
+from genai.kernels.cuda import products
 from genai.kernels.executor import StepContext
 from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
 from genai.kernels.reference.pages import write_pages
 from genai.kernels.weight_formats import pack_bits
 
+from .devices import GPU
+
 Arrays = dict[str, NDArray[Any]]
+# Which kernel multiplies many rows: tiles of a warp in large or small blocks, or a shape of warpgroups.
+GEMMS = ("large", "small", "256", "128", "64")
 # The fixture `load`.
 Load = Callable[..., genai.Model]
 
@@ -129,6 +135,17 @@ def packed_layer_of(
     layer, slots = PagedLayer(keys, values, form), np.arange(num_blocks * PAGE_TOKENS)
     write_pages(layer, slots, *(rng.standard_normal((len(slots), kv_heads, n)) for n in (head_size, v_head_size)))
     return layer
+
+
+def choose_gemm(driver: Any, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows are multiplied by one of `GEMMS`; skipped where the device cannot run it."""
+    is_hopper = which.isdigit()
+    if GPU and is_hopper and driver.capability != products.HOPPER:
+        pytest.skip("a GPU without Hopper's instructions")
+    monkeypatch.setattr(driver, "capability", products.HOPPER if is_hopper else 80)
+    monkeypatch.setattr(products, "_ENOUGH_BLOCKS", 1 if which == "large" else 1000)
+    shapes = [(*shape[:3], 1.0 if str(shape[0]) == which else 1e6, 0.0) for shape in products.WARPGROUP_SHAPES]
+    monkeypatch.setattr(products, "WARPGROUP_SHAPES", tuple(shapes))
 
 
 def relative_error(found: NDArray[Any], wanted: NDArray[Any]) -> float:

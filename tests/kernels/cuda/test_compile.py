@@ -19,7 +19,7 @@ ALL_REGISTERS, MOST_OF_A_LANE = 65536, 255
 def test_kernels_compile(architecture: str, whole: bool, draw: Draw) -> None:
     """A kernel per function, or all of them (of which a run compiles some)."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
-    kernels = every_kernel()
+    kernels = every_kernel(int(architecture.strip("sm_a")))
     if whole:
         drawn = draw.part([f"{architecture} {kernel.name}" for kernel in kernels], 12)
         kernels = [kernel for kernel in kernels if f"{architecture} {kernel.name}" in drawn]
@@ -27,10 +27,11 @@ def test_kernels_compile(architecture: str, whole: bool, draw: Draw) -> None:
         kernels = list({family(kernel): kernel for kernel in kernels}.values())
     found = compiled(kernels, architecture)
     assert set(found) == {kernel.name for kernel in kernels}
+    dynamic = {kernel.name: kernel.shared for kernel in kernels}
     bounds = {kernel.name: ALL_REGISTERS // (kernel.threads * kernel.blocks) for kernel in kernels if kernel.blocks}
     for name, use in found.items():
         most = min(bounds.get(name, MOST_REGISTERS), MOST_OF_A_LANE)
-        assert use.registers <= most and use.shared <= MOST_SHARED_BYTES, (name, use)
+        assert use.registers <= most and use.shared <= MOST_SHARED_BYTES + dynamic[name], (name, use)
         assert use.spilled <= MOST_SPILLED_BYTES, (name, use)
 
 

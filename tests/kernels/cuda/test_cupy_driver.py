@@ -15,6 +15,7 @@ import pytest
 
 import genai
 from genai.errors import DeviceError
+from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import CudaError, NoDevice
 from genai.kernels.cuda.sources import CudaKernel
@@ -23,6 +24,12 @@ from genai.runtime import device as devices
 from .host_driver import HostDriver, LaunchError, build
 
 Broken = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def many_kernels_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's compiler takes seconds for each."""
+    monkeypatch.setattr(cupy_driver, "_KERNELS_OF_A_MODULE", 1000)
 
 
 class Array(np.ndarray):  # type: ignore[type-arg]
@@ -37,10 +44,6 @@ class Array(np.ndarray):  # type: ignore[type-arg]
         self[...] = array
 
 
-class CompileException(Exception):
-    """As CuPy names it."""
-
-
 class CUDARuntimeError(RuntimeError):
     """As CuPy names it."""
 
@@ -49,33 +52,84 @@ class CUDADriverError(RuntimeError):
     """As CuPy names it."""
 
 
-class RawModule:
-    """Compiles for the host."""
+class NVRTCError(RuntimeError):
+    """As CuPy names it."""
 
-    def __init__(self, *, code: str, options: tuple[str, ...]) -> None:
-        assert options == ("--std=c++17",)
-        self.code = code
+
+class Nvrtc:
+    """Compiles for the host: what it gives is the name of a library.
+
+    Attributes:
+        asked: options of what was compiled.
+    """
+
+    NVRTCError = NVRTCError
+
+    def __init__(self, version: Callable[[], tuple[int, int]] = lambda: (13, 0)) -> None:
+        self.getVersion, self.asked = version, list[tuple[str, ...]]()
+
+    def getSupportedArchs(self) -> tuple[int, ...]:
+        return (80, 90, 120)
+
+    def createProgram(self, source: str, name: str, headers: tuple[str, ...], includes: tuple[str, ...]) -> Any:
+        return SimpleNamespace(source=source, made="", log="")
+
+    def compileProgram(self, program: Any, options: tuple[str, ...]) -> None:
+        self.asked.append(options)
+        try:
+            program.made = str(build(program.source))
+        except CudaError as error:
+            program.log = str(error)
+            raise NVRTCError("NVRTC_ERROR_COMPILATION") from error
+
+    def getCUBIN(self, program: Any) -> bytes:
+        return str(program.made).encode()
+
+    getPTX = getCUBIN
+
+    def getProgramLog(self, program: Any) -> str:
+        return str(program.log)
+
+    def destroyProgram(self, program: Any) -> None:
+        program.made = None
+
+
+class Module:
+    """A library that was loaded."""
+
+    def load(self, image: bytes) -> None:
+        self.library = ctypes.CDLL(image.decode())
 
     def get_function(self, name: str) -> Any:
-        try:
-            function = getattr(ctypes.CDLL(str(build(self.code))), name)
-        except CudaError as error:
-            raise CompileException(str(error)) from error
+        return Function(getattr(self.library, name))
+
+
+class Function:
+    """A kernel."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.ptr, self.most_shared = function, self, 0
         function.restype = ctypes.c_char_p
 
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
-            (struct,) = arguments
-            assert isinstance(struct, np.ndarray) and struct.size == 1  # which goes by value
-            if Stream.captured is not None:
-                copy = struct.copy()
-                Stream.captured.append(lambda: launch(grid, block, (copy,)))
-                return
-            address = ctypes.c_void_p(struct.ctypes.data)
-            error = function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), 0, address)
-            if error:
-                raise LaunchError(error.decode())
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int
+    ) -> None:
+        (struct,) = arguments
+        assert isinstance(struct, np.ndarray) and struct.size == 1  # which goes by value
+        assert shared_mem <= max(self.most_shared, 48 << 10)
+        if Stream.captured is not None:
+            copy = struct.copy()
+            Stream.captured.append(lambda: self(grid, block, (copy,), shared_mem=shared_mem))
+            return
+        address = ctypes.c_void_p(struct.ctypes.data)
+        error = self.function((ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(*block), shared_mem, 0, address)
+        if error:
+            raise LaunchError(error.decode())
 
-        return launch
+
+def set_attribute(function: Function, attribute: int, value: int) -> None:
+    assert attribute == 8 and value <= 227 << 10
+    function.most_shared = value
 
 
 class Context:
@@ -123,13 +177,16 @@ def fake_cupy(**changes: Any) -> Any:
         CUDARuntimeError=CUDARuntimeError,
     )
     cuda = SimpleNamespace(
-        runtime=runtime, nvrtc=SimpleNamespace(getVersion=changes.get("version", lambda: (13, 0))), Stream=Stream,
-        driver=SimpleNamespace(CUDADriverError=CUDADriverError), alloc_pinned_memory=bytearray,
-        compiler=SimpleNamespace(CompileException=CompileException),
+        runtime=runtime, nvrtc=Nvrtc(changes.get("version", lambda: (13, 0))), Stream=Stream,
+        driver=SimpleNamespace(
+            CUDADriverError=CUDADriverError, funcSetAttribute=set_attribute,
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+        ),
+        alloc_pinned_memory=bytearray, function=SimpleNamespace(Module=Module),
         Device=lambda index: Context(compute_capability=changes.get("capability", "90")),
     )  # fmt: skip
     return SimpleNamespace(
-        cuda=cuda, RawModule=RawModule, asnumpy=np.array,
+        cuda=cuda, asnumpy=np.array,
         zeros=lambda size, dtype: HostDriver().zeros(size).view(Array),
         asarray=lambda array: HostDriver().upload(array).view(Array),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),

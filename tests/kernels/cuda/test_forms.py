@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda import products
 from genai.kernels.cuda.block_forms import of_form
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceWeights, check_weight
@@ -31,7 +30,7 @@ from genai.quant import formats
 from genai.quant.formats import GRIDS, row_scaled_format, uniform_format, uniform_grid
 
 from .host_driver import HostDriver
-from .programs import MadeUpConstants, program, relative_error, step_of
+from .programs import GEMMS, MadeUpConstants, choose_gemm, program, relative_error, step_of
 
 # Rounding activations (and a grid's values) to bytes loses so much; weights and activations to bfloat16 less.
 ROUNDED, BFLOATS, EXACT = 2e-2, 6e-3, 2e-6
@@ -154,13 +153,13 @@ def test_few_rows(driver: HostDriver, tokens: int, order: int, rows: int, column
         assert relative_error(ours, theirs) < (EXACT if name.startswith("exact") else ROUNDED), name
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("gemm", GEMMS)
 @pytest.mark.parametrize("which", ["forms", "blocks"])
-def test_many_rows(driver: HostDriver, which: str, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows(driver: HostDriver, which: str, gemm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """70 rows of a prompt behind two that are decoded."""
     driver.order = 2
-    monkeypatch.setattr(products, "_ENOUGH_BLOCKS", 1 if large else 1000)
-    rng, constants, rows, columns = np.random.default_rng(0), MadeUpConstants(), 67, 233
+    choose_gemm(driver, gemm, monkeypatch)
+    rng, constants, rows, columns = np.random.default_rng(0), MadeUpConstants(), 67, 333
     if which == "forms":
         weights: dict[str, Weight] = {name: form_weight(constants, rng, name, rows, columns) for name in FORMS}
     else:
@@ -173,16 +172,23 @@ def test_many_rows(driver: HostDriver, which: str, large: bool, monkeypatch: pyt
         assert relative_error(ours[:2], theirs[:2]) < ROUNDED, name
 
 
-def test_blocks_of_both_sizes_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gemms", [("large", "small"), ("256", "128", "64")])
+def test_blocks_of_all_sizes_give_the_same_bits(
+    driver: HostDriver, gemms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else is there, and wherever a row stands."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
-    records, widths = products_of({"4 bits": constants.block_weight(rng, 140, 300)}, 300)
-    x = rng.standard_normal((150, 300)).astype(np.float32)
-    found = []
-    for enough, rows in ((1, 150), (1000, 150), (1, 40)):
-        monkeypatch.setattr(products, "_ENOUGH_BLOCKS", enough)
-        found.append(compared(driver, records[1:], widths, constants, {"x": x[:rows]}, rows, rows)["bytes 4 bits"][0])
-    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0][:40], found[2])
-    assert sum("GemmShape_4_4_2_4" in name for name in driver.launched) == 2
+    records, widths = products_of({"4 bits": constants.block_weight(rng, 140, 600)}, 600)
+    x, found = rng.standard_normal((290, 600)).astype(np.float32), []
+    for gemm in gemms:
+        for first, end in ((0, 290), (0, 40), (33, 140)):
+            with monkeypatch.context() as patch:
+                choose_gemm(driver, gemm, patch)
+                part = {"x": x[first:end]}
+                run = compared(driver, records[1:], widths, constants, part, end - first, end - first)
+            found.append((first, end, run["bytes 4 bits"][0]))
+    assert all(np.array_equal(one, found[0][2][first:end]) for first, end, one in found)
+    assert len({name for name in driver.launched if "gemm" in name}) == len(gemms)
 
 
 @pytest.mark.parametrize("scales", ["float32", "bfloat16"])
@@ -249,9 +255,10 @@ def test_nibbles_with_the_first_one_high(driver: HostDriver) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_floats(driver: HostDriver, dtype: str, transposed: bool) -> None:
+@pytest.mark.parametrize(("transposed", "gemm"), [(False, "small"), (False, "128"), (True, "large"), (True, "256")])
+def test_floats(driver: HostDriver, dtype: str, transposed: bool, gemm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, many rows and look-ups of floats, whose rows are no whole number of 16 bytes."""
+    choose_gemm(driver, gemm, monkeypatch)
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     stored = rng.standard_normal((70, 1101) if transposed else (1101, 70)) / 33
     constants.arrays["floats"] = stored.astype(dtype if dtype != "bfloat16" else _bfloat16())

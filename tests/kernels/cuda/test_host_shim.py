@@ -71,6 +71,12 @@ def multiplied(driver: HostDriver) -> float:
     return relative_error(ours, ReferenceExecutor().compile(whole).run(step, {"x": x[None]})["out"])
 
 
+def multiplied_by_warpgroups(driver: HostDriver) -> float:
+    """The same by warpgroups."""
+    driver.capability = 90
+    return multiplied(driver)
+
+
 BARRIER = "  __syncthreads();\n  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 
@@ -94,6 +100,22 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the part and", "// the part and", "wrong"),
         (multiplied, "copy_later(stage + place", "copy_later(stage + 1 + place", "not aligned"),
+        (multiplied_by_warpgroups, "      begin_products();\n", "", "since the last begin_products"),
+        (multiplied_by_warpgroups, "wait_products<1>();", "wait_products<2>();", "products read"),
+        (multiplied_by_warpgroups, "  wait_products<0>();\n", "", "a thread ends with products under way"),
+        (multiplied_by_warpgroups, "tiles[(number + 1) % 2]", "tiles[number % 2]", "registers are written while"),
+        (multiplied_by_warpgroups, "activations.ask(part + BEFORE, (number + BEFORE) % STAGES)",
+         "activations.ask(part + STAGES, number)", "read what is there"),
+        (multiplied_by_warpgroups, "left + stage, Shape::WARPS)", "left + stage, 1)", "not ended|read what is"),
+        (multiplied_by_warpgroups, "prepare_arrival(arrivals + stage), ", "", "is not prepared"),
+        (multiplied_by_warpgroups, "    wait_arrival(arrivals + stage, part / STAGES % 2);\n", "",
+         "the phase before has not ended"),
+        (multiplied_by_warpgroups, "part / STAGES % 2)", "0)", "ends with copies under way|has not ended"),
+        (multiplied_by_warpgroups, "right + 2 * tile", "right + tile", "wrong"),
+        (multiplied_by_warpgroups, "(1024 / 16) << 32", "(512 / 16) << 32", "wrong"),
+        (multiplied_by_warpgroups, "1ull << 62", "2ull << 62", "a descriptor of another form"),
+        (multiplied_by_warpgroups, "(place ^ turn)", "(place ^ turn / 2)", "wrong"),
+        (multiplied_by_warpgroups, "(0u - shared_address(memory)) % 1024u", "0", "wrong"),
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new: str, found: str) -> None:
@@ -107,7 +129,7 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         assert planted.planted
 
 
-@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied])
+@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied, multiplied_by_warpgroups])
 def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
     assert compute(driver) < 1e-2
 

@@ -28,7 +28,7 @@ from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.functions import BINARY as REFERENCE_BINARY, UNARY as REFERENCE_UNARY
 
 from .host_driver import HostDriver
-from .programs import MadeUpConstants, program, relative_error, step_of
+from .programs import MadeUpConstants, choose_gemm, program, relative_error, step_of
 
 WIDTH = 80
 PARAMETERS = {
@@ -138,10 +138,13 @@ def test_bits_of_a_row_do_not_depend_on_company(driver: HostDriver) -> None:
             assert np.array_equal(ours, together[name][0][first : first + count]), name
 
 
-@pytest.mark.parametrize("order", [0, 1, 2])
-def test_many_rows(driver: HostDriver, order: int) -> None:
+@pytest.mark.parametrize(
+    ("order", "gemm"), [(0, "small"), (1, "small"), (2, "small"), (0, "64"), (1, "128"), (2, "256")]
+)
+def test_many_rows(driver: HostDriver, order: int, gemm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of long prompts, by tensor cores, behind a few that are decoded; their bits do not depend on company."""
     driver.order = order
+    choose_gemm(driver, gemm, monkeypatch)
     rng, constants = np.random.default_rng(order), MadeUpConstants()
     records, widths = products(rng, constants)
     records = [record for record in records if not record.exact]

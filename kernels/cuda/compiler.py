@@ -1,0 +1,84 @@
+"""Kernels compiled by NVRTC, and kept on disk: what was compiled once is read the next time.
+
+CuPy would do both, but for plain architectures alone: Hopper's own instructions need "sm_90a".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+from ..cpu.cache import CacheFolder, cache_root
+
+# As CuPy compiles: what is too small for a normal float32 is zero.
+OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
+# Compute capabilities (times ten) with instructions that no other one has, and that kernels use.
+_WITH_OWN = (90,)
+_MOST_THREADS = 16
+
+
+class CompileError(RuntimeError):
+    """A text that does not compile; the message is the compiler's."""
+
+
+class Compiler:
+    """NVRTC for one architecture.
+
+    Args:
+        nvrtc: CuPy's module of that name. capability: what GPUs are compiled for, ten times the compute capability.
+    """
+
+    def __init__(self, nvrtc: Any, capability: int) -> None:
+        self._nvrtc = nvrtc
+        self._target, self._is_binary = target(capability, nvrtc.getSupportedArchs())
+
+    def images(self, sources: Sequence[str]) -> list[bytes]:
+        """What a GPU's driver loads, of every text; those that are not on disk are compiled side by side.
+
+        Raises:
+            CompileError: one does not compile.
+        """
+        if len(sources) == 1:
+            return [self._image(sources[0])]
+        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
+            return list(threads.map(self._image, sources))
+
+    @cached_property
+    def _folder(self) -> CacheFolder:
+        try:
+            root = cache_root()
+        except RuntimeError:
+            root = None
+        return CacheFolder(root, "cuda", "CUDA", "a minute")
+
+    def _image(self, source: str) -> bytes:
+        key = json.dumps([source, OPTIONS, self._target, self._nvrtc.getVersion()])
+        name = f"{hashlib.sha256(key.encode()).hexdigest()}.{'cubin' if self._is_binary else 'ptx'}"
+        found = self._folder.load(name)
+        if found is None:
+            found = self._compiled(source)
+            self._folder.save(name, found)
+        return found
+
+    def _compiled(self, source: str) -> bytes:
+        nvrtc = self._nvrtc
+        program = nvrtc.createProgram(source, "kernels.cu", (), ())
+        try:
+            nvrtc.compileProgram(program, (f"-arch={self._target}", *OPTIONS))
+            return bytes(nvrtc.getCUBIN(program) if self._is_binary else nvrtc.getPTX(program))
+        except nvrtc.NVRTCError as error:
+            raise CompileError(f"{error}\n{nvrtc.getProgramLog(program)}") from error
+        finally:
+            nvrtc.destroyProgram(program)
+
+
+def target(capability: int, known: Collection[int]) -> tuple[str, bool]:
+    """What to compile for, and whether that gives a binary: a GPU that NVRTC does not know translates text itself."""
+    if capability in known:
+        return f"sm_{capability}{'a' if capability in _WITH_OWN else ''}", True
+    return f"compute_{max((one for one in known if one < capability), default=capability)}", False
