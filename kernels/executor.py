@@ -138,6 +138,13 @@ class StepFunction(Protocol):
         """Forget a cancellation."""
 
 
+class TokenChoice(Protocol):
+    """Tokens that are being chosen (`Sampler.begin`)."""
+
+    def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """What `Sampler.sample` returns; to be called once. May raise what that may."""
+
+
 class Sampler(Protocol):
     """Chooses tokens from rows of logits. One call runs at a time."""
 

@@ -97,10 +97,13 @@ class SamplingBatch:
                 raise ValueError(f"{name} reach from {ids.min()} to {ids.max()}, expected 0 to {vocab_size - 1}")
         lowest, highest = -len(self.replaced), num_logits - 1
         limits = (lowest, highest), (0, edits), (0, edits), (0, tokens), (0, tokens), (0, masks)
-        columns = zip(*self.rows["span"].tolist(), strict=True)
-        for name, (low, high), values in zip(_SPANS, limits, columns, strict=False):
-            if not low <= min(values) <= max(values) <= high:
-                raise ValueError(f"{name} of a row is {min(values)} to {max(values)}, expected {low} to {high}")
+        if not len(self.rows):
+            return
+        spans = self.rows["span"]
+        least, most = spans.min(axis=0).tolist(), spans.max(axis=0).tolist()
+        for name, (low, high), smallest, largest in zip(_SPANS, limits, least, most, strict=False):
+            if not low <= smallest <= largest <= high:
+                raise ValueError(f"{name} of a row is {smallest} to {largest}, expected {low} to {high}")
 
 
 def check_rows(logits: Float32, rows: NDArray[np.int64], top: int, vocab_size: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from genai.kernels.interrupts import uninterrupted
@@ -20,6 +21,9 @@ Origin = int | tuple[int | bytes, ...]
 
 GONE = -1
 """In the place of a block that was given back."""
+
+# Every list of blocks that a table ever has gets a number of its own.
+_VERSIONS = count()
 
 BlockCopy = tuple[int, int]
 """(source block, destination block): contents that the storage must copy before anything is written."""
@@ -51,6 +55,7 @@ class BlockTable:
         self._blocks: list[int] = []
         self._length = self._num_gone = 0
         self._reported_copy: _ReportedCopy | None = None
+        self._version = next(_VERSIONS)
 
     @property
     def length(self) -> int:
@@ -61,6 +66,13 @@ class BlockTable:
     def blocks(self) -> Sequence[int]:
         """Block ids in token order, GONE for the first `num_gone`. A live view: read it, do not keep it."""
         return self._blocks
+
+    @property
+    def version(self) -> int:
+        """Another number whenever `blocks` has changed; no other table ever has the same. What is made of the blocks
+        can be kept as long as it stays.
+        """
+        return self._version
 
     @property
     def num_gone(self) -> int:
@@ -102,6 +114,8 @@ class BlockTable:
         copies: list[BlockCopy] = []
         if self._has_room(num_tokens):
             self._length += num_tokens  # nothing that an interrupt could leave half done
+            if num_tokens == 1:
+                return [self._blocks[-1] * self.block_size + (self._length - 1) % self.block_size], copies
         else:
             copies = self._grow(num_tokens)
         return self._slots(self._length - num_tokens), copies
@@ -127,6 +141,7 @@ class BlockTable:
             copies.append((source, destination))
         self._blocks += fresh
         self._length += num_tokens
+        self._version = next(_VERSIONS)
         return copies
 
     def _slots(self, start: int) -> list[int]:
@@ -156,6 +171,7 @@ class BlockTable:
         self.pool.release(reversed(self._blocks[max(keep, self._num_gone) :]))
         del self._blocks[keep:]
         self._length, self._num_gone = length, min(keep, self._num_gone)
+        self._version = next(_VERSIONS)
 
     @uninterrupted
     def leave_behind(self, num_blocks: int) -> None:
@@ -165,6 +181,7 @@ class BlockTable:
             self.pool.release(reversed(self._blocks[self._num_gone : end]))
             self._blocks[self._num_gone : end] = [GONE] * (end - self._num_gone)
             self._num_gone = end
+            self._version = next(_VERSIONS)
 
     @uninterrupted
     def forget(self, first: int, count: int) -> list[BlockCopy]:
@@ -190,6 +207,7 @@ class BlockTable:
         self._blocks[first:] = [own.get(block, block) for block in behind]
         self._length -= count * self.block_size
         self._num_gone -= max(0, min(self._num_gone, last) - first)
+        self._version = next(_VERSIONS)
         return [*own.items()]
 
     def release(self) -> None:
@@ -225,6 +243,7 @@ class BlockTable:
         """
         if self._blocks:
             raise BlockError(f"reuse: the table already holds {self._length} tokens")
+        self._version = next(_VERSIONS)
         for end, key in self._keys(tokens[:-1], origin, numerics):
             found = self.pool.find(key) or self.pool.fetch(key)
             if found is None:
@@ -280,6 +299,7 @@ class BlockTable:
             return
         if length <= copy.length_before:
             self._blocks[copy.place], unused = copy.source, self._blocks[copy.place]
+            self._version = next(_VERSIONS)
         else:
             unused = copy.source
         self.pool.release([unused])

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ..errors import CacheCapacityError, SamplingError
 from .beams import BeamPolicy, Continuation
 from .decoder import Decoder, Logits, compute
-from .sampling.batch import Normalizer, TokenLogprob, processed, token_logprobs
+from .sampling.batch import Normalizer, TokenLogprob, token_logprobs
 from .sampling.plan import RowSampler, SamplingPlan
+from .sampling.row_batches import processed
 
 
 @dataclass

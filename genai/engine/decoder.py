@@ -66,10 +66,14 @@ class Earlier(Generic[T]):
 
     def of(self, index: int, now: T) -> T:
         """What a token goes through; `now` is that of tokens that nothing is noted of."""
+        if not self._entries:
+            return now
         return next((what for end, what in self._entries if index < end), now)
 
     def end_of(self, first: int, end: int) -> int:
         """The end of the tokens from `first` on, and before `end`, that go through the same."""
+        if not self._entries:
+            return end
         return min([end, *(changed for changed, _ in self._entries if changed > first)])
 
     def cut(self, length: int) -> None:

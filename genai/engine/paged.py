@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceAdapter, DeviceFailed, Executor, StepCancelled, StepContext, StepFunction
+from genai.kernels.executor import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
 from genai.kernels.records import Attention, RowProgram
@@ -26,10 +26,12 @@ from .context_shift import keys_turner
 from .decoder import ContextShift, Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
 from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
+from .step_context import StepContexts
 from .stored import StoredArray, StoredTokens
 
 # Tokens that are appended together in at least this number have prefill numerics.
 MIN_PREFILL_TOKENS = 32
+_ONE_TOKEN = Run(1, False), Run(1, True)
 
 
 class PagedSequence(DecoderSequence):
@@ -64,6 +66,8 @@ class PagedSequence(DecoderSequence):
 
     def computed_end(self) -> int:
         """The index behind the last token of the table."""
+        if not self.forgotten:
+            return self.table.length
         return self._index(self.table.length - 1) + 1 if self.table.length else 0
 
     def note_forgotten(self, kept: int, count: int) -> None:
@@ -119,6 +123,8 @@ class PagedSequence(DecoderSequence):
         if first >= total:
             return Run(0, False)
         prefill = self._prefill[first]
+        if first + 1 == total and not self.proposed:
+            return _ONE_TOKEN[prefill]
         end = self._prefill.find(1 - prefill, first)
         if end < 0:
             end = total if prefill else total + len(self.proposed)
@@ -160,7 +166,7 @@ class PagedSequence(DecoderSequence):
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
-        return self._index(self.table.length)
+        return self._index(self.table.length) if self.forgotten else self.table.length
 
     def blocks(self) -> tuple[int, int, int | None]:
         table = self.table
@@ -228,6 +234,7 @@ class PagedDecoder(Decoder):
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
         self._window = _widest_window(program)
+        self._contexts = StepContexts()
         self._turn = threading.Lock()  # the program's values have one memory
         self._threads: set[int] = set()  # that have the turn, or wait for it
         self._running: set[int] = set()  # ids of the sequences of the step in progress
@@ -256,14 +263,16 @@ class PagedDecoder(Decoder):
     ) -> list[Logits | None]:
         self._check_open()
         check_unchanged(self._files)
-        for part in step:
-            sequences[part.sequence].leave_window()
+        self._leave_windows(sequences, step)
         results: list[Logits | None] = [None] * len(sequences)
         for index, logits in self._run_step(sequences, step, all_rows, output):
             results[index] = logits
-        for part in step:
-            sequences[part.sequence].leave_window()
+        self._leave_windows(sequences, step)
         return results
+
+    def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
+        for part in step if self._window is not None else ():
+            sequences[part.sequence].leave_window()
 
     def replace_program(self, program: RowProgram) -> None:
         """Go on with another program over the same values, such as one that has places of adapters: between two steps.
@@ -384,7 +393,7 @@ class PagedDecoder(Decoder):
         self, sequences: Sequence[PagedSequence], step: StepPlan, all_rows: Collection[int], output: str
     ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
-            context, owners = self._context(sequences, step, slots, all_rows)
+            context, owners = self._contexts.make(sequences, step, slots, all_rows)
             with self._interruptible(sequences[part.sequence] for part in step) as run:
                 logits = self._compute(run, context)[self._values[output or self.output_names[0]]]
                 # Other outputs stay in memory that the next step overwrites.
@@ -481,45 +490,6 @@ class PagedDecoder(Decoder):
             self.executor.copy_blocks(self.storage.blocks, copies)
         return slots
 
-    def _context(
-        self, sequences: Sequence[PagedSequence], step: StepPlan, slots: list[int], all_rows: Collection[int]
-    ) -> tuple[StepContext, list[tuple[int, int, int]]]:
-        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
-        tables = [sequences[part.sequence].table for part in step]
-        tokens: list[int] = []
-        positions: list[int] = []
-        starts = [0]
-        wanted: list[int] = []
-        owners: list[tuple[int, int, int]] = []
-        adapters: list[AdapterMix | None] = []
-        for (index, count, _), table in zip(step, tables, strict=True):
-            sequence, length = sequences[index], len(sequences[index].tokens)
-            end = sequence.computed_end()
-            tokens += sequence.tokens[end - count : end]
-            tokens += sequence.proposed[: max(end - length, 0)]
-            positions += range(table.length - count, table.length)
-            starts.append(len(tokens))
-            adapters.append(sequence.adapters_of(end - count))
-            num_rows = count if index in all_rows else max(end - length + 1, 0)
-            owners.append((index, len(wanted), len(wanted) + num_rows))
-            wanted += range(len(tokens) - num_rows, len(tokens))
-        block_tables = np.zeros((len(tables), max(len(table.blocks) for table in tables)), np.int32)
-        for row, table in zip(block_tables, tables, strict=True):
-            row[table.num_gone : len(table.blocks)] = table.blocks[table.num_gone :]
-        context = StepContext(
-            tokens=np.array(tokens, np.int64),
-            positions=np.array(positions, np.int64),
-            cu_seqlens_q=np.array(starts, np.int32),
-            context_lens=np.array([table.length for table in tables], np.int32),
-            block_tables=block_tables,
-            slot_mapping=np.array(slots, np.int64),
-            num_decode_sequences=sum(not part.prefill for part in step),
-            logits_indices=np.array(wanted, np.int64),
-            rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
-            **_adapters_of(adapters),
-        )
-        return context, owners
-
     def _check_open(self) -> None:
         if was_busy(self) or was_busy(self.pool):
             raise StateError(
@@ -546,22 +516,3 @@ def _widest_window(program: RowProgram) -> int | None:
     """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
     windows = [record.window for record in program.records if isinstance(record, Attention)]
     return max(windows) if windows and min(windows) > 0 else None
-
-
-def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:
-    """The fields of a step that say which adapters the rows of each sequence go through."""
-    if not any(mixes):
-        return {}
-    parts = [() if mix is None else mix.parts for mix in mixes]
-    numbers: dict[int, int] = {}
-    adapters: list[DeviceAdapter] = []
-    for adapter, _ in (part for own in parts for part in own):
-        if id(adapter) not in numbers:
-            numbers[id(adapter)] = len(adapters)
-            adapters.append(adapter)
-    return {
-        "adapters": adapters,
-        "cu_adapters": np.cumsum([0, *map(len, parts)]).astype(np.int32),
-        "adapter_ids": np.array([numbers[id(adapter)] for own in parts for adapter, _ in own], np.int32),
-        "adapter_weights": np.array([weight for own in parts for _, weight in own], np.float32),
-    }

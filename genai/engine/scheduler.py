@@ -31,6 +31,9 @@ class Run(NamedTuple):
     prefill: bool
 
 
+_ONE_MORE = Run(1, False)
+
+
 class Part(NamedTuple):
     """What a step takes of a sequence: its index, how many of its next pending tokens, whether of prefill numerics."""
 
@@ -58,6 +61,8 @@ def plan_step(pending: Sequence[Run], token_budget: int, prefill_budget: int = s
     Returns:
         The step; empty if nothing is pending.
     """
+    if len(pending) <= token_budget and all(run == _ONE_MORE for run in pending):
+        return [Part(index, 1, False) for index in range(len(pending))]
     waiting = [(index, run) for index, run in enumerate(pending) if run.num_tokens]
     step: StepPlan = []
     room = token_budget

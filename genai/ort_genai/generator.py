@@ -181,7 +181,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._shown = PaddedRows(len(self._sequences), self._pad_token())
         self._ended = [False] * len(self._sequences)
         self._next_tokens: NDArray[np.int32] | None = None
-        self._logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
+        self._logits = self._no_logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
         names, inputs = model.config.model.decoder.names, model.info.inputs
         self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
         self._terminated = False
@@ -303,6 +303,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self._rows[index].follow(picked[index])
         if ended := [index for index in active if index not in going_on]:
             log("hit_eos", "sequences {ended}", ended=ended)
+        if len(going_on) == len(rows):
+            self._logits = self._no_logits  # nobody asks for them again: the next step may write over them
         if going_on:
             self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
@@ -343,7 +345,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             if len(behind) == len(self._sequences):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
-                self._logits = np.asarray(self._logits)  # a device's logits are not written to
+                self._logits = np.array(self._logits)  # a device's logits are not written to
                 self._logits[behind] = np.stack([logits[-1] for logits in computed])
             self._last_run.ranges = ranges
         return self._logits

@@ -6,8 +6,8 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,62 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
+# cudaMemcpyKind.
+_TO_DEVICE, _TO_HOST = 1, 2
+
+
+def _check_same(array: Any, host: NDArray[Any]) -> None:
+    """What is copied byte by byte."""
+    if not (array.flags.c_contiguous and array.shape == host.shape and array.dtype == host.dtype):
+        raise ValueError(f"memory is {array.dtype} {list(array.shape)}, the host's is {host.dtype} {list(host.shape)}")
+
+
+class _Here:
+    """Enters contexts, the turn of a thread first, and turns CuPy's errors into ours."""
+
+    name = ""
+
+    def __init__(self, cupy: Any, contexts: tuple[Any, ...]) -> None:
+        cuda = cupy.cuda
+        self._errors = (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError)
+        self._contexts = contexts
+
+    def __enter__(self) -> None:
+        entered = 0
+        try:
+            for context in self._contexts:
+                context.__enter__()
+                entered += 1
+        except BaseException as error:
+            self._leave(entered, error)
+            raise
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._leave(len(self._contexts), error)
+
+    def _leave(self, entered: int, error: BaseException | None) -> None:
+        for context in reversed(self._contexts[:entered]):
+            context.__exit__(None, None, None)
+        if isinstance(error, self._errors):
+            raise CudaError(f"{self.name}: {_line(error)}") from error
+
+
+class CupyEvent:
+    """See `kernels.cuda.driver.Event`."""
+
+    def __init__(self, driver: CupyDriver, event: Any) -> None:
+        self._driver, self._event = driver, event
+
+    def record(self) -> None:
+        with self._driver._named:
+            self._event.record(self._driver._stream)
+
+    def wait(self) -> None:
+        # Not in turn: other threads may ask for more meanwhile. What was never recorded is done.
+        with self._driver._waiting:
+            self._event.synchronize()
+
+
 class CupyDriver:
     """See `kernels.cuda.driver.Driver`."""
 
@@ -70,23 +126,22 @@ class CupyDriver:
             self._stream = cupy.cuda.Stream(non_blocking=True)
         self.capability = int(self._device.compute_capability)
         self._compiler = Compiler(cupy.cuda.nvrtc, self.capability)
-        self._dependent = open_dependent_launches(self.capability, int(self._stream.ptr))
+        # Calls that say themselves which stream they mean: entering takes longer than they do.
+        self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.ptr)
+        self._entered = _Here(cupy, (self._turn, self._device, self._stream))
+        self._named, self._waiting = _Here(cupy, (self._turn,)), _Here(cupy, ())
+        self._dependent = open_dependent_launches(self.capability, self._pointer)
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = name.decode() if isinstance(name, bytes) else str(name)
+        self._entered.name = self._named.name = self._waiting.name = self.name
 
-    @contextmanager
-    def here(self) -> Iterator[None]:
+    def here(self) -> _Here:
         """What CuPy is asked for inside happens on this device, in this stream.
 
         Raises:
             CudaError: in place of CuPy's own errors, but for those of memory.
         """
-        cuda = self._cupy.cuda
-        try:
-            with self._turn, self._device, self._stream:
-                yield
-        except (cuda.runtime.CUDARuntimeError, cuda.driver.CUDADriverError) as error:
-            raise CudaError(f"{self.name}: {_line(error)}") from error
+        return self._entered
 
     def free_bytes(self) -> int:
         with self.here():
@@ -108,13 +163,25 @@ class CupyDriver:
             return self._cupy.asarray(np.ascontiguousarray(array))
 
     def write(self, target: Any, array: NDArray[Any]) -> None:
-        with self.here():
-            target.set(np.ascontiguousarray(array), self._stream)
+        array = np.ascontiguousarray(array)
+        _check_same(target, array)
+        with self._named:
+            # From memory of the host that is not pinned, this returns when it has been read.
+            self._raw.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, _TO_DEVICE, self._pointer)
 
     def download(self, array: Any) -> NDArray[Any]:
         with self.here():
             found: NDArray[Any] = self._cupy.asnumpy(array)
             return found
+
+    def read(self, array: Any, target: NDArray[Any]) -> None:
+        _check_same(array, target)
+        with self._named:
+            self._raw.memcpyAsync(target.ctypes.data, array.data.ptr, target.nbytes, _TO_HOST, self._pointer)
+
+    def event(self) -> CupyEvent:
+        with self.here():
+            return CupyEvent(self, self._cupy.cuda.Event(disable_timing=True))
 
     def copy_row(self, rows: Any, source: int, destination: int) -> None:
         with self.here():
@@ -160,11 +227,11 @@ class CupyDriver:
             return self._stream.end_capture()
 
     def launch_graph(self, captured: Any) -> None:
-        with self.here():
+        with self._named:
             captured.launch(self._stream)
 
     def synchronize(self) -> None:
-        with self.here():
+        with self._named:
             self._stream.synchronize()
 
     def settle(self) -> None:

@@ -14,6 +14,16 @@ from .sources import CudaKernel
 Grid = tuple[int, int, int]
 
 
+class Event(Protocol):
+    """A place in the order of what a device is asked for."""
+
+    def record(self) -> None:
+        """Behind everything that was asked for until now."""
+
+    def wait(self) -> None:
+        """Until everything before it is done; not at all if it was never recorded."""
+
+
 class Driver(Protocol):
     """A device and its one stream: what is asked for happens in order.
 
@@ -57,6 +67,14 @@ class Driver(Protocol):
 
     def download(self, array: Any) -> NDArray[Any]:
         """A copy on the host, after everything that was asked for before."""
+
+    def read(self, array: Any, target: NDArray[Any]) -> None:
+        """Copy memory into one of the host's (`host_memory`) of the same shape and type, without waiting: it holds it
+        once an event was waited for that was recorded afterwards.
+        """
+
+    def event(self) -> Event:
+        """One that was not recorded yet."""
 
     def copy_row(self, rows: Any, source: int, destination: int) -> None:
         """Copy a row of memory onto another one of it."""

@@ -5,9 +5,9 @@ Logits stay where a step leaves them, and are sampled there; who wants them on t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +130,7 @@ class CudaStep:
     ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
-        self._logits, self._handed_out = logits, WeakSet[LogitsBlock]()
+        self._logits, self._handed_out = logits, list[weakref.ref[LogitsBlock]]()
         self._tile_rows = _tile_rows(program, layers)
         self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
@@ -151,11 +151,10 @@ class CudaStep:
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
-        counts["decode_rows"] = int(step.cu_seqlens_q[step.num_decode_sequences])
-        for name, end in (("splits", counts["tokens"]), ("decode_splits", counts["decode_rows"])):
-            splits = -(-int(step.positions[:end].max(initial=0) + 1) // SPLIT_TOKENS)
-            # A power of two: as a sequence grows, its steps seldom become others.
-            counts[name] = min(1 << (splits - 1).bit_length(), capacity.splits)
+        counts["decode_rows"] = decode_rows = int(step.cu_seqlens_q[step.num_decode_sequences])
+        counts["splits"] = _splits(step.positions, capacity)
+        all_decode = decode_rows == counts["tokens"]
+        counts["decode_splits"] = counts["splits"] if all_decode else _splits(step.positions[:decode_rows], capacity)
         counts |= adapters.counts
         counts |= self._table.write(step, adapters)
         if self._has_host_nodes:
@@ -177,8 +176,9 @@ class CudaStep:
         """
         self._counts = counts
         with self._logits.lock:
-            for block in list(self._handed_out):
-                block.keep()
+            for reference in self._handed_out:
+                if (block := reference()) is not None:
+                    block.keep()
             self._handed_out.clear()
         if not self._has_host_nodes and counts["tokens"] == counts["decode_rows"] <= _CAPTURED_TOKENS:
             self._check_cancelled()
@@ -214,8 +214,11 @@ class CudaStep:
         if type_.per is Per.TOKEN:
             rows = self._values.places[name].view(counts["tokens"])
             return self._driver.download(rows).reshape(type_.shape)
-        block = LogitsBlock(self._logits, self._values.places[name].view(counts["logits_rows"]))
-        self._handed_out.add(block)
+        place = name, counts["logits_rows"]
+        if place not in self._views:
+            self._views[place] = self._values.places[name].view(place[1])
+        block = LogitsBlock(self._logits, self._views[place])
+        self._handed_out.append(weakref.ref(block))
         return DeviceLogits.of(block)
 
     def _are_alike(self, gate: Weight, up: Weight) -> bool:
@@ -227,10 +230,12 @@ class CudaStep:
         Where that fails, as for want of memory, the next step begins with the least capacity.
         """
         program, driver = self._program, self._driver
-        # Give the memory back first.
+        # Give the memory back first, once nothing is copied from it.
+        driver.synchronize()
         self._capacity: Capacity | None = None
         self._starts: list[Start] = []
         self._functions: Functions = {}
+        self._views: dict[tuple[str, int], Any] = {}
         self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         self._values = Values(driver, program.types, rows)
@@ -256,6 +261,14 @@ class CudaStep:
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
         self._capacity = capacity
+
+
+def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:
+    """Parts that the longest sequence of these rows is cut into: a power of two, so that steps seldom become others as
+    it grows.
+    """
+    splits = -(-(int(positions.max()) + 1) // SPLIT_TOKENS) if len(positions) else 1
+    return min(1 << (splits - 1).bit_length(), capacity.splits)
 
 
 def _tile_rows(program: RowProgram, layers: Sequence[PagedLayer | None]) -> list[int]:

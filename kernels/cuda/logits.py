@@ -54,7 +54,12 @@ class LogitsBlock:
     """
 
     def __init__(self, memory: LogitsMemory, rows: Any) -> None:
-        self.memory, self._rows = memory, rows
+        self.memory = memory
+        self._put(rows)
+
+    def _put(self, rows: Any) -> None:
+        self._rows, self._address = rows, self.memory.driver.address(rows)
+        self._stride = int(rows.strides[0])
 
     @property
     def width(self) -> int:
@@ -66,14 +71,18 @@ class LogitsBlock:
 
     def address(self, row: int) -> int:
         """Where a row begins."""
-        return self.memory.driver.address(self._rows) + int(self._rows.strides[0]) * row
+        return self._address + self._stride * row
+
+    def addresses(self, rows: Sequence[int]) -> NDArray[np.uint64]:
+        """Where rows begin."""
+        return np.array(rows, np.uint64) * np.uint64(self._stride) + np.uint64(self._address)
 
     def keep(self) -> None:
         """Move to memory of their own: what they lie in is about to be written to."""
         driver = self.memory.driver
         own = driver.zeros(4 * len(self) * self.width).view(np.float32).reshape(len(self), self.width)
         driver.copy(self._rows, own)
-        self._rows = own
+        self._put(own)
 
     def download(self, first: int, end: int) -> NDArray[np.float32]:
         """Some rows on the host."""
@@ -82,7 +91,7 @@ class LogitsBlock:
         return found
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # not frozen, which would take longer to make
 class DeviceLogits:
     """float32 [rows, V], or one row [V], in device memory. What NumPy's arrays can that is of use for logits: slices of
     rows; np.stack and np.concatenate, which copy nothing; `logits[rows, tokens]`, single numbers on the host. All of it
@@ -140,6 +149,13 @@ class DeviceLogits:
         """Where each row begins, as long as the context lasts; None if another driver has any of them: its stream knows
         nothing of this one's.
         """
+        if self.blocks and self.blocks.count(first := self.blocks[0]) == len(self.blocks):
+            if first.memory.driver is not driver:
+                yield None
+                return
+            with first.memory.lock:
+                yield first.addresses(self.numbers)
+            return
         memories = {block.memory for block in self.blocks}
         if {memory.driver for memory in memories} - {driver} or len(memories) > 1:
             yield None

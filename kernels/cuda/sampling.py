@@ -5,6 +5,7 @@ How many launches a call needs follows from the steps that its rows ask for, nev
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,12 +17,24 @@ from numpy.typing import NDArray
 from ..checks import check
 from ..cpu.sampling import CpuSampler
 from ..host.arrays import Threads
-from ..sampling import FINE, MAX_STEPS, ROW, SamplingBatch, Setting, Span, Step, check_row_numbers, mask_words
-from .driver import Driver
+from ..sampling import (
+    ASKED,
+    FINE,
+    MAX_STEPS,
+    ROW,
+    SamplingBatch,
+    Setting,
+    Span,
+    Step,
+    check_row_numbers,
+    mask_words,
+)  # fmt: skip
+from .driver import Driver, Event
 from .graphs import GraphCache
 from .launches import Functions, bind
 from .logits import DeviceLogits
 from .sources import CudaKernel, structs
+from .staging import Staging
 
 PART = 2048
 """Tokens of a row that a block takes; the longest list of candidates and of likely tokens. See sampling_row.cuh."""
@@ -83,6 +96,54 @@ class _Capacity:
         return _Capacity(found, self.marks or marks, self.distributions or distributions)
 
 
+@dataclass(eq=False)
+class _Outcomes:
+    """Memory for what comes of a call: the device's, and the host's that it is copied into.
+
+    Attributes:
+        owner: the choice that it belongs to, until that was waited for or is gone.
+    """
+
+    memory: Any
+    host: NDArray[np.uint8]
+    event: Event
+    owner: weakref.ref[CudaChoice] | None = None
+
+
+class CudaChoice:
+    """Tokens that are being chosen; see `kernels.executor.TokenChoice`."""
+
+    def __init__(self, driver: Driver, outcomes: _Outcomes, layout: np.dtype[np.void], count: int) -> None:
+        self.driver, self._outcomes, self._layout, self._count = driver, outcomes, layout, count
+        outcomes.owner = weakref.ref(self)
+
+    def addresses(self, rows: Int64) -> NDArray[np.uint64]:
+        """Where in device memory the tokens of rows are written, int32 each; -1 where there is none.
+
+        Work that reads them is to be started before `wait`.
+        """
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
+            raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, {self._count} tokens are chosen")
+        place = self._layout.fields["token"][1]  # type: ignore[index]
+        first = self.driver.address(self._outcomes.memory) + place
+        return (first + self._layout.itemsize * rows).astype(np.uint64)
+
+    def outcomes(self) -> NDArray[np.void]:
+        """All of them, once they are there."""
+        own = self._outcomes
+        own.event.wait()
+        found: NDArray[np.void] = own.host[: self._layout.itemsize * self._count].view(self._layout).copy()
+        own.owner = None
+        if (found["status"] < FINE).any():
+            raise AssertionError("a row was not done after all launches")
+        return found
+
+    def wait(self) -> tuple[Int64, Float64, Int64]:
+        """See `kernels.executor.Sampler.sample`."""
+        found = self.outcomes()
+        return found["token"].astype(np.int64), found["probability"].copy(), found["status"].astype(np.int64)
+
+
 class CudaSampler:
     """See `kernels.executor.Sampler`. Logits of the device are read where they lie; those of the host are uploaded.
 
@@ -90,34 +151,53 @@ class CudaSampler:
 
     Args:
         functions: SAMPLING_KERNELS, loaded. threads: of the host.
+
+    Attributes:
+        most_rows: that `begin` takes.
     """
 
     def __init__(self, driver: Driver, functions: Functions, vocab_size: int, threads: Threads) -> None:
         self._driver, self._vocab_size, self._threads = driver, vocab_size, threads
         self._parts = -(-vocab_size // PART)
-        self._most_rows = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * PART * self._parts)))
+        self.most_rows = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * PART * self._parts)))
         self._functions = functions
         self._header = structs("sampling.cu")["SamplingTable"]
         self._outcome = structs("sampling.cu")["SamplingOutcome"]
         self._capacity, self._memory = _Capacity(), dict[str, Any]()
-        self._table, self._host_table = driver.zeros(_ALIGNMENT), driver.host_memory(_ALIGNMENT)
+        self._outcomes: list[_Outcomes] = []
+        self._planned: tuple[tuple[bytes, bool], tuple[int, bool, bool]] | None = None
+        self._table = _Table(driver, self._header, 1 << 12)
         self._forget_places()
 
     def sample(
         self, logits: Any, batch: SamplingBatch, distributions: Float64 | None = None
     ) -> tuple[Int64, Float64, Int64]:
-        size, count = self._vocab_size, len(batch.rows)
-        _check_logits(logits, size)
-        batch.check(len(logits), size)
+        count = len(batch.rows)
+        if distributions is None and 0 < count <= self.most_rows:
+            return self.begin(logits, batch).wait()
+        self._check(logits, batch)
         if distributions is not None:
-            check("distributions", distributions, (count, size), np.dtype(np.float64))
-        outcomes = np.empty(count, self._outcome)
-        for first in range(0, count, self._most_rows):
-            part = slice(first, min(first + self._most_rows, count))
-            wanted = None if distributions is None else distributions[part]
-            outcomes[part] = self._run(logits, batch, batch.rows[part], wanted)
-        tokens, status = (outcomes[name].astype(np.int64) for name in ("token", "status"))
-        return tokens, outcomes["probability"].copy(), status
+            check("distributions", distributions, (count, self._vocab_size), np.dtype(np.float64))
+        found = [(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))]
+        for first in range(0, count, self.most_rows):
+            part = slice(first, min(first + self.most_rows, count))
+            own = None if distributions is None else distributions[part]
+            found.append(self._start(logits, batch, batch.rows[part], wants=own is not None).wait())
+            if own is not None:
+                own[...] = self._driver.download(self._memory["distributions"][: len(own)])
+        tokens, probabilities, status = (np.concatenate(column) for column in zip(*found, strict=True))
+        return tokens, probabilities, status
+
+    def begin(self, logits: Any, batch: SamplingBatch) -> CudaChoice:
+        """See `kernels.executor.Sampler`."""
+        self._check(logits, batch)
+        if not 0 < len(batch.rows) <= self.most_rows:
+            raise ValueError(f"{len(batch.rows)} rows, 1 to {self.most_rows} are chosen for at a time")
+        return self._start(logits, batch, batch.rows)
+
+    def _check(self, logits: Any, batch: SamplingBatch) -> None:
+        _check_logits(logits, self._vocab_size)
+        batch.check(len(logits), self._vocab_size)
 
     def log_normalizers(self, logits: Any, rows: Int64, top: int) -> tuple[Float64, Int64]:
         _check_logits(logits, self._vocab_size)
@@ -127,9 +207,9 @@ class CudaSampler:
             return CpuSampler(self._threads, self._vocab_size).log_normalizers(own, numbers, top)
         normalizers, likely = np.full(len(rows), np.nan), np.full((len(rows), top), -1)
         batch = _normalizer_batch(rows, top, self._vocab_size)
-        for first in range(0, len(rows), self._most_rows):
-            part = slice(first, min(first + self._most_rows, len(rows)))
-            outcomes = self._run(logits, batch, batch.rows[part], None, top=top)
+        for first in range(0, len(rows), self.most_rows):
+            part = slice(first, min(first + self.most_rows, len(rows)))
+            outcomes = self._start(logits, batch, batch.rows[part], top=top).outcomes()
             fine = outcomes["status"] == FINE
             normalizers[part][fine] = outcomes["probability"][fine]
             if top:
@@ -137,28 +217,37 @@ class CudaSampler:
                 likely[part][fine] = lists[fine]
         return normalizers, likely
 
-    def _run(
-        self, logits: Any, batch: SamplingBatch, rows: NDArray[np.void], distributions: Float64 | None, top: int = 0
-    ) -> NDArray[np.void]:
-        """Outcomes of some of a batch's rows."""
-        count, wants = len(rows), distributions is not None
+    def _start(
+        self, logits: Any, batch: SamplingBatch, rows: NDArray[np.void], *, wants: bool = False, top: int = 0
+    ) -> CudaChoice:
+        """Start what gives the outcomes of some of a batch's rows; `wants`: distributions, too."""
+        count = len(rows)
         launches, greedy, marks = self._plan(rows, wants)
         capacity = self._capacity.grown(count, marks=marks, distributions=wants)
         if capacity != self._capacity:
             self._allocate(capacity)
-        kernel = sampling_kernel(greedy)
+        kernel, outcomes = sampling_kernel(greedy), self._free_outcomes()
         with _held(logits, self._driver) as addresses:
-            self._write(*_sources(logits, addresses, batch, rows), batch, rows, top)
+            self._write(*_sources(logits, addresses, batch, rows), batch, rows, top, outcomes)
             # Nothing that a launch is given depends on the batch: the same number of rows is the same graph.
             self._graphs.start(
                 (kernel, launches, count, wants), lambda: self._launch(kernel, launches, count, distributions=wants)
             )
-        found = self._driver.download(self._memory["outcomes"][: self._outcome.itemsize * count]).view(self._outcome)
-        if (found["status"] < FINE).any():
-            raise AssertionError(f"a row was not done after {launches} launches")
-        if distributions is not None:
-            distributions[...] = self._driver.download(self._memory["distributions"][:count])
-        return found
+        size = self._outcome.itemsize * count
+        self._driver.read(outcomes.memory[:size], outcomes.host[:size])
+        outcomes.event.record()
+        return CudaChoice(self._driver, outcomes, self._outcome, count)
+
+    def _free_outcomes(self) -> _Outcomes:
+        """Memory that nobody waits for, and that nothing is still copied into."""
+        for one in self._outcomes:
+            if one.owner is None or one.owner() is None:
+                one.event.wait()
+                return one
+        size = self._outcome.itemsize * self._capacity.rows
+        made = _Outcomes(self._driver.zeros(size), self._driver.host_memory(size), self._driver.event())
+        self._outcomes.append(made)
+        return made
 
     def _launch(self, kernel: CudaKernel, launches: int, count: int, *, distributions: bool) -> None:
         for launch in range(launches):
@@ -167,6 +256,15 @@ class CudaSampler:
 
     def _plan(self, rows: NDArray[np.void], distributions: bool) -> tuple[int, bool, bool]:
         """Launches; whether all rows want their most likely token alone; whether any looks at its history."""
+        asked = (
+            np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1)[:, : ASKED.size].tobytes(),
+            distributions,
+        )
+        if self._planned is None or self._planned[0] != asked:
+            self._planned = asked, self._plan_anew(rows, distributions)
+        return self._planned[1]
+
+    def _plan_anew(self, rows: NDArray[np.void], distributions: bool) -> tuple[int, bool, bool]:
         launches, greedy, marks = 0, not distributions, False
         known: dict[bytes, int] = {}
         for row in rows:
@@ -183,6 +281,7 @@ class CudaSampler:
 
     def _allocate(self, capacity: _Capacity) -> None:
         """Memory for larger batches."""
+        self._driver.synchronize()  # what goes back may still be copied into
         self._memory.clear()
         self._forget_places()
         rows, parts, size = capacity.rows, self._parts, self._vocab_size
@@ -198,13 +297,12 @@ class CudaSampler:
             "offsets": (integers, (rows, parts)),
             "tickets": (integers, (rows,)),
             "lists": (integers, (rows, PART)),
-            "outcomes": (np.uint8, (rows * self._outcome.itemsize,)),
             "distributions": (doubles, (rows, size if capacity.distributions else 0)),
         }
         for name, (dtype, shape) in wanted.items():
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
             self._memory[name] = self._driver.zeros(nbytes).view(dtype).reshape(shape)
-        self._capacity = capacity
+        self._capacity, self._outcomes = capacity, []
 
     def _forget_places(self) -> None:
         """Memory moved: arguments, and graphs that were captured with them, are made anew."""
@@ -219,39 +317,83 @@ class CudaSampler:
             if not distributions:
                 places["distributions"] = 0
             self._bound[key] = bind(
-                kernel, table=self._driver.address(self._table), **places, vocab_size=self._vocab_size,
+                kernel, table=self._table.address(), **places, vocab_size=self._vocab_size,
                 parts=self._parts, is_first=int(is_first),
             )  # fmt: skip
         return self._bound[key]
 
     def _write(
-        self, sources: Int64, uploaded: NDArray[np.float32], batch: SamplingBatch, rows: NDArray[np.void], top: int
-    ) -> None:
+        self, sources: Int64, uploaded: NDArray[np.float32], batch: SamplingBatch, rows: NDArray[np.void], top: int,
+        outcomes: _Outcomes,
+    ) -> None:  # fmt: skip
         """Bring a batch into device memory, in one block; the first two are those of `_sources`."""
-        sections: dict[str, NDArray[Any]] = {
-            "rows": rows, "sources": sources, "edit_ids": batch.edit_ids, "edit_values": batch.edit_values,
-            "tokens": batch.tokens, "masks": batch.masks, "logits": uploaded,
-        }  # fmt: skip
-        places, end = {}, self._header.itemsize
-        for name, array in sections.items():
-            places[name] = -(-end // _ALIGNMENT) * _ALIGNMENT
-            end = places[name] + array.nbytes
-        if end > len(self._host_table):
-            self._table, self._host_table = self._driver.zeros(2 * end), self._driver.host_memory(2 * end)
+        sections: tuple[NDArray[Any], ...] = (
+            rows, sources, batch.edit_ids, batch.edit_values, batch.tokens, batch.masks, uploaded,
+        )  # fmt: skip
+        if self._table.lay_out(tuple(array.nbytes for array in sections)):
             self._forget_places()
-        base = self._driver.address(self._table) + places["logits"]
-        along = sources < 0
-        sources[along] = base + 4 * self._vocab_size * (-1 - sources[along])
-        header = np.zeros((), self._header)
-        for name in self._header.names or ():
-            header[name] = places.get(name, 0)
-        header["count"], header["list_width"] = len(rows), top
-        self._host_table[: header.nbytes] = np.frombuffer(header.tobytes(), np.uint8)
-        for name, array in sections.items():
-            self._host_table[places[name] : places[name] + array.nbytes] = (
-                np.ascontiguousarray(array).view(np.uint8).reshape(-1)
-            )
-        self._driver.write(self._table[:end], self._host_table[:end])
+        if len(uploaded):
+            along, first = sources < 0, self._table.address() + self._table.places[_SECTIONS.index("logits")]
+            sources[along] = first + 4 * self._vocab_size * (-1 - sources[along])
+        address = self._driver.address(outcomes.memory)
+        self._table.write(sections, {"count": len(rows), "list_width": top, "outcomes": address})
+
+
+# Parts of a table in their order; the last ones are logits, which no field names.
+_SECTIONS = ("rows", "sources", "edit_ids", "edit_values", "tokens", "masks", "logits")
+
+
+class _Table:
+    """`SamplingTable` and what follows it, in device memory.
+
+    Attributes:
+        places: where parts begin, in bytes.
+    """
+
+    def __init__(self, driver: Driver, header: np.dtype[np.void], nbytes: int) -> None:
+        self._driver, self._header = driver, header
+        self._staging = Staging(driver, nbytes)
+        self._sizes: tuple[int, ...] = ()
+        self.places: list[int] = []
+        self._end = 0
+        # Of each of the host's memories the parts that it holds, where they are such that never change.
+        self._held: list[list[Any]] = [[], []]
+
+    def address(self) -> int:
+        """Where it begins."""
+        return self._staging.address()
+
+    def lay_out(self, sizes: tuple[int, ...]) -> bool:
+        """Make room for parts of so many bytes; whether the table moved."""
+        if sizes == self._sizes:
+            return False
+        self._sizes, self.places, end = sizes, [], self._header.itemsize
+        for size in sizes:
+            self.places.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+            end = self.places[-1] + size
+        self._end, self._held = end, [[], []]
+        if end <= len(self._staging):
+            return False
+        self._staging.settle()
+        self._staging = Staging(self._driver, 2 * end)
+        return True
+
+    def write(self, sections: tuple[NDArray[Any], ...], fields: Mapping[str, int]) -> None:
+        """Bring parts of the sizes that were laid out into device memory, and these fields of the header."""
+        host = self._staging.next()
+        held = self._held[self._staging.turn]
+        header = host[: self._header.itemsize].view(self._header)[0]
+        if not held:
+            held += [None] * len(sections)
+            for name, place in zip(_SECTIONS[:-1], self.places, strict=False):
+                header[name] = place
+        for name, number in fields.items():
+            header[name] = number
+        for number, (array, place) in enumerate(zip(sections, self.places, strict=True)):
+            if array.nbytes and held[number] is not array:
+                host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                held[number] = None if array.flags.writeable else array
+        self._staging.send(self._end)
 
 
 def _check_logits(logits: Any, vocab_size: int) -> None:
@@ -273,6 +415,8 @@ def _sources(
     numbers: Int64 = rows["span"][:, Span.SOURCE].copy()
     given = np.flatnonzero(numbers >= 0)
     if addresses is not None:
+        if len(given) == len(numbers):
+            return addresses[numbers].astype(np.int64), batch.replaced
         numbers[given] = addresses[numbers[given]].astype(np.int64)
         return numbers, batch.replaced
     own = np.asarray(logits[numbers[given]])

@@ -6,7 +6,7 @@ Its parts keep their places as long as steps fit, so launches that read them are
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,13 @@ from ..formats import PAGE_TOKENS
 from ..records import Ids
 from .adapters import NO_ADAPTERS, AdapterTables
 from .driver import Driver
+from .staging import Staging
 
 SPLIT_TOKENS = 128
 """Tokens of a sequence that one block of attention takes; see attention_rows.cu."""
 _TILE_FIELDS = 3
+# So few numbers are looked at faster one by one.
+_SHORT = 16
 _PER_TOKEN = ("tokens", "positions", "sequence_of", "slots", "long_rows")
 
 
@@ -38,6 +41,12 @@ class Capacity:
     def grown(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> Capacity:
         """This, or as much more as the step needs: every number doubled as often as it takes."""
         sequences, blocks = step.block_tables.shape
+        if (
+            len(step.tokens) <= self.tokens and len(step.logits_indices) <= self.logits_rows
+            and sequences <= self.sequences and blocks <= self.blocks
+            and len(adapters.numbers) <= self.adapter_numbers and adapters.hidden <= self.hidden
+        ):  # fmt: skip
+            return self
         needed = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         needed |= {"sequences": sequences, "blocks": blocks}
         needed |= {"adapter_numbers": len(adapters.numbers), "hidden": adapters.hidden}
@@ -66,9 +75,42 @@ class Limits:
     rows_of_tables: tuple[tuple[Ids, int], ...] = ()
     positions: int = 0
     num_blocks: int = 0
+    _tables_seen: list[NDArray[np.int32]] = field(default_factory=list, compare=False, repr=False)
 
     def check(self, step: StepContext) -> None:
         """Raises StepError for a number that leads outside its table."""
+        if not self._is_fine(step):
+            self._refuse(step)
+
+    def _is_fine(self, step: StepContext) -> bool:
+        """Whether all numbers are inside, found with few looks; False where some only may be outside."""
+        for ids, rows in self.rows_of_tables:
+            if not _all_within(step.tokens if ids is Ids.TOKENS else step.positions, rows):
+                return False
+        if not _all_within(step.logits_indices, len(step.tokens)):
+            return False
+        if self.positions and not _all_within(step.positions, self.positions):
+            return False
+        if not self.num_blocks:
+            return True
+        lengths, tables = step.context_lens, step.block_tables
+        if not _all_within(lengths - 1, tables.shape[1] * PAGE_TOKENS):
+            return False
+        if len(lengths) != len(step.positions) or (len(lengths) > 1 and not _is_single(step)):
+            lengths = np.repeat(lengths, np.diff(step.cu_seqlens_q))
+        if not (step.positions.astype(np.uint64) < lengths.astype(np.uint64)).all():
+            return False
+        if not _all_within(step.slot_mapping, self.num_blocks * PAGE_TOKENS):
+            return False
+        if self._tables_seen and self._tables_seen[0] is tables:
+            return True
+        is_fine = _all_within(tables, self.num_blocks)
+        # What can still be written to may be another table the next time.
+        self._tables_seen[:] = [tables] if is_fine and not tables.flags.writeable else []
+        return is_fine
+
+    def _refuse(self, step: StepContext) -> None:
+        """The same, number by number; entries of block tables count where they are used."""
         for ids, rows in self.rows_of_tables:
             _within(step.tokens if ids is Ids.TOKENS else step.positions, rows, "index outside its table")
         _within(step.logits_indices, len(step.tokens), "row of logits outside the step")
@@ -97,7 +139,7 @@ class StepTable:
     """
 
     def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = ()) -> None:
-        self._driver, self._capacity, self._tile_rows = driver, capacity, tuple(tile_rows)
+        self._capacity, self._tile_rows = capacity, tuple(tile_rows)
         self._first, total = {"adapters": 0}, capacity.adapter_numbers
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
@@ -106,12 +148,12 @@ class StepTable:
             most = -(-capacity.tokens // rows) + capacity.sequences
             self._first[tiles_name(rows)], total = total, total + _TILE_FIELDS * most
         self._first["tables"], total = total, total + capacity.sequences * capacity.blocks
-        self._host = driver.host_memory(4 * total).view(np.int32)
-        self._memory = driver.zeros(4 * total).view(np.int32)
+        self._staging = Staging(driver, 4 * total)
+        self._hosts, self._filled = self._staging.view(np.int32), [_Filled(), _Filled()]
 
     def address(self, name: str) -> int:
         """Where a part begins."""
-        return self._driver.address(self._memory) + 4 * self._first[name]
+        return self._staging.address() + 4 * self._first[name]
 
     @property
     def rows(self) -> dict[str, int]:
@@ -121,29 +163,67 @@ class StepTable:
 
     def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> dict[str, int]:
         """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table."""
-        self._driver.synchronize()  # the numbers of the step before have been copied
-        sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
-        parts: dict[str, NDArray[Any]] = {
-            "adapters": adapters.numbers,
-            "tokens": step.tokens,
-            "positions": step.positions,
-            "sequence_of": sequence_of,
-        }
-        parts |= {"slots": step.slot_mapping, "logits_rows": step.logits_indices}
-        if len(step.rope_table):
-            parts["long_rows"] = step.rope_table[sequence_of]
-        tiles = {tiles_name(rows): row_tiles(step, rows) for rows in self._tile_rows}
-        parts |= {name: numbers.ravel() for name, numbers in tiles.items()}
-        for name in tiles:  # behind the last tile there are none, for launches of as many as there can be
-            self._host[self._first[name] : self._first["tables"]] = 0
-        for name, numbers in parts.items():
+        self._staging.next()
+        host, filled = self._hosts[self._staging.turn], self._filled[self._staging.turn]
+        count, is_single = len(step.tokens), _is_single(step)
+
+        def put(name: str, numbers: NDArray[Any]) -> None:
             first = self._first[name]
-            self._host[first : first + len(numbers)] = numbers
+            host[first : first + len(numbers)] = numbers
+
+        put("tokens", step.tokens)
+        put("positions", step.positions)
+        put("slots", step.slot_mapping)
+        put("logits_rows", step.logits_indices)
+        if len(adapters.numbers):
+            put("adapters", adapters.numbers)
+        if is_single:
+            rows_of_rope = step.rope_table
+            if filled.counted < count:
+                put("sequence_of", np.arange(count))
+                filled.counted = count
+        else:
+            sequence_of = np.repeat(np.arange(len(step.context_lens)), np.diff(step.cu_seqlens_q))
+            put("sequence_of", sequence_of)
+            filled.counted = 0
+            rows_of_rope = step.rope_table[sequence_of] if len(step.rope_table) else step.rope_table
+        put("long_rows", rows_of_rope)
+        counts = self._put_tiles(step, host, filled)
         first, (sequences, blocks) = self._first["tables"], step.block_tables.shape
         end = first + sequences * self._capacity.blocks
-        self._host[first:end].reshape(sequences, -1)[:, :blocks] = step.block_tables
-        self._driver.write(self._memory[:end], self._host[:end])
+        if filled.tables is not step.block_tables:
+            host[first:end].reshape(sequences, -1)[:, :blocks] = step.block_tables
+            filled.tables = None if step.block_tables.flags.writeable else step.block_tables
+        self._staging.send(4 * end)
+        return counts
+
+    def _put_tiles(self, step: StepContext, host: NDArray[np.int32], filled: _Filled) -> dict[str, int]:
+        """How many tiles there are; behind the last one there are none, for launches of as many as there can be."""
+        has_tiles = step.num_decode_sequences < len(step.context_lens)
+        tiles = {tiles_name(rows): row_tiles(step, rows) if has_tiles else _NO_TILES for rows in self._tile_rows}
+        if tiles and (has_tiles or filled.has_tiles):
+            host[min(self._first[name] for name in tiles) : self._first["tables"]] = 0
+        for name, numbers in tiles.items() if has_tiles else ():
+            host[self._first[name] : self._first[name] + numbers.size] = numbers.ravel()
+        filled.has_tiles = has_tiles
         return {name: len(numbers) for name, numbers in tiles.items()}
+
+
+@dataclass
+class _Filled:
+    """What a block of the host's memory holds besides the numbers that every step has anew.
+
+    Attributes:
+        counted: so many rows are those of a sequence each, in order. has_tiles: whether there are any.
+        tables: these block tables; None = others, or such as can still be written to.
+    """
+
+    counted: int = 0
+    has_tiles: bool = False
+    tables: NDArray[np.int32] | None = None
+
+
+_NO_TILES = np.zeros((0, _TILE_FIELDS), np.int32)
 
 
 def tiles_name(rows: int) -> str:
@@ -163,6 +243,19 @@ def row_tiles(step: StepContext, rows: int) -> NDArray[np.int32]:
     tiles = np.stack([sequences + step.num_decode_sequences, first, last - first], axis=1)
     order = np.argsort(-step.positions[last - 1], kind="stable")
     return tiles[order].astype(np.int32)
+
+
+def _is_single(step: StepContext) -> bool:
+    """Whether every sequence has one row."""
+    count = len(step.context_lens)
+    return len(step.tokens) == count and (count == 1 or bool((np.diff(step.cu_seqlens_q) == 1).all()))
+
+
+def _all_within(numbers: NDArray[Any], limit: int) -> bool:
+    if numbers.size <= _SHORT:
+        values = numbers.ravel().tolist()
+        return not values or (min(values) >= 0 and max(values) < limit)
+    return bool(np.maximum.reduce(numbers.astype(np.uint64), axis=None) < limit)  # negative ones become the largest
 
 
 def _within(numbers: np.ndarray, limit: int, refusal: str) -> None:

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from genai.kernels.executor import Executor
 from genai.kernels.forks import renew_locks
-from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, OWN, ROW, SamplingBatch
+from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
-from ...errors import LogitsProcessorError, SamplingError
+from ...errors import SamplingError
 from ...runtime.device import open_executor
 from ..decoder import Logits
 from .masks import MaskFiller
 from .plan import RowSampler
+from .row_batches import RowBatches
 
 
 @dataclass(frozen=True)
@@ -92,43 +93,6 @@ def token_logprobs(
     return results
 
 
-def processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
-    """Logits [V] after the request's functions, see SamplingParams.logits_processors."""
-    token_ids, result = tuple(row.tokens), np.array(logits)
-    for processor in row.plan.params.logits_processors:
-        result = _run(processor, token_ids, result)
-    return result
-
-
-def _run(processor: Any, token_ids: tuple[int, ...], row: NDArray[np.float32]) -> NDArray[np.float32]:
-    name, shape = getattr(processor, "__qualname__", type(processor).__qualname__), row.shape
-    try:
-        result = processor(token_ids, row)
-    except Exception as error:
-        raise LogitsProcessorError(
-            f"the logits processor {name} raised {type(error).__name__}: {error}",
-            f"it was called with {len(token_ids)} token ids and logits float32 {list(shape)}",
-            "correct the processor, or leave it out",
-        ) from error
-    result = row if result is None else result
-    if not isinstance(result, np.ndarray) or result.shape != shape or result.dtype != np.float32:
-        is_array = isinstance(result, np.ndarray)
-        found = f"{result.dtype} {list(result.shape)}" if is_array else type(result).__name__
-        raise LogitsProcessorError(
-            f"the logits processor {name} returned {found}",
-            f"float32 {list(shape)} is expected",
-            "return logits.astype(np.float32), or change the array given and return None",
-        )
-    if not np.max(result) < np.inf:
-        token = int(np.flatnonzero(~(result < np.inf))[0])
-        raise LogitsProcessorError(
-            f"the logits processor {name} gave token {token} the logit {result[token]}",
-            "logits are finite, or -inf for tokens that may not be chosen",
-            "to force a token, set all others to -inf",
-        )
-    return np.ascontiguousarray(result)
-
-
 _REASONS = {
     HAS_NAN: ("hold NaN", "check the model: its output is damaged, or overflowed inside"),
     HAS_INFINITY: ("hold plus infinity", "check the model and the penalties: the logits overflowed"),
@@ -147,10 +111,6 @@ class SampledBatch:
 
     tokens: NDArray[np.int64]
     logprobs: tuple[TokenLogprob | None, ...]
-
-
-def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
 
 
 def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:
@@ -172,6 +132,7 @@ class BatchSampler:
         self._vocab_size = vocab_size
         self._sampler = (executor or open_executor(threads=1)).sampler(vocab_size)
         self._masks = MaskFiller(vocab_size)
+        self._batches = RowBatches(vocab_size, self._masks)
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
 
@@ -225,7 +186,7 @@ class BatchSampler:
         self, logits: Logits, active: dict[int, RowSampler], distributions: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The rows' tokens, and the probabilities of these."""
-        batch = self._batch(logits, active)
+        batch = self._batches.make(logits, active)
         with self._lock:
             tokens, probabilities, status = self._sampler.sample(logits, batch, distributions)
         for index, code in zip(active, status.tolist(), strict=True):
@@ -233,40 +194,6 @@ class BatchSampler:
                 why, fix = _REASONS[code]
                 raise SamplingError(f"row {index} has no next token", f"its logits {why}", fix)
         return tokens, probabilities
-
-    def _batch(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
-        rows: list[bytes] = []
-        replaced: list[NDArray[np.float32]] = []
-        edit_ids: list[NDArray[Any]] = []
-        edit_values: list[NDArray[Any]] = []
-        windows: list[NDArray[Any]] = []
-        matchers = [row.matcher for row in active.values() if row.matcher is not None]
-        masks, num_masks = self._masks.filled(matchers), 0
-        num_edits = num_tokens = 0
-        for source, row in active.items():
-            if row.plan.params.logits_processors:
-                replaced.append(processed(logits[source], row))
-                source = -len(replaced)
-            (ids, values), (window, first_output) = row.edits(), row.window()
-            edit_ids.append(ids)
-            edit_values.append(values)
-            windows.append(window)
-            edits, tokens = (num_edits, num_edits + len(ids)), (num_tokens, num_tokens + len(window))
-            mask = 0
-            if row.matcher is not None:
-                mask = num_masks = num_masks + 1
-            counter, span = (row.seed, row.row, len(row.tokens)), (source, *edits, *tokens, mask, first_output)
-            rows += row.asked, OWN.pack(*counter, *span, row.since_breaker)
-            num_edits, num_tokens = edits[1], tokens[1]
-        return SamplingBatch(
-            rows=np.ndarray(len(active), ROW, b"".join(rows)),
-            plain=all(row.plan.is_plain for row in active.values()),
-            replaced=np.array(replaced, np.float32).reshape(-1, self._vocab_size),
-            edit_ids=_joined(edit_ids, np.int32),
-            edit_values=_joined(edit_values, np.float32),
-            tokens=_joined(windows, np.int32),
-            masks=masks,
-        )
 
     def _logprobs(
         self, logits: Logits, active: dict[int, RowSampler], chosen: NDArray[np.int64]

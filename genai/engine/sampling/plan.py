@@ -187,6 +187,7 @@ def breaker_tokens(
 
 FinishReason = Literal["stop", "length"]
 _NO_IDS = np.empty(0, np.int32)
+_NO_CHANGE = 2**62
 
 
 class RowSampler:
@@ -201,13 +202,13 @@ class RowSampler:
         prompt_length: how many tokens at the start are the prompt; None = all that are there now.
 
     Attributes:
-        padding: places of a padded row that hold no token, and count in min_length.
+        changes: counts what changed besides the tokens that were appended.
         matcher: its place in the grammar; its owner says what is appended (`follow`).
     """
 
     __slots__ = (
-        "_breaker_ends", "_copy", "_forbidden", "_grammar_start", "_length", "_limits",
-        "matcher", "padding", "plan", "prompt_length", "row", "seed", "tokens",
+        "_breaker_ends", "_copy", "_forbidden", "_grammar_start", "_length", "_limits", "_padding",
+        "changes", "matcher", "plan", "prompt_length", "row", "seed", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -217,7 +218,7 @@ class RowSampler:
         self.tokens = tokens
         self.seed = seed
         self.row = row
-        self.padding = 0
+        self._padding = self.changes = 0
         self.matcher: Matcher | None = None
         self._grammar_start = 0
         self.begin_grammar()
@@ -231,6 +232,16 @@ class RowSampler:
         self._limits: list[tuple[int, float]] = []
 
     @property
+    def padding(self) -> int:
+        """Places of a padded row that hold no token, and count in min_length."""
+        return self._padding
+
+    @padding.setter
+    def padding(self, count: int) -> None:
+        self._padding = count
+        self.changes += 1
+
+    @property
     def num_generated(self) -> int:
         """Output tokens so far; 0 also where the sequence was cut inside the prompt."""
         return max(0, len(self.tokens) - self.prompt_length)
@@ -241,6 +252,7 @@ class RowSampler:
         Args:
             forbidden: token ids that may not be chosen at that place (until the next rewind).
         """
+        self.changes += 1
         self._forget(length)
         if self.matcher is not None:
             self._grammar_start = min(self._grammar_start, length)
@@ -254,6 +266,7 @@ class RowSampler:
 
     def restore(self, surprise_limit: float | None, forbidden: Collection[int]) -> None:
         """Go on as a row did that had the same tokens: Mirostat's limit and forbidden ids of the next place."""
+        self.changes += 1
         if surprise_limit is not None:
             self._limits = [(len(self.tokens), surprise_limit)]
         self._forbidden = (len(self.tokens), np.asarray(sorted(forbidden), np.int32))
@@ -271,6 +284,7 @@ class RowSampler:
         Raises:
             GrammarError: it does not allow these.
         """
+        self.changes += 1
         self.matcher = None if self.plan.matcher is None else self.plan.matcher.fork()
         self._grammar_start = len(self.tokens) - num_tokens
         for token in self.tokens[self._grammar_start :] if self.matcher is not None else ():
@@ -297,6 +311,21 @@ class RowSampler:
         return self._copy[: self._length]
 
     # --- for BatchSampler ----------------------------------------------------------------------------------------
+
+    def same_until(self) -> int:
+        """As long as there are fewer tokens than this, and `changes` stays, the next ones are asked for in the same way
+        but for their position; 0 = every token is asked for in its own way.
+        """
+        params, length = self.plan.params, len(self.tokens)
+        is_own = self.matcher is not None or params.logits_processors or params.mirostat or self.plan.most_history
+        if is_own or self._forbidden[0] == length:
+            return 0
+        changes = [_NO_CHANGE] if self._forbidden[0] < length else [self._forbidden[0]]
+        # Where min_tokens and min_length are reached.
+        reached = max(self.prompt_length + params.min_tokens, params.min_length - self.padding)
+        if length < reached:
+            changes.append(reached)
+        return min(changes)
 
     def window(self) -> tuple[NDArray[np.int32], int]:
         """The tokens that the steps look at (int32), and the index of the first generated one among them."""

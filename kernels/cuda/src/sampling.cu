@@ -10,7 +10,7 @@ __device__ __forceinline__ void copy_state(SamplingState* to, const SamplingStat
 }
 
 __device__ __forceinline__ void write_outcome(const Row& at, const SamplingState& state) {
-  SamplingOutcome& out = at.given.outcomes[at.number];
+  SamplingOutcome& out = reinterpret_cast<SamplingOutcome*>(at.given.table->outcomes)[at.number];
   out.token = state.status == FINE ? state.chosen : -1;
   out.status = state.status, out.probability = state.probability;
 }

@@ -17,7 +17,7 @@ struct SamplingRow {
 };
 
 // What a call uploads: this, then at these places, in bytes from its beginning: SamplingRow [count]; addresses of their
-// logits [count]; edits; histories; masks.
+// logits [count]; edits; histories; masks. outcomes: an address, SamplingOutcome [count].
 struct SamplingTable {
   long long rows;
   long long sources;
@@ -25,6 +25,7 @@ struct SamplingTable {
   long long edit_values;
   long long tokens;
   long long masks;
+  long long outcomes;
   int count;
   int list_width;
 };
@@ -102,7 +103,6 @@ struct SamplingArguments {
   int* offsets;
   int* tickets;
   int* lists;
-  SamplingOutcome* outcomes;
   double* distributions;
   int vocab_size;
   int parts;

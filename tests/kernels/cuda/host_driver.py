@@ -57,6 +57,19 @@ def build(source: str, flags: Collection[str] = ()) -> Path:
 
 
 @dataclass(eq=False)
+class HostEvent:
+    """See `genai.kernels.cuda.driver.Event`: everything is done at once."""
+
+    driver: HostDriver
+
+    def record(self) -> None:
+        self.driver._outside_of_a_capture()
+
+    def wait(self) -> None:
+        self.driver._outside_of_a_capture()
+
+
+@dataclass(eq=False)
 class HostDriver:
     """See `genai.kernels.cuda.driver.Driver`.
 
@@ -107,6 +120,13 @@ class HostDriver:
     def download(self, array: NDArray[Any]) -> NDArray[Any]:
         self._outside_of_a_capture()
         return array.copy()
+
+    def read(self, array: NDArray[Any], target: NDArray[Any]) -> None:
+        self._outside_of_a_capture()
+        target[...] = array
+
+    def event(self) -> HostEvent:
+        return HostEvent(self)
 
     def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
         self._outside_of_a_capture()

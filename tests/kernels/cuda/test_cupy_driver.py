@@ -39,10 +39,6 @@ class Array(np.ndarray):  # type: ignore[type-arg]
     def data(self) -> Any:  # type: ignore[override]
         return SimpleNamespace(ptr=self.ctypes.data)
 
-    def set(self, array: np.ndarray, stream: Stream) -> None:  # type: ignore[type-arg]
-        assert self.flags.c_contiguous and array.dtype == self.dtype and array.shape == self.shape
-        self[...] = array
-
 
 class CUDARuntimeError(RuntimeError):
     """As CuPy names it."""
@@ -152,7 +148,7 @@ class Stream(Context):
     """Launches that are captured are kept, and started by the graph."""
 
     captured: list[Callable[[], None]] | None = None
-    ptr = 0
+    ptr = 4711
 
     def begin_capture(self) -> None:
         Stream.captured = []
@@ -168,16 +164,35 @@ class Stream(Context):
         return SimpleNamespace(launch=launch)
 
 
+class Event:
+    """Everything is done at once."""
+
+    def __init__(self, *, disable_timing: bool) -> None:
+        assert disable_timing
+
+    def record(self, stream: Stream) -> None:
+        assert Stream.captured is None
+
+    def synchronize(self) -> None:
+        pass
+
+
+def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    assert kind in (1, 2) and stream == Stream.ptr and Stream.captured is None
+    ctypes.memmove(target, source, nbytes)
+
+
 def fake_cupy(**changes: Any) -> Any:
     """As much of CuPy as the driver uses; `changes` are of its runtime and compiler."""
     runtime = SimpleNamespace(
         getDeviceCount=changes.get("count", lambda: 1),
         getDeviceProperties=lambda index: {"name": b"a made-up GPU"},
+        memcpyAsync=memcpy_async,
         memGetInfo=changes.get("memory", lambda: (1 << 30, 1 << 31)),
         CUDARuntimeError=CUDARuntimeError,
     )
     cuda = SimpleNamespace(
-        runtime=runtime, nvrtc=Nvrtc(changes.get("version", lambda: (13, 0))), Stream=Stream,
+        runtime=runtime, nvrtc=Nvrtc(changes.get("version", lambda: (13, 0))), Stream=Stream, Event=Event,
         driver=SimpleNamespace(
             CUDADriverError=CUDADriverError, funcSetAttribute=set_attribute,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,

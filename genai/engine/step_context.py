@@ -1,0 +1,108 @@
+"""Steps as arrays: what a paged decoder tells its device. What two steps have in common is made once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.executor import DeviceAdapter, StepContext
+from genai.kvcache.table import BlockTable
+
+from .mix import AdapterMix
+from .scheduler import StepPlan
+
+if TYPE_CHECKING:
+    from .paged import PagedSequence
+
+
+class StepContexts:
+    """Makes them. Threads may call at the same time: what is kept is replaced as a whole."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)
+
+    def make(
+        self, sequences: Sequence[PagedSequence], step: StepPlan, slots: list[int], all_rows: Collection[int]
+    ) -> tuple[StepContext, list[tuple[int, int, int]]]:
+        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
+        tables = [sequences[part.sequence].table for part in step]
+        tokens: list[int] = []
+        positions: list[int] = []
+        starts = [0]
+        wanted: list[int] = []
+        owners: list[tuple[int, int, int]] = []
+        adapters: list[AdapterMix | None] = []
+        for (index, count, _), table in zip(step, tables, strict=True):
+            sequence, length = sequences[index], len(sequences[index].tokens)
+            end = sequence.computed_end()
+            adapters.append(sequence.adapters_of(end - count))
+            if count == 1 and end == length and index not in all_rows:  # as most are
+                owners.append((index, len(wanted), len(wanted) + 1))
+                wanted.append(len(tokens))
+                tokens.append(sequence.tokens[-1])
+                positions.append(table.length - 1)
+                starts.append(len(tokens))
+                continue
+            tokens += sequence.tokens[end - count : end]
+            tokens += sequence.proposed[: max(end - length, 0)]
+            positions += range(table.length - count, table.length)
+            starts.append(len(tokens))
+            num_rows = count if index in all_rows else max(end - length + 1, 0)
+            owners.append((index, len(wanted), len(wanted) + num_rows))
+            wanted += range(len(tokens) - num_rows, len(tokens))
+        context = StepContext(
+            tokens=np.array(tokens, np.int64),
+            positions=np.array(positions, np.int64),
+            cu_seqlens_q=np.array(starts, np.int32),
+            context_lens=np.array([table.length for table in tables], np.int32),
+            block_tables=self._block_tables(tables),
+            slot_mapping=np.array(slots, np.int64),
+            num_decode_sequences=sum(not part.prefill for part in step),
+            logits_indices=np.array(wanted, np.int64),
+            rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
+            **_adapters_of(adapters),
+        )
+        return context, owners
+
+    def _block_tables(self, tables: Sequence[BlockTable]) -> NDArray[np.int32]:
+        """Their blocks, int32 [tables, most blocks]. The same array as before where nothing changed: it is never
+        written to again, so that who has seen it need not look at it.
+        """
+        before, known = self._known
+        versions = [table.version for table in tables]
+        if versions == before:
+            return known
+        width = max(len(table.blocks) for table in tables)
+        if known.shape == (len(tables), width):
+            made = known.copy()
+        else:
+            made, before = np.zeros((len(tables), width), np.int32), [-1] * len(tables)
+        for row, table, version, old in zip(made, tables, versions, before, strict=True):
+            if version != old:
+                row[:] = 0
+                row[table.num_gone : len(table.blocks)] = table.blocks[table.num_gone :]
+        made.flags.writeable = False
+        self._known = versions, made
+        return made
+
+
+def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:
+    """The fields of a step that say which adapters the rows of each sequence go through."""
+    if not any(mixes):
+        return {}
+    parts = [() if mix is None else mix.parts for mix in mixes]
+    numbers: dict[int, int] = {}
+    adapters: list[DeviceAdapter] = []
+    for adapter, _ in (part for own in parts for part in own):
+        if id(adapter) not in numbers:
+            numbers[id(adapter)] = len(adapters)
+            adapters.append(adapter)
+    return {
+        "adapters": adapters,
+        "cu_adapters": np.cumsum([0, *map(len, parts)]).astype(np.int32),
+        "adapter_ids": np.array([numbers[id(adapter)] for own in parts for adapter, _ in own], np.int32),
+        "adapter_weights": np.array([weight for own in parts for _, weight in own], np.float32),
+    }

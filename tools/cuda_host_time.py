@@ -1,0 +1,108 @@
+"""Microseconds that the host takes for a step on a GPU, without one: `python -m tools.cuda_host_time`.
+
+Generator and LLM decode on a simulated GPU (simulated_gpu.py). Where its work takes no time, a step takes what the host
+needs, less what CuPy's own calls would; where it takes some, what the two do beside each other shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import genai
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.model import loading
+from genai.model.folders import bundled_model
+from genai.ort_genai.generator import Generator, GeneratorParams
+
+from .simulated_gpu import SimulatedGpu
+
+CONTEXT, TOKENS = 64, 100
+Clock = Callable[[], float]
+
+
+def load(gpu: SimulatedGpu, folder: Path) -> genai.Model:
+    """A model on the simulated GPU."""
+    before = loading.open_executor
+    loading.open_executor = lambda device, threads: CudaExecutor(gpu, threads)  # type: ignore[assignment]
+    try:
+        model = genai.Model(folder, quiet=True, context_size=512, cache_bytes=64 << 20)
+    finally:
+        loading.open_executor = before
+    gpu.vocab_size = model.config.model.vocab_size
+    return model
+
+
+def generator_step(model: genai.Model, batch: int, options: dict[str, Any], tokens: int, clock: Clock) -> float:
+    """Seconds per call of generate_next_token."""
+    params = GeneratorParams(model)
+    length = CONTEXT + tokens + 10
+    params.set_search_options(batch_size=batch, max_length=length, min_length=length, **options)
+    with Generator(model, params) as generator:
+        generator.append_tokens([[5 + i % 90 for i in range(CONTEXT)] for _ in range(batch)])
+        for _ in range(4):
+            generator.generate_next_token()
+        begin = clock()
+        for _ in range(tokens):
+            generator.generate_next_token()
+        return (clock() - begin) / tokens
+
+
+def llm_step(model: genai.Model, batch: int, options: dict[str, Any], tokens: int, clock: Clock) -> float:
+    """Seconds per step of an LLM whose requests all run side by side: of so many more steps what they take more."""
+    with genai.LLM(model, max_sequences=batch) as llm:
+        prompts = [[5 + i % 90 for i in range(CONTEXT)] for _ in range(batch)]
+
+        def seconds(count: int) -> float:
+            begin = clock()
+            llm.generate(prompts, max_tokens=count, ignore_eos=True, seed=1, **options)
+            return clock() - begin
+
+        few = seconds(8)
+        return (seconds(8 + tokens) - min(few, seconds(8))) / tokens
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "greedy": ({"do_sample": False}, {"temperature": 0}),
+    "drawn": (
+        {"do_sample": True, "top_k": 40, "top_p": 0.9, "temperature": 0.8, "random_seed": 1},
+        {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    ),
+}
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--graph-us", type=float, default=0.0, help="what the graph of a step takes, and that of a choice a tenth"
+    )
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--tokens", type=int, default=TOKENS)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--only", choices=["Generator", "LLM"])
+    parser.add_argument("--kind", choices=[*OPTIONS])
+    parser.add_argument("--model", type=Path, default=bundled_model())
+    given = parser.parse_args()
+    gpu = SimulatedGpu(graph_us=given.graph_us)
+    # Others on this machine do not count, unless it is time that matters.
+    clock = time.perf_counter if given.graph_us else time.process_time
+    ways: dict[str, Callable[..., float]] = {"Generator": generator_step, "LLM": llm_step}
+    cases = [(*case, batch) for case in product(ways, OPTIONS) for batch in given.batches]
+    with load(gpu, given.model) as model:
+        for name, kind, batch in cases:
+            if given.only not in (None, name) or given.kind not in (None, kind):
+                continue
+            own = OPTIONS[kind][name == "LLM"]
+            times = [1e6 * ways[name](model, batch, own, given.tokens, clock) for _ in range(given.repeat)]
+            least, median = min(times), statistics.median(times)
+            print(f"{name:10} {kind:7} batch {batch:3}: {least:7.0f} us per step, median {median:7.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
