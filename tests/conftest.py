@@ -29,6 +29,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: no garbage collection looks through it again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_are_compiled_here() -> Iterator[Callable[[], bool]]:
+    """Where tests run side by side, none starts processes that compile: cores are busy, and what one of those has read
+    of the kernels' common functions would be lost with it. Tests of such processes ask for them; those of the command
+    line have them. Gives what was replaced: whether this process can be forked."""
+    from genai.kernels.cpu import workers
+
+    can_fork = workers.can_fork
+    with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            patch.setattr(workers, "can_fork", lambda: False)
+        yield can_fork
+
+
 @pytest.fixture
 def interrupted() -> Callable[[Callable[[], object], int], bool]:
     """interrupted(call, place): whether Ctrl-C at the given place came before the end of the call."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -285,7 +285,10 @@ def test_products_without_openblas(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.array_equal(blas.matmul(a, b, Threads(2)), a @ b)
 
 
-def test_no_process_is_forked_off_linux(off_linux: None) -> None:
+def test_no_process_is_forked_off_linux(
+    off_linux: None, kernels_are_compiled_here: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "can_fork", kernels_are_compiled_here)
     assert not workers.can_fork()
     made: list[Any] = [SimpleNamespace(make=lambda: b"a"), SimpleNamespace(make=lambda: b"b")]
     assert [content for _, content in workers.make_all(made)] == [b"a", b"b"]

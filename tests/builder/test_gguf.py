@@ -101,7 +101,11 @@ def test_which_operators_hold_them(kind: str, tmp_path: Path) -> None:
     assert not [name for name in names if "embed_tokens" in name]  # the table is that of the head
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q6_K", "IQ4_XS", "IQ2_XXS", "MXFP4", "Q5_0", "F16"])
+EXACT = ("Q8_0", "IQ4_XS", *(pytest.param(kind, marks=pytest.mark.drawn(2)) for kind in
+         ("Q6_K", "IQ2_XXS", "MXFP4", "Q5_0", "F16")))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EXACT)
 def test_experts_that_are_whole_numbers_stay_exact(kind: str, tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", SHAPES["qwen3moe"], kind)
     plan = plan_build(source)

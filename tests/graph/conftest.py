@@ -50,8 +50,8 @@ def suite() -> list[SuiteCase]:
 
 @pytest.fixture(scope="session")
 def drawn_cases(suite: list[SuiteCase], draw: Draw) -> list[SuiteCase]:
-    """A third of the suite, drawn by the commit, for tests that take long."""
-    chosen = draw.part((case.name for case in suite), 3)
+    """A sixth of the suite, drawn by the commit, for tests that take long."""
+    chosen = draw.part((case.name for case in suite), 6)
     return [case for case in suite if case.name in chosen]
 
 

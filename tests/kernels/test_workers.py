@@ -82,7 +82,10 @@ def test_other_processes_compile(library: Library, monkeypatch: pytest.MonkeyPat
     assert here == [], "and what they have made is on disk"
 
 
-def test_a_process_of_several_threads_is_not_forked(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_several_threads_is_not_forked(
+    library: Library, kernels_are_compiled_here: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "can_fork", kernels_are_compiled_here)
     here, done = made_here(monkeypatch), threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
@@ -95,14 +98,16 @@ def test_a_process_of_several_threads_is_not_forked(library: Library, monkeypatc
     assert here == ["add_0", "add_1"]
 
 
-def test_threads_of_the_pool_may_sleep_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_the_pool_may_sleep_meanwhile(
+    kernels_are_compiled_here: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name=f"{THREAD_NAMES}1")
     thread.start()
     # Other tests of this process may have left threads of other kinds.
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), thread])
     try:
-        assert workers.can_fork()
+        assert kernels_are_compiled_here()
     finally:
         done.set()
         thread.join()

@@ -1,11 +1,14 @@
 """Random operations on tables that share a pool, compared after each one with plain lists of tokens."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
+from tests.drawing import VARIABLE, Draw
 from tests.integrity import check_pool, check_table
 
 BLOCK_SIZE = 4
@@ -134,5 +137,8 @@ TestTables = Tables.TestCase
 @pytest.mark.slow
 class TestTablesLong(Tables.TestCase):
     settings = settings(
-        max_examples=1500, stateful_step_count=80, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=Draw(os.environ[VARIABLE]).fewer(1500, 3),
+        stateful_step_count=80,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )

@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 import genai
 from genai import LLM, Model, OptionError, StateError
 from genai.model.adapters.parameters import read_adapter
+from tests.drawing import Draw
 
 SIZES = {"q_proj": (256, 256), "k_proj": (256, 64), "v_proj": (256, 64), "o_proj": (256, 256),
          "gate_proj": (256, 640), "up_proj": (256, 640), "down_proj": (640, 256)}  # fmt: skip
@@ -355,8 +356,9 @@ def test_adapters_come_and_go(llm: LLM, adapter_folder: Callable[..., Path]) -> 
 
 
 @pytest.mark.slow
-def test_half_a_minute_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> None:
-    churn_for(llm, adapter_folder, 30)
+def test_half_a_minute_of_it(llm: LLM, adapter_folder: Callable[..., Path], draw: Draw) -> None:
+    """Or a third of that, with numbers that the commit draws."""
+    churn_for(llm, adapter_folder, draw.fewer(30, 3), draw.seed)
 
 
 @pytest.mark.fuzz
@@ -364,8 +366,8 @@ def test_ten_minutes_of_it(llm: LLM, adapter_folder: Callable[..., Path]) -> Non
     churn_for(llm, adapter_folder, 600)
 
 
-def churn_for(llm: LLM, adapter_folder: Callable[..., Path], seconds: float) -> None:
-    end, seed, sizes = time.monotonic() + seconds, 0, []
+def churn_for(llm: LLM, adapter_folder: Callable[..., Path], seconds: float, seed: int = 0) -> None:
+    end, sizes = time.monotonic() + seconds, []
     while time.monotonic() < end:
         churn(llm, adapter_folder, 20, seed)
         seed += 1

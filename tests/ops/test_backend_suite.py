@@ -31,11 +31,16 @@ def test_a_sample():
 
 
 @pytest.mark.slow
-def test_all_of_it():
-    outcomes = run_suite()
-    assert len(outcomes) >= NUM_CASES
+def test_all_of_it(draw):
+    """What is known to fail, and of the rest a third that the commit draws; none is missing."""
+    names = set()
+    run_suite(lambda name: bool(names.add(name)))
+    assert len(names) >= NUM_CASES
+    assert set(KNOWN_FAILURES) <= names
+    wanted = draw.part(names, 3) | set(KNOWN_FAILURES)
+    outcomes = run_suite(wanted.__contains__)
+    assert set(outcomes) == wanted
     assert not unexpected(outcomes)
-    assert set(KNOWN_FAILURES) <= set(outcomes)
     repaired = [name for name in KNOWN_FAILURES if not outcomes[name]]
     # A random case passes by chance now and then.
     assert all("bernoulli" in name for name in repaired)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import helper, numpy_helper
 
 import genai as ort
+from tests.drawing import VARIABLE, Draw
 
 FLOAT, INT64, BOOL = 1, 7, 9
 CONSTANTS = {
@@ -151,7 +153,7 @@ def test_rewrites_change_no_result(model):
 
 
 @pytest.mark.slow
-@settings(common, max_examples=1000, derandomize=False)
+@settings(common, max_examples=Draw(os.environ[VARIABLE]).fewer(1000, 3), derandomize=False)
 @given(graphs())
 def test_rewrites_change_no_result_of_many(model):
     check(model)

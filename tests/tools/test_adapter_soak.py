@@ -19,6 +19,7 @@ def test_a_round() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kv_type", ["int8", "int4"])
 def test_half_a_minute(kv_type: str) -> None:
     found, problems, _ = soak(0.5, 2, kv_dtype=kv_type, kv_dtype_force=kv_type == "int4")

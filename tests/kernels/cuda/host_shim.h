@@ -3,6 +3,8 @@
 // Blocks run one after another. Every CUDA thread of a block is a fiber with a stack of its own, which runs until it
 // waits (at a barrier, for other lanes of its warp); in which order fibers run is chosen by the test. What can only go
 // wrong on a GPU (races between warps of one step, bank conflicts, registers, fast mathematics) is not seen here.
+//
+// What runs kernels is compiled once, where SHIM_ONCE is defined, and not again with every kernel.
 #pragma once
 #define HOST_SHIM 1
 #include <sys/mman.h>
@@ -51,9 +53,11 @@ namespace shim {
 
 #if defined(__x86_64__)
 // Switching saves the registers that a call must keep, and the stack pointer: two nanoseconds, without the system.
-extern "C" void shim_switch(void** save, void* load);
+extern "C" __attribute__((visibility("hidden"))) void shim_switch(void** save, void* load);
+#ifdef SHIM_ONCE
 asm(R"(.text
-.weak shim_switch
+.globl shim_switch
+.hidden shim_switch
 .type shim_switch,@function
 shim_switch:
   pushq %rbp
@@ -73,6 +77,7 @@ shim_switch:
   ret
 .size shim_switch,.-shim_switch
 )");
+#endif
 
 struct Fiber {
   void* place = nullptr;
@@ -127,13 +132,14 @@ struct Products {
   size_t asked = 0;
 };
 
-struct Thread {
+struct alignas(64) Thread {  // what every switch reads lies in one line of the processor's cache
   uint3 index;
   unsigned number, lane, warp;
   bool done = false;
   Fiber fiber;
   const uint64_t* waits_for = nullptr;  // until this is another number than `seen`
   uint64_t seen = 0;
+  Thread* following = nullptr;  // in the order in which threads take turns; the first follows the last
   const char* where = "";
   std::vector<Copy> copies;
   Products products;
@@ -185,16 +191,40 @@ inline Fiber main_fiber;
 inline void (*kernel)(const void*) = nullptr;
 inline const void* kernel_arguments = nullptr;
 
-inline void fail(const std::string& text) {
+#pragma GCC visibility push(hidden)
+void fail(const std::string& text);
+void wait_until_changed(const uint64_t& number, uint64_t seen, const char* where);
+void barrier(const char* where);
+const uint64_t* meet(unsigned mask, uint64_t value, const char* operation);
+std::string run(
+    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments);
+#pragma GCC visibility pop
+
+#ifdef SHIM_ONCE
+void fail(const std::string& text) {
   if (block->error.empty()) block->error = text;
 }
 
-inline void wait_until_changed(const uint64_t& number, uint64_t seen, const char* where) {
+// The next thread in turn that need not wait goes on, without a detour; where there is none, or after an error, whoever
+// runs the block does.
+inline void give_turn() {
+  Thread* own = thread;
+  if (block->error.empty())
+    for (Thread* next = own->following; next != own; next = next->following)
+      if (!next->done && !(next->waits_for && *next->waits_for == next->seen)) {
+        thread = next;
+        return switch_between(own->fiber, next->fiber);
+      }
+  switch_between(own->fiber, main_fiber);
+}
+
+void wait_until_changed(const uint64_t& number, uint64_t seen, const char* where) {
   Thread* own = thread;
   own->waits_for = &number, own->seen = seen, own->where = where;
-  while (number == seen) switch_between(own->fiber, main_fiber);
+  while (number == seen) give_turn();
   own->waits_for = nullptr;
 }
+#endif
 
 // Shared memory: of one place in the source, as often as it is asked for; it holds NaN and -1 at first.
 constexpr size_t GUARD = 4096;
@@ -215,15 +245,18 @@ inline unsigned char* dynamic_shared() {
   return shared_array<unsigned char>(&site, std::max(block->dynamic_bytes, 1u));
 }
 
+#ifdef SHIM_ONCE
 inline void check_guards() {
+  static const std::vector<unsigned char> untouched(GUARD, 0xff);
   for (auto& [site, memory] : block->shared)
-    for (size_t i = 0; i < GUARD; ++i)
-      if (memory[i] != 0xff || memory[memory.size() - 1 - i] != 0xff) fail("shared memory was written out of bounds");
+    if (std::memcmp(memory.data(), untouched.data(), GUARD) ||
+        std::memcmp(memory.data() + memory.size() - GUARD, untouched.data(), GUARD))
+      fail("shared memory was written out of bounds");
 }
 
 inline bool same(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 
-inline void barrier(const char* where) {
+void barrier(const char* where) {
   if (block->live != block->count) fail(std::string(where) + ": threads of the block have ended already");
   if (block->at_barrier && !same(block->barrier, where))
     fail(std::string("threads of the block meet at different barriers: ") + where + " and " + block->barrier);
@@ -233,7 +266,7 @@ inline void barrier(const char* where) {
   else wait_until_changed(block->barriers, seen, where);
 }
 
-inline const uint64_t* meet(unsigned mask, uint64_t value, const char* operation) {
+const uint64_t* meet(unsigned mask, uint64_t value, const char* operation) {
   Warp& warp = block->warps[thread->warp];
   Meeting& own = mask == ~0u ? warp.everyone : warp.meetings[mask];
   if (!(mask >> thread->lane & 1)) fail(std::string(operation) + ": the lane is not in its own mask");
@@ -258,7 +291,7 @@ inline void thread_entry() {
   if (block->at_barrier) fail(std::string("a thread ends while others wait at ") + block->barrier);
   if (!thread->copies.empty() && thread->copies.back().to) fail("a thread ends with copies that no group holds");
   if (!thread->products.sums.empty()) fail("a thread ends with products under way");
-  switch_between(thread->fiber, main_fiber);
+  give_turn();
   std::abort();
 }
 
@@ -266,24 +299,15 @@ constexpr size_t STACK = 64 << 10;
 
 inline void run_block(const std::vector<unsigned>& order, const std::vector<char*>& stacks) {
   // Where all stacks begin at the same place of a page they share a few lines of the processor's cache.
-  for (unsigned i = 0; i < block->count; ++i)
+  for (unsigned i = 0; i < block->count; ++i) {
     block->threads[i].fiber.prepare(stacks[i], STACK - i % 128 * 320, thread_entry);
-  for (bool left = true; left && block->error.empty();) {
-    bool progress = false;
-    left = false;
-    for (unsigned i : order) {
-      Thread& next = block->threads[i];
-      if (next.done) continue;
-      left = true;
-      if (next.waits_for && *next.waits_for == next.seen) continue;
-      thread = &next, progress = true;
-      switch_between(main_fiber, next.fiber);
-      if (!block->error.empty()) break;
-    }
-    if (left && !progress)
-      for (Thread& stuck : block->threads)
-        if (!stuck.done) fail("thread " + std::to_string(stuck.number) + " waits for ever at " + stuck.where);
+    block->threads[order[i]].following = &block->threads[order[(i + 1) % block->count]];
   }
+  thread = &block->threads[order[0]];
+  switch_between(main_fiber, thread->fiber);
+  if (block->error.empty())
+    for (Thread& stuck : block->threads)
+      if (!stuck.done) fail("thread " + std::to_string(stuck.number) + " waits for ever at " + stuck.where);
   check_guards();
   for (const auto& [place, arrival] : block->arrivals)
     if (arrival.asked) fail("a block ends with copies under way");
@@ -292,7 +316,7 @@ inline void run_block(const std::vector<unsigned>& order, const std::vector<char
 }
 
 // All blocks; `order`: 0 forwards, 1 backwards, others shuffle the threads. Returns "" or what went wrong.
-inline std::string run(
+std::string run(
     uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments) {
   static std::vector<char*> stacks;
   kernel = function, kernel_arguments = arguments;
@@ -324,6 +348,7 @@ inline std::string run(
       }
   return "";
 }
+#endif
 
 // --- numbers --------------------------------------------------------------------------------------------------------
 
@@ -667,7 +692,7 @@ using std::min;
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \
-  extern "C" const char* name(                                                                             \
+  extern "C" __attribute__((visibility("default"))) const char* name(                                     \
       const unsigned* grid, const unsigned* block, unsigned shared, int order, const void* given) {        \
     static std::string error;                                                                              \
     if (block[0] * block[1] * block[2] != threads) return "launched with other threads than it was made for"; \

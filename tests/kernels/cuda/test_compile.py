@@ -21,7 +21,7 @@ def test_kernels_compile(architecture: str, whole: bool, draw: Draw) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
     kernels = every_kernel(int(architecture.strip("sm_a")))
     if whole:
-        drawn = draw.part([f"{architecture} {kernel.name}" for kernel in kernels], 12)
+        drawn = draw.part([f"{architecture} {kernel.name}" for kernel in kernels], 24)
         kernels = [kernel for kernel in kernels if f"{architecture} {kernel.name}" in drawn]
     else:
         kernels = list({family(kernel): kernel for kernel in kernels}.values())
