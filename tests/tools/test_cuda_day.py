@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from genai.kernels.cuda import cupy_driver
-from tests.kernels.cuda.host_driver import COMPILER
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.model import loading
+from tests.kernels.cuda.host_driver import COMPILER, HostDriver
 from tests.kernels.cuda.test_cupy_driver import fake_cupy
-from tools import cuda_day
+from tools import cuda_day, cuda_steps
 
 
 class Event:
@@ -73,3 +75,22 @@ def test_a_stage_that_fails_loses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     assert cuda_day.run(day, -1) == 0
     assert day.stages["broken"][0]["what"] == "not begun"
+
+
+@pytest.mark.skipif(COMPILER is None or sys.platform != "linux", reason="kernels run on Linux through g++")
+def test_what_a_step_is_made_of(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
+    """Kernels by name, and all of them as one graph, on a host that emulates a GPU."""
+    driver = HostDriver()
+    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
+    monkeypatch.setattr(cuda_steps, "_WARM_STEPS", 1)
+    monkeypatch.setattr(cuda_steps, "_STEPS", 1)
+
+    def seconds(of: Any, work: Any) -> float:
+        before = len(driver.launched)
+        work()
+        return float(len(driver.launched) - before)
+
+    rows = list(cuda_steps.measured_steps(bundled_folder, "cuda", seconds, batches=(1,), context=4))
+    whole, kinds = rows[0], rows[1:]
+    assert whole["us of its graph"] == whole["kernels"] * 1e6 == sum(row["us"] for row in kinds)
+    assert {"us", "kernels", "us each"} <= kinds[0].keys() and any("decode_few" in row["what"] for row in kinds)

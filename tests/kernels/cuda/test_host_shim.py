@@ -77,6 +77,22 @@ def multiplied_by_warpgroups(driver: HostDriver) -> float:
     return multiplied(driver)
 
 
+def decoded(driver: HostDriver, rows: int = 12) -> float:
+    """The relative error of a product of some rows as bytes."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    weight = constants.block_weight(rng, 40, 4200)
+    whole = program([Product("x", Branch(weight), "out", False)], {"x": 4200, "out": 40}, constants, ["out"])
+    x, step = rng.standard_normal((rows, 4200)).astype(np.float32), step_of([1] * rows, [1] * rows)
+    ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
+    driver.check()
+    return relative_error(ours, ReferenceExecutor().compile(whole).run(step, {"x": x[None]})["out"])
+
+
+def decoded_by_lanes(driver: HostDriver) -> float:
+    """The same of one row."""
+    return decoded(driver, 1)
+
+
 BARRIER = "  __syncthreads();\n  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 
@@ -100,6 +116,12 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the part and", "// the part and", "wrong"),
         (multiplied, "copy_later(stage + place", "copy_later(stage + 1 + place", "not aligned"),
+        (decoded, "wait_groups<Own::COUNT - 2>();", "wait_groups<Own::COUNT - 1>();", "wrong"),
+        (decoded, "__syncthreads();  // the stage and its", "// the stage and its", "wrong"),
+        (decoded, "(chunk ^ row % 8)", "(chunk ^ row % 4 ^ threadIdx.x % 2)", "wrong"),
+        (decoded, "own + i % 2 * 8, chunk)", "own + i / 2 * 8, chunk)", "wrong"),
+        (decoded_by_lanes, "first * PHASES);\n    __syncthreads();", "first * PHASES);", "wrong"),
+        (decoded_by_lanes, "own + other);", "own + other % 7);", "wrong"),
         (multiplied_by_warpgroups, "      begin_products();\n", "", "since the last begin_products"),
         (multiplied_by_warpgroups, "wait_products<1>();", "wait_products<2>();", "products read"),
         (multiplied_by_warpgroups, "  wait_products<0>();\n", "", "a thread ends with products under way"),
@@ -129,7 +151,7 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         assert planted.planted
 
 
-@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied, multiplied_by_warpgroups])
+@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied, multiplied_by_warpgroups, decoded])
 def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
     assert compute(driver) < 1e-2
 

@@ -1,0 +1,121 @@
+"""Products of few rows as bytes: one set of bits however many rows there are, gates and norms that write what the next
+product reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.records import Branch, Gate, Norm, Product, Record, Weight
+from genai.kernels.reference.executor import ReferenceExecutor
+
+from .host_driver import HostDriver
+from .programs import MadeUpConstants, program, relative_error, step_of
+from .test_forms import compared, form_weight
+
+ROUNDED = 2e-2
+
+
+def one_set_of_bits(
+    driver: HostDriver, weights: dict[str, Weight], constants: MadeUpConstants, counts: tuple[int, ...], columns: int
+) -> None:
+    """Rows give the same alone as with others."""
+    rows = next(iter(weights.values())).rows
+    records: list[Record] = [Product("x", Branch(weight), name, False) for name, weight in weights.items()]
+    widths = {"x": columns} | dict.fromkeys(weights, rows)
+    x = np.random.default_rng(1).standard_normal((max(counts), columns)).astype(np.float32)
+    found: list[dict[str, Any]] = []
+    for count in counts:
+        run = compared(driver, records, widths, constants, {"x": x[:count]}, count)
+        for name, (ours, theirs) in run.items():
+            assert relative_error(ours, theirs) < ROUNDED, (name, count)
+        found.append(run)
+    for count, run in zip(counts, found, strict=True):
+        for name, (ours, _) in run.items():
+            assert np.array_equal(ours, found[0][name][0][:count]), (name, count)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_lanes_and_tensor_cores_give_the_same_bits(driver: HostDriver, bits: int) -> None:
+    """Of every number of groups of rows, and of rows that no kernel takes at once."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    weights: dict[str, Weight] = {"blocks": constants.block_weight(rng, 35, 1070, bits=bits)}
+    one_set_of_bits(driver, weights, constants, (70, 64, 33, 17, 16, 8, 3, 2, 1), 1070)
+    names = {name.split("_BlockReader")[0] for name in driver.launched}
+    assert {"decode_decode_few", "decode_decode", "activations_arrange_groups"} <= names
+
+
+def test_the_same_of_other_forms(driver: HostDriver) -> None:
+    """Halves, minima, two levels of scales, grids, planes of one and two words."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    names = ("Q2_K", "Q3_K", "Q5_K", "Q6_K", "NF4", "zero points")
+    weights: dict[str, Weight] = {name: form_weight(constants, rng, name, 19, 300) for name in names}
+    one_set_of_bits(driver, weights, constants, (9, 3, 2, 1), 300)
+
+
+def layer(
+    constants: MadeUpConstants, inner: int, bits: int, activation: str = "silu"
+) -> tuple[list[Record], dict[str, int]]:
+    """A norm, a gated pair and what reads it."""
+    rng, hidden = np.random.default_rng(0), 96
+    constants.arrays["norm"] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+    weights = [constants.block_weight(rng, inner, hidden, bits=bits) for _ in range(2)]
+    down = constants.block_weight(rng, 24, inner, bits=bits)
+    records: list[Record] = [
+        Norm("x", "norm", 1e-5, "normed", skip="skip", total="total"),
+        Product("normed", Branch(weights[0]), "gate", False), Product("normed", Branch(weights[1]), "up", False),
+        Gate(gate="gate", up="up", activation=activation, out="gated"),
+        Product("gated", Branch(down), "down", False),
+    ]  # fmt: skip
+    widths = {"x": hidden, "skip": hidden, "normed": hidden, "total": hidden}
+    return records, widths | {"gate": inner, "up": inner, "gated": inner, "down": 24}
+
+
+@pytest.mark.parametrize(("inner", "bits", "tokens"), [(1024, 4, 1), (1024, 4, 12), (1024, 8, 2), (200, 4, 40)])
+def test_a_gate_between_products(driver: HostDriver, inner: int, bits: int, tokens: int) -> None:
+    """One kernel makes the pair; where rows are whole, nobody arranges what the norm and the gate have made."""
+    constants, rng = MadeUpConstants(), np.random.default_rng(tokens)
+    records, widths = layer(constants, inner, bits)
+    given = {name: rng.standard_normal((tokens, 96)).astype(np.float32) for name in ("x", "skip")}
+    what, step = program(records, widths, constants, ["total", "down"]), step_of([1] * tokens, [1] * tokens)
+    ours, theirs = (
+        executor.compile(what).run(step, given) for executor in (CudaExecutor(driver, 1), ReferenceExecutor(1))
+    )
+    driver.check()
+    assert relative_error(np.asarray(ours["down"]).reshape(tokens, -1), np.asarray(theirs["down"])[0]) < ROUNDED
+    assert relative_error(np.asarray(ours["total"]).reshape(tokens, -1), np.asarray(theirs["total"])[0]) < 1e-6
+    launched = [name.split("_BlockReader")[0] for name in driver.launched]
+    gated = "decode_decode_gated_few" if tokens < 3 else "decode_decode_gated"
+    arranged = int(inner % 1024 > 0 or bits > 4)
+    assert launched.count(gated) == 1 and launched.count("activations_arrange_groups") == arranged
+
+
+def test_a_gate_that_others_read(driver: HostDriver) -> None:
+    """What stands between the products is wanted: they stay two."""
+    constants, rng = MadeUpConstants(), np.random.default_rng(0)
+    records, widths = layer(constants, 64, 4, "gelu_tanh")
+    given = {name: rng.standard_normal((3, 96)).astype(np.float32) for name in ("x", "skip")}
+    for name, (ours, theirs) in compared(driver, records, widths, constants, given, 3).items():
+        assert relative_error(ours, theirs) < ROUNDED, name
+    assert not any("gated" in name for name in driver.launched)
+
+
+def test_prompts_and_decoded_rows_side_by_side(driver: HostDriver) -> None:
+    """Rows with prefill numerics go their own way, and leave the others as they are."""
+    constants, rng = MadeUpConstants(), np.random.default_rng(0)
+    records, widths = layer(constants, 1024, 4)
+    given = {name: rng.standard_normal((42, 96)).astype(np.float32) for name in ("x", "skip")}
+    what = program(records, widths, constants, ["down"])
+    alone = (
+        CudaExecutor(driver, 1).compile(what).run(step_of([1] * 2, [1] * 2), {name: x[:2] for name, x in given.items()})
+    )
+    step = step_of([1, 1, 40], [1, 1, 40], prefill=1)
+    ours, theirs = (
+        np.asarray(executor.compile(what).run(step, given)["down"]).reshape(42, -1)
+        for executor in (CudaExecutor(driver, 1), ReferenceExecutor(1))
+    )
+    assert relative_error(ours, theirs) < ROUNDED
+    assert np.array_equal(ours[:2], np.asarray(alone["down"]).reshape(2, -1))
