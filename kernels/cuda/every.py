@@ -6,6 +6,7 @@ from ..formats import can_turn
 from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
+from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
@@ -64,7 +65,7 @@ def every_kernel() -> list[CudaKernel]:
             found += split_kernels(kind, size, size, heads_together(group, 1))
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
-    found += [GATHER, *SAMPLING_KERNELS]
+    found += [GATHER, TAKE_CHOSEN, *SAMPLING_KERNELS]
     return sorted(set(found), key=lambda kernel: kernel.name)
 
 
