@@ -18,6 +18,13 @@ from .records import Constants, Record, RowProgram, Weight
 from .sampling import SamplingBatch
 
 
+class TokenChoice(Protocol):
+    """Tokens that are being chosen (`Sampler.begin`)."""
+
+    def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """What `Sampler.sample` returns; to be called once. May raise what that may."""
+
+
 @dataclass(frozen=True)
 class StepContext:
     """One step over a flat batch.
@@ -33,6 +40,8 @@ class StepContext:
             prefill numerics.
         logits_indices: int64 [R], rows whose logits are wanted.
         rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
+        choice, chosen: tokens that are still being chosen take the place of `tokens`: int64 [T], the row of the choice
+            that each of them is. Only where the program `takes_choices`.
         adapters: what Executor.load_adapter returned, each once.
         cu_adapters: int32 [S + 1], the rows of sequence s go through adapters cu_adapters[s]:cu_adapters[s + 1] of the
             next two; without adapters all three are empty.
@@ -48,6 +57,8 @@ class StepContext:
     num_decode_sequences: int
     logits_indices: NDArray[np.int64]
     rope_table: NDArray[np.int32]
+    choice: TokenChoice | None = None
+    chosen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     adapters: Sequence[DeviceAdapter] = ()
     cu_adapters: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     adapter_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
@@ -118,6 +129,10 @@ class StepError(RuntimeError):
 class StepFunction(Protocol):
     """A program that is ready to run. One step runs at a time."""
 
+    @property
+    def takes_choices(self) -> bool:
+        """Whether `run` only starts a step, and takes tokens that nobody knows yet (`StepContext.choice`)."""
+
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, DeviceArray]:
         """Compute the program's outputs, [T, width] each, which the next step may overwrite.
 
@@ -138,13 +153,6 @@ class StepFunction(Protocol):
         """Forget a cancellation."""
 
 
-class TokenChoice(Protocol):
-    """Tokens that are being chosen (`Sampler.begin`)."""
-
-    def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """What `Sampler.sample` returns; to be called once. May raise what that may."""
-
-
 class Sampler(Protocol):
     """Chooses tokens from rows of logits. One call runs at a time."""
 
@@ -161,6 +169,13 @@ class Sampler(Protocol):
             tokens int64 [A]; float64 [A], the probability of each in the distribution it was drawn from (1 if greedy);
             status int64 [A], FINE, or why there is no token: HAS_NAN, HAS_INFINITY, ALL_MASKED (then the token is -1).
         """
+
+    @property
+    def most_begun(self) -> int:
+        """The most rows that `begin` takes; 0 = this device chooses while it is asked."""
+
+    def begin(self, logits: DeviceArray, batch: SamplingBatch) -> TokenChoice:
+        """As `sample`, without waiting for the tokens. The logits have been read by whatever is started later."""
 
     def log_normalizers(
         self, logits: DeviceArray, rows: NDArray[np.int64], top: int

@@ -79,9 +79,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--graph-us", type=float, default=0.0, help="what the graph of a step takes, and that of a choice a tenth"
-    )
+    parser.add_argument("--graph-us", type=float, default=0.0, help="what the graph of a step takes")
+    parser.add_argument("--choice-us", type=float, default=0.0, help="what the graph that chooses tokens takes")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--repeat", type=int, default=5)
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=[*OPTIONS])
     parser.add_argument("--model", type=Path, default=bundled_model())
     given = parser.parse_args()
-    gpu = SimulatedGpu(graph_us=given.graph_us)
+    gpu = SimulatedGpu(graph_us=given.graph_us, choice_us=given.choice_us)
     # Others on this machine do not count, unless it is time that matters.
     clock = time.perf_counter if given.graph_us else time.process_time
     ways: dict[str, Callable[..., float]] = {"Generator": generator_step, "LLM": llm_step}

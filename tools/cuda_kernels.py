@@ -175,6 +175,7 @@ WORK = {
     ),
     "mix": Work("8 results of a token", 4 * (CHOSEN + 1) * NARROW, 2 * CHOSEN * NARROW),
     "gather_numbers": Work("one logit", 12),
+    "take_chosen": Work("one token", 16),
     "sample_rows": Work("the likeliest of a row of logits", 4 * VOCABULARY, VOCABULARY),
     "map1": Work("a function of 128 x 3072 numbers of BERT", 8 * TEXT * 4 * WIDE, 10 * TEXT * 4 * WIDE),
     "map2": Work("a sum of 128 x 768 numbers of BERT", 12 * TEXT * WIDE, TEXT * WIDE),

@@ -30,13 +30,15 @@ class SimulatedGpu:
     depend on a row's counter.
 
     Attributes:
-        launch_us, graph_us, copy_us: what a launch that is not captured takes, a graph, a copy.
-        log: what was asked for, in order, if anybody sets a list: "graph", "wait", and so on.
+        launch_us, graph_us, choice_us, copy_us: what a launch that is not captured takes, the graph of a step, that of
+            a choice of tokens, a copy.
+        log: what was asked for, in order, if anybody sets a list: "step", "choice", "event" (waited for), and so on.
         fails: called before everything that is asked for, with its name: raises what a test wants to go wrong.
     """
 
     launch_us: float = 0.0
     graph_us: float = 0.0
+    choice_us: float = 0.0
     copy_us: float = 0.0
     vocab_size: int = 256
     name: str = "a simulated GPU"
@@ -65,9 +67,8 @@ class SimulatedGpu:
         with self._turn:
             while self._queue and self._queue[0][0] <= number:
                 _, end, effect = self._queue.popleft()
-                while (left := end - time.perf_counter()) > 0:
-                    if left > 2e-4:
-                        time.sleep(left - 1e-4)
+                while time.perf_counter() < end:
+                    pass
                 effect()
 
     def _note(self, what: str) -> None:
@@ -166,7 +167,8 @@ class SimulatedGpu:
         return [effect for effect in captured if effect is not _nothing]
 
     def launch_graph(self, captured: Any) -> None:
-        self._ask("graph", self.graph_us, lambda: [effect() for effect in captured])
+        what, microseconds = ("choice", self.choice_us) if captured else ("step", self.graph_us)
+        self._ask(what, microseconds, lambda: [effect() for effect in captured])
 
     def synchronize(self) -> None:
         self._note("wait")

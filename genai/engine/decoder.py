@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor
+from genai.kernels.executor import Executor, TokenChoice
 from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError, UnsupportedModelError
@@ -86,6 +86,19 @@ class Earlier(Generic[T]):
         ]
 
 
+@dataclass
+class Ahead:
+    """The token behind a sequence's last one, which a device computes before anybody knows which it is.
+
+    Attributes:
+        index: of the token. logits: of the step; row: which of them are behind it.
+    """
+
+    index: int
+    logits: Logits
+    row: int
+
+
 class DecoderSequence:
     """One growing token sequence and its cached state.
 
@@ -98,9 +111,13 @@ class DecoderSequence:
         shift: what becomes of it when the context is full; None = it has no more tokens than that.
         forgotten: so many of its tokens, behind the first ones that are kept, are no more seen by those that follow.
         earlier: what computed tokens went through, where it changed behind them.
+        ahead: what `Decoder.step_ahead` has started, until its logits are taken. The token that it computes counts in
+            `num_computed`, and is the one that is appended next. Whatever else becomes of the sequence takes it back,
+            and leaves it as if nothing had been started.
     """
 
     num_computed: int
+    ahead: Ahead | None = None
     shift: ContextShift | None = None
     forgotten = 0
 
@@ -116,7 +133,9 @@ class DecoderSequence:
         Args:
             together: of how many these are a part, where they are appended in pieces.
         """
-        if self.proposed and [*tokens] == self.proposed[:1]:
+        if self.ahead is not None and self.ahead.index == len(self.tokens) and len(tokens) == 1:
+            pass  # it is being computed
+        elif self.proposed and [*tokens] == self.proposed[:1]:
             del self.proposed[0]
         else:
             self.take_back()
@@ -133,10 +152,22 @@ class DecoderSequence:
         self.proposed.extend(tokens)
 
     def take_back(self) -> None:
-        """Forget the proposals, and what was computed of them."""
+        """Forget the proposals, and what was computed of them; and what was started ahead."""
+        if self.ahead is not None:
+            self.drop_cache(self.ahead.index)
         if self.proposed:
             self.proposed.clear()
             self.drop_cache(len(self.tokens))
+
+    def take_ahead(self) -> Logits | None:
+        """The logits behind the token that was computed ahead and appended meanwhile. None if it was not appended, as
+        after an interrupt: those that it was to be chosen from are gone, too, so that the last token is pending again.
+        """
+        ahead, self.ahead = self.ahead, None
+        if ahead is None or ahead.index + 1 != len(self.tokens):
+            self.drop_cache(max(len(self.tokens) - 1, 0))
+            return None
+        return ahead.logits[ahead.row : ahead.row + 1]
 
     @property
     def is_full(self) -> bool:
@@ -179,9 +210,11 @@ class Decoder(ABC):
         has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
         verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
             sequence as one by one.
+        runs_ahead: whether `step_ahead` may start anything.
     """
 
     has_numerics = False
+    runs_ahead = False
 
     pool: BlockPool | None = None
     block_size = 1
@@ -241,6 +274,27 @@ class Decoder(ABC):
             CacheCapacityError: no room; the sequences are as they were.
             StepInterrupted: see interrupt.
         """
+
+    def step_ahead(self, sequences: Sequence[Any], choice: TokenChoice, rows: Sequence[int]) -> bool:
+        """Start to compute the token that each sequence is about to be given, while it is still being chosen.
+
+        What a step of a GPU takes from the host are numbers that are known before the token is: its position, its slot,
+        that there will be one. The token itself goes from the sampler's outcomes to the step's tokens inside the
+        device. So the host reads tokens one step behind: while it does, and makes text of them, the device computes.
+        Each sequence notes what was started (`DecoderSequence.ahead`). If the token turns out to be another sequence's
+        end, or is taken back, or anything but that one token is appended, that is dropped like proposals are: a slot
+        behind the end was written to, in the device's order before all that may be written there later.
+
+        Args:
+            sequences: each computed to its end, without proposals.
+            choice: what chooses their tokens; rows: the row of each in it.
+
+        Returns:
+            False: nothing was started, and the sequences are as they were. Whatever stands in the way (no room in the
+            cache, a device that failed, a closed model) comes up again, and is dealt with, where the step is made as
+            usual.
+        """
+        return False
 
     def interrupt(self, sequences: Collection[Any]) -> None:  # noqa: B027 - what cannot be given up is ended
         """Give up the step in progress if it computes these sequences alone; it raises StepInterrupted soon.

@@ -142,6 +142,8 @@ class Engine:
         self._speculator = speculator
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
         self._pace = Pace()
+        # What was started ahead has failed: a step is made as usual, which tells whom it is about.
+        self._is_careful = False
         self.counts = EngineCounts()
 
     def submit(self, job: Job) -> None:
@@ -166,19 +168,21 @@ class Engine:
     def step(self) -> None:
         """Start what fits, compute one step, and choose the tokens of the sequences that are up to date.
 
-        What fails for a job is given to its `finish`; the others go on.
+        What fails for a job is given to its `finish`; the others go on. Where the device can, it computes the next step
+        while this one's tokens are read and made text of (`Decoder.step_ahead`): that step is then the next one's, for
+        the sequences that still want it.
         """
         self._drop_cancelled()
         self._admit()
         self._shift()
         wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         self._sampler.prepare(job.row for job in self._scheduler.running)
-        computed = self._compute()
-        self.counts.steps += bool(computed)
-        ready = [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
-        outcomes = self._choose_all(self._with_siblings(ready))
-        if self._speculator is not None and wants_to_hear:
-            self._speculator.settle(outcomes)
+        ready = self._with_siblings(self._ready())
+        if not self._choose_ahead(ready):
+            outcomes = self._choose_all(ready)
+            self._is_careful = False
+            if self._speculator is not None and wants_to_hear:
+                self._speculator.settle(outcomes)
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
@@ -233,6 +237,16 @@ class Engine:
                     self._decoder.forget(job.sequence)
             except Exception as error:
                 self._end(job, error)
+
+    def _ready(self) -> list[tuple[Job, Logits]]:
+        """The jobs that can be given a token, with the logits behind their last one: of what was started ahead, where
+        something was; jobs that came meanwhile, or whose tokens were others, wait for the step behind it.
+        """
+        ahead = [job for job in self._scheduler.running if job.sequence.ahead is not None]
+        computed: list[tuple[Job, Logits | None]] = [(job, job.sequence.take_ahead()) for job in ahead]
+        computed = computed or self._compute()
+        self.counts.steps += bool(computed)
+        return [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
 
     def _compute(self) -> list[tuple[Job, Logits | None]]:
         """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
@@ -320,6 +334,50 @@ class Engine:
                 else:
                     sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
+
+    def _choose_ahead(self, ready: list[tuple[Job, Logits]]) -> bool:
+        """Give each job its next token, and start the step behind it before that is read.
+
+        Returns:
+            False where nothing was done, because there is nothing to start: the device cannot, or the next step has
+            more to do than a token for each of these jobs.
+        """
+        jobs = [job for job, _ in ready]
+        if self._is_careful or not self._decoder.runs_ahead or not self._goes_on_with(jobs):
+            return False
+        # A job that is sure to end with this token wants no step behind it.
+        going = [i for i, job in enumerate(jobs) if len(job.sequence.tokens) + 1 < job.max_length]
+        if not going:
+            return False
+        try:
+            begun = self._sampler.begin(stacked([rows[-1] for _, rows in ready]), [job.row for job in jobs])
+        except Exception as error:
+            self._choose_apart(ready, error)
+            return True
+        if begun is None:
+            return False
+        ready.clear()  # with the logits, which the next step writes over: who held them would have them copied
+        self._decoder.step_ahead([jobs[i].sequence for i in going], begun.choice, going)
+        try:
+            outcomes = begun.outcomes()
+        except BaseException as error:
+            for job in jobs:  # their logits are gone: the last token is pending again
+                job.sequence.drop_cache(len(job.sequence.tokens) - 1)
+            self._is_careful = True
+            if not isinstance(error, Exception):
+                raise
+            return True
+        for job, (token, refusal) in zip(jobs, outcomes, strict=True):
+            if refusal is None:
+                self._give(job, token, None)
+            else:
+                self._end(job, refusal)
+        return True
+
+    def _goes_on_with(self, jobs: Sequence[Job]) -> bool:
+        """Whether the next step is one token for each of these jobs, as far as is known, and nothing else."""
+        is_whole = self._speculator is None and len(jobs) == self.num_running and self._scheduler.candidate() is None
+        return is_whole and not any(job.wants_prompt_logits or job.cancelled for job in jobs)
 
     def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
         """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction
+from genai.kernels.executor import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction, TokenChoice
 from genai.kernels.forks import renew_locks, was_busy
 from genai.kernels.interrupts import ThreadsRefused
 from genai.kernels.records import Attention, RowProgram
@@ -23,9 +23,9 @@ from genai.kvcache.table import GONE, BlockTable
 from ..errors import CacheCapacityError, DeviceError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .context_shift import keys_turner
-from .decoder import ContextShift, Decoder, DecoderSequence, Logits, check_width
+from .decoder import Ahead, ContextShift, Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
-from .scheduler import DEFAULT_TOKEN_BUDGET, Run, StepPlan
+from .scheduler import DEFAULT_TOKEN_BUDGET, Part, Run, StepPlan
 from .step_context import StepContexts
 from .stored import StoredArray, StoredTokens
 
@@ -177,6 +177,14 @@ class PagedSequence(DecoderSequence):
         most = (self._window + reading) // table.block_size + 3
         return table.usable_blocks - table.num_gone, table.own_blocks, most
 
+    @property
+    def can_go_ahead(self) -> bool:
+        """Whether its next token, whichever it is, needs nothing but to be computed."""
+        length, threshold = len(self.tokens), self._rope_threshold
+        is_full = self.shift is not None and length + 1 - self.forgotten > self.shift.size
+        is_ready = self.num_computed == length and self.ahead is None and not self.proposed
+        return is_ready and not is_full and length != threshold  # there the other RoPE table begins
+
     def rewind(self, length: int) -> None:
         before = self.rope_table
         if self.forgotten and length <= self._kept + self.forgotten:
@@ -190,6 +198,8 @@ class PagedSequence(DecoderSequence):
 
     def drop_cache(self, length: int = 0) -> None:
         self.proposed.clear()
+        if self.ahead is not None:
+            length, self.ahead = min(length, self.ahead.index), None
         self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
         place = min(self.table.length, self._place(length))
         # A token that is computed there must find its window.
@@ -251,6 +261,8 @@ class PagedDecoder(Decoder):
         return sequence
 
     def fork(self, sequence: PagedSequence) -> PagedSequence:
+        if sequence.ahead is not None:
+            sequence.take_back()
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
         other.adapters, other.earlier = sequence.adapters, sequence.earlier.copy()
@@ -269,6 +281,33 @@ class PagedDecoder(Decoder):
             results[index] = logits
         self._leave_windows(sequences, step)
         return results
+
+    @property
+    def runs_ahead(self) -> bool:  # type: ignore[override]
+        """See Decoder."""
+        run = getattr(self, "run", None)  # it goes when the model is closed, on any thread
+        return run is not None and run.takes_choices
+
+    def step_ahead(self, sequences: Sequence[PagedSequence], choice: TokenChoice, rows: Sequence[int]) -> bool:
+        if len(sequences) > self.token_budget or not all(sequence.can_go_ahead for sequence in sequences):
+            return False
+        step = [Part(index, 1, False) for index in range(len(sequences))]
+        try:
+            self._check_open()
+            check_unchanged(self._files)
+            self._leave_windows(sequences, step)
+            with self._reserved(sequences, step) as slots:
+                context = self._contexts.make_ahead(sequences, slots, choice, rows)
+                logits = self._logits(sequences, step, context)
+                for row, sequence in enumerate(sequences):
+                    sequence.ahead = Ahead(len(sequence.tokens), logits, row)
+        except BaseException as error:
+            for sequence in sequences:
+                sequence.ahead = None
+            if not isinstance(error, Exception):
+                raise
+            return False
+        return True
 
     def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
         for part in step if self._window is not None else ():
@@ -394,17 +433,23 @@ class PagedDecoder(Decoder):
     ) -> Iterator[tuple[int, Logits]]:
         with self._reserved(sequences, step) as slots:
             context, owners = self._contexts.make(sequences, step, slots, all_rows)
-            with self._interruptible(sequences[part.sequence] for part in step) as run:
-                logits = self._compute(run, context)[self._values[output or self.output_names[0]]]
-                # Other outputs stay in memory that the next step overwrites.
-                logits = np.array(logits, np.float32) if output else logits
-            self._check_open()  # closed meanwhile, it has read pages that were given back
-        if not output or output == self.output_names[0]:
-            check_width(logits, self.vocab_size)
-        logits = logits.reshape(len(context.logits_indices), logits.shape[-1])
+            logits = self._logits(sequences, step, context, output)
         for index, first, last in owners:
             if last > first:
                 yield index, logits[first:last]
+
+    def _logits(
+        self, sequences: Sequence[PagedSequence], step: StepPlan, context: StepContext, output: str = ""
+    ) -> Logits:
+        """The rows that a step wants, [rows, width]."""
+        with self._interruptible(sequences[part.sequence] for part in step) as run:
+            logits = self._compute(run, context)[self._values[output or self.output_names[0]]]
+            # Other outputs stay in memory that the next step overwrites.
+            logits = np.array(logits, np.float32) if output else logits
+        self._check_open()  # closed meanwhile, it has read pages that were given back
+        if not output or output == self.output_names[0]:
+            check_width(logits, self.vocab_size)
+        return logits.reshape(len(context.logits_indices), logits.shape[-1])
 
     def _compute(self, run: StepFunction, context: StepContext) -> dict[str, Any]:
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceAdapter, StepContext
+from genai.kernels.executor import DeviceAdapter, StepContext, TokenChoice
 from genai.kvcache.table import BlockTable
 
 from .mix import AdapterMix
@@ -23,6 +23,28 @@ class StepContexts:
 
     def __init__(self) -> None:
         self._known: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)
+
+    def make_ahead(
+        self, sequences: Sequence[PagedSequence], slots: list[int], choice: TokenChoice, rows: Sequence[int]
+    ) -> StepContext:
+        """A step of the token behind the last one of each sequence: these rows of a choice."""
+        tables = [sequence.table for sequence in sequences]
+        count = len(sequences)
+        lengths, each = np.array([table.length for table in tables], np.int32), np.arange(count)
+        return StepContext(
+            tokens=np.zeros(count, np.int64),
+            positions=lengths.astype(np.int64) - 1,
+            cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
+            context_lens=lengths,
+            block_tables=self._block_tables(tables),
+            slot_mapping=np.array(slots, np.int64),
+            num_decode_sequences=count,
+            logits_indices=each,
+            rope_table=np.array([sequence.rope_table for sequence in sequences], np.int32),
+            choice=choice,
+            chosen=np.array(rows, np.int64),
+            **_adapters_of([sequence.adapters for sequence in sequences]),
+        )
 
     def make(
         self, sequences: Sequence[PagedSequence], step: StepPlan, slots: list[int], all_rows: Collection[int]

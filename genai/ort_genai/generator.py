@@ -181,6 +181,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._shown = PaddedRows(len(self._sequences), self._pad_token())
         self._ended = [False] * len(self._sequences)
         self._next_tokens: NDArray[np.int32] | None = None
+        # Whether the logits are those that set_logits was given, which cannot be computed again.
+        self._is_given = False
         self._logits = self._no_logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
         names, inputs = model.config.model.decoder.names, model.info.inputs
         self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
@@ -291,8 +293,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if self._appends_forced and not self._append_forced():
             return
         active = [i for i, ended in enumerate(self._ended) if not ended]
-        rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
-        picked, pad = self._sampler.sample(self._compute(active), rows).tokens.tolist(), self._pad_token()
+        picked, pad = self._pick(active), self._pad_token()
         shown = [pad if ended else token for token, ended in zip(picked, self._ended, strict=True)]
         self._next_tokens = np.array(shown, np.int32)
         going_on = {i for i in active if picked[i] not in self._eos}
@@ -303,12 +304,51 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self._rows[index].follow(picked[index])
         if ended := [index for index in active if index not in going_on]:
             log("hit_eos", "sequences {ended}", ended=ended)
-        if len(going_on) == len(rows):
+        if len(going_on) == len(self._ended):
             self._logits = self._no_logits  # nobody asks for them again: the next step may write over them
+        else:
+            self._settle()
         if going_on:
             self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
+
+    def _pick(self, active: Sequence[int]) -> list[int]:
+        """The next token of each sequence; of those that are not active, nobody's.
+
+        Where the device can, it computes these tokens while they are read (`Decoder.step_ahead`). They are then
+        computed when they are appended, and the logits behind them are there for the next call: whoever asks for
+        something else in between takes that back. The logits that the tokens were chosen from are gone, and computed
+        again if somebody asks for them, who can do so for a sequence that has ended.
+        """
+        logits, count = self._compute(active), len(self._ended)
+        rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
+        goes_on = len(active) == count and self._shown.width + 1 < self.max_length and not self._is_given
+        has_room = count <= (self._options["chunk_size"] or self._decoder.token_budget)
+        can_run = goes_on and has_room and self._decoder.runs_ahead
+        begun = self._sampler.begin(logits, self._rows) if can_run else None
+        if begun is None:
+            picked: list[int] = self._sampler.sample(logits, rows).tokens.tolist()
+            return picked
+        try:
+            self._logits = logits = self._no_logits
+            self._decoder.step_ahead(self._sequences, begun.choice, range(count))
+            outcomes = begun.outcomes()
+            for _, error in outcomes:
+                if error is not None:
+                    raise error
+        except BaseException:
+            for sequence in self._sequences:
+                sequence.drop_cache(len(sequence.tokens) - 1)
+            raise
+        return [token for token, _ in outcomes]
+
+    def _settle(self) -> None:
+        """Leave the sequences as if nothing had been started ahead."""
+        for sequence in self._sequences:
+            sequence.take_back()
+            if self._logits is self._no_logits and 0 < len(sequence.tokens) <= sequence.num_computed:
+                sequence.drop_cache(len(sequence.tokens) - 1)
 
     def _append_forced(self) -> bool:
         """Append the tokens that the grammar leaves no choice about behind a chosen one.
@@ -337,6 +377,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         decoder = self._open_decoder()
         if any(not self._sequences[i].tokens for i in indices):
             raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+        if any(sequence.ahead is not None for sequence in self._sequences):
+            self._take_ahead()
         behind = [i for i in indices if self._sequences[i].num_computed < len(self._sequences[i].tokens)]
         if behind:
             budget = self._options["chunk_size"] or None
@@ -347,8 +389,21 @@ class Generator(Single, AbstractContextManager["Generator"]):
             else:
                 self._logits = np.array(self._logits)  # a device's logits are not written to
                 self._logits[behind] = np.stack([logits[-1] for logits in computed])
-            self._last_run.ranges = ranges
+            self._is_given = False
+            # Of a sequence that has ended only its last logits are wanted again.
+            self._last_run.ranges = {i: own for i, own in ranges.items() if not self._ended[i]} or self._last_run.ranges
         return self._logits
+
+    def _take_ahead(self) -> None:
+        """Take the logits of what was started ahead; nothing else is started for some of the sequences alone."""
+        found = [sequence.take_ahead() for sequence in self._sequences]
+        rows = [logits[-1] for logits in found if logits is not None]
+        if len(rows) < len(found):  # an interrupt came between
+            self._settle()
+            return
+        self._logits = stacked(rows)
+        ends = [len(sequence.tokens) for sequence in self._sequences]
+        self._last_run.ranges = {i: (end - 1, end) for i, end in enumerate(ends)}
 
     def is_done(self) -> bool:
         """Whether every sequence has ended (EOS), or they have max_length tokens."""
@@ -451,6 +506,12 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "load all adapters of a generator into one Adapters",
             )
         self._open_decoder()
+        self._settle()
+        # What was computed before stays as it is, and so do the last logits of sequences that have ended.
+        if lost := [
+            i for i, one in enumerate(self._sequences) if self._ended[i] and one.num_computed < len(one.tokens)
+        ]:
+            self._compute(lost)
         if adapters.values(name):
             self._give_values(adapters, name)
             return
@@ -540,6 +601,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             )
         self._compute(range(len(self._sequences)))
         self._logits = np.array(array.reshape(len(self._sequences), -1), np.float32)
+        self._is_given = True
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         """Generate until done, yielding the tokens of each step, int32 [B]."""
@@ -555,6 +617,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Blocks are copied where one of the two writes into them.
         """
         self._open_decoder()
+        self._settle()
         other = object.__new__(type(self._without_beams("fork")))
         other.__dict__.update(self.__dict__)
         other._open = [self._decoder.fork(sequence) for sequence in self._sequences]
@@ -584,6 +647,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         (sequence,) = self._only("save_state")
         if not sequence.tokens:
             raise StateError("there are no tokens yet", "there is nothing to save", "call append_tokens first")
+        self._settle()
         notes = {"ended": self._ended[0], "prompt": self._rows[0].prompt_length}
         weights = dict.fromkeys(self._active, 1.0)
         saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(self._rows[0]), notes)

@@ -111,6 +111,8 @@ class CpuExecutor(HostMemory):
 class CpuStep:
     """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
 
+    takes_choices = False
+
     def __init__(
         self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: PackedWeights, threads: pool.Threads
     ) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import Float32, check
+from ..executor import TokenChoice
 from ..sampling import FINE, MAX_STEPS, NUM_SETTINGS, NUM_SPANS, ROW, SamplingBatch, Setting, Span, Step, check_rows
 from .arguments import Address, Arguments, Binding
 from .jit import NativeOp, native_op
@@ -233,6 +234,8 @@ def _given(array: NDArray[Any]) -> NDArray[Any] | None:
 class CpuSampler:
     """See `genai.kernels.executor.Sampler`."""
 
+    most_begun = 0
+
     def __init__(self, threads: Threads, vocab_size: int) -> None:
         self._threads = threads
         # More slots than threads, so that a core that something else slows down gets fewer of them.
@@ -269,6 +272,9 @@ class CpuSampler:
             same_length=longest,
         )
         return outcomes[:, 0], outcomes.view(np.float64)[:, 2], outcomes[:, 1]
+
+    def begin(self, logits: Float32, batch: SamplingBatch) -> TokenChoice:
+        raise NotImplementedError("most_begun is 0")
 
     def log_normalizers(
         self, logits: Float32, rows: NDArray[np.int64], top: int

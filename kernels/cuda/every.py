@@ -7,6 +7,7 @@ from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
 from .decode import GATED_GROUPS, GROUPS, ROWS, decode_kernel, few_kernel, gated_few_kernel, gated_kernel
+from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .grouped import arrange_kernel as arrange_groups_kernel
 from .logits import GATHER
@@ -74,7 +75,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
             found += split_kernels(kind, size, size, heads_together(group, 1))
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
-    found += [GATHER, *SAMPLING_KERNELS, *SPEED_KERNELS]
+    found += [GATHER, TAKE_CHOSEN, *SAMPLING_KERNELS, *SPEED_KERNELS]
     those = {kernel for kernel in found if kernel.capability in (0, capability)}
     return sorted(those, key=lambda kernel: kernel.name)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, UnsupportedRecord
+from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, StepError, UnsupportedRecord
 from ..formats import PagedLayer
 from ..gated_pairs import fuse
 from ..host.arrays import Threads
@@ -26,17 +26,19 @@ from .experts import check_experts
 from .graphs import GraphCache
 from .grouped import wanted_of
 from .host_nodes import HostPart, known_of, parts_of
-from .launches import Counts, Functions, Start
+from .launches import Counts, Functions, Launch, Start, bind
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
-from .sampling import SAMPLING_KERNELS, CudaSampler
+from .sampling import SAMPLING_KERNELS, CudaChoice, CudaSampler
+from .sources import CudaKernel
 from .speeds import measured
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
 from .weights import DeviceWeights, check_weight
 
 # Rows of a step that is captured at most.
 _CAPTURED_TOKENS = 64
+TAKE_CHOSEN = CudaKernel("chosen.cu", "take_chosen", "ChosenArguments", 64)
 
 
 class CudaExecutor:
@@ -138,6 +140,13 @@ class CudaStep:
         self._known: dict[str, Any] = {}
         self._lower(Capacity())
 
+    @property
+    def takes_choices(self) -> bool:
+        """See StepFunction: not where the host takes part, nor where there are tokens that no table has a row for."""
+        rows = [rows for ids, rows in self._limits.rows_of_tables if ids is records.Ids.TOKENS]
+        width = self._program.types[self._program.outputs[0]].width
+        return not self._has_host_nodes and min(rows, default=0) >= width
+
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         counts = self.prepare(step, given)
         self.start(counts)
@@ -146,17 +155,23 @@ class CudaStep:
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
+        places = None
+        if step.choice is not None:
+            if not isinstance(step.choice, CudaChoice) or step.choice.driver is not self._driver:
+                raise StepError(f"{step.choice!r:.80} is no choice of this device's")
+            places = step.choice.addresses(step.chosen)
         adapters = self._adapters.tables(step)
         capacity = (self._capacity or Capacity()).grown(step, adapters)
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
+        counts["chosen"] = 0 if places is None else len(places)
         counts["decode_rows"] = decode_rows = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["splits"] = _splits(step.positions, capacity)
         all_decode = decode_rows == counts["tokens"]
         counts["decode_splits"] = counts["splits"] if all_decode else _splits(step.positions[:decode_rows], capacity)
         counts |= adapters.counts
-        counts |= self._table.write(step, adapters)
+        counts |= self._table.write(step, adapters, places)
         if self._has_host_nodes:
             self._known.clear()
             self._known |= known_of(self._program, step, given or {})
@@ -245,6 +260,9 @@ class CudaStep:
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
             wanted_of(parts),
         )  # fmt: skip
+        places, tokens = self._table.address("chosen"), self._table.address("tokens")
+        arguments = bind(TAKE_CHOSEN, places=places, tokens=tokens, count=0)
+        lowering.starts.append(Launch(TAKE_CHOSEN, arguments, {"count": "chosen"}, _chosen_grid))
         self._values.expect(name for part in parts for name in part.inputs)
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:
@@ -261,6 +279,10 @@ class CudaStep:
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})
         self._capacity = capacity
+
+
+def _chosen_grid(counts: Counts) -> tuple[int, int, int]:
+    return -(-counts["chosen"] // TAKE_CHOSEN.threads), 1, 1
 
 
 def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:

@@ -153,13 +153,13 @@ class CudaSampler:
         functions: SAMPLING_KERNELS, loaded. threads: of the host.
 
     Attributes:
-        most_rows: that `begin` takes.
+        most_begun: see `kernels.executor.Sampler`.
     """
 
     def __init__(self, driver: Driver, functions: Functions, vocab_size: int, threads: Threads) -> None:
         self._driver, self._vocab_size, self._threads = driver, vocab_size, threads
         self._parts = -(-vocab_size // PART)
-        self.most_rows = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * PART * self._parts)))
+        self.most_begun = max(1, min(_MOST_ROWS, _MOST_BYTES // (4 * PART * self._parts)))
         self._functions = functions
         self._header = structs("sampling.cu")["SamplingTable"]
         self._outcome = structs("sampling.cu")["SamplingOutcome"]
@@ -173,14 +173,14 @@ class CudaSampler:
         self, logits: Any, batch: SamplingBatch, distributions: Float64 | None = None
     ) -> tuple[Int64, Float64, Int64]:
         count = len(batch.rows)
-        if distributions is None and 0 < count <= self.most_rows:
+        if distributions is None and 0 < count <= self.most_begun:
             return self.begin(logits, batch).wait()
         self._check(logits, batch)
         if distributions is not None:
             check("distributions", distributions, (count, self._vocab_size), np.dtype(np.float64))
         found = [(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))]
-        for first in range(0, count, self.most_rows):
-            part = slice(first, min(first + self.most_rows, count))
+        for first in range(0, count, self.most_begun):
+            part = slice(first, min(first + self.most_begun, count))
             own = None if distributions is None else distributions[part]
             found.append(self._start(logits, batch, batch.rows[part], wants=own is not None).wait())
             if own is not None:
@@ -191,8 +191,8 @@ class CudaSampler:
     def begin(self, logits: Any, batch: SamplingBatch) -> CudaChoice:
         """See `kernels.executor.Sampler`."""
         self._check(logits, batch)
-        if not 0 < len(batch.rows) <= self.most_rows:
-            raise ValueError(f"{len(batch.rows)} rows, 1 to {self.most_rows} are chosen for at a time")
+        if not 0 < len(batch.rows) <= self.most_begun:
+            raise ValueError(f"{len(batch.rows)} rows, 1 to {self.most_begun} are chosen for at a time")
         return self._start(logits, batch, batch.rows)
 
     def _check(self, logits: Any, batch: SamplingBatch) -> None:
@@ -207,8 +207,8 @@ class CudaSampler:
             return CpuSampler(self._threads, self._vocab_size).log_normalizers(own, numbers, top)
         normalizers, likely = np.full(len(rows), np.nan), np.full((len(rows), top), -1)
         batch = _normalizer_batch(rows, top, self._vocab_size)
-        for first in range(0, len(rows), self.most_rows):
-            part = slice(first, min(first + self.most_rows, len(rows)))
+        for first in range(0, len(rows), self.most_begun):
+            part = slice(first, min(first + self.most_begun, len(rows)))
             outcomes = self._start(logits, batch, batch.rows[part], top=top).outcomes()
             fine = outcomes["status"] == FINE
             normalizers[part][fine] = outcomes["probability"][fine]

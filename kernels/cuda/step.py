@@ -140,7 +140,9 @@ class StepTable:
 
     def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = ()) -> None:
         self._capacity, self._tile_rows = capacity, tuple(tile_rows)
-        self._first, total = {"adapters": 0}, capacity.adapter_numbers
+        # Addresses of tokens that are being chosen take two places each.
+        self._first = {"chosen": 0, "adapters": 2 * capacity.tokens}
+        total = 2 * capacity.tokens + capacity.adapter_numbers
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
@@ -161,8 +163,14 @@ class StepTable:
         names = ("tables", "sequence_of", "positions", "slots")
         return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
 
-    def write(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> dict[str, int]:
-        """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table."""
+    def write(
+        self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS, places: NDArray[np.uint64] | None = None
+    ) -> dict[str, int]:
+        """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table.
+
+        Args:
+            places: where the tokens are, if the host does not know them.
+        """
         self._staging.next()
         host, filled = self._hosts[self._staging.turn], self._filled[self._staging.turn]
         count, is_single = len(step.tokens), _is_single(step)
@@ -172,6 +180,8 @@ class StepTable:
             host[first : first + len(numbers)] = numbers
 
         put("tokens", step.tokens)
+        if places is not None:
+            put("chosen", places.view(np.int32))
         put("positions", step.positions)
         put("slots", step.slot_mapping)
         put("logits_rows", step.logits_indices)

@@ -76,6 +76,8 @@ class ReferenceStep:
     Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].
     """
 
+    takes_choices = False
+
     def __init__(self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: ReferenceWeights) -> None:
         self._program, self._layers, self._weights = program, layers, weights
         self._values: dict[str, Any] = {}

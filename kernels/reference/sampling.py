@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check
+from ..executor import TokenChoice
 from ..sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, SamplingBatch, Setting, Span, Step, check_rows
 
 Row = NDArray[np.float64]
@@ -169,6 +170,8 @@ _LOWEST_TEMPERATURE = 1e-30
 class ReferenceSampler:
     """See `genai.kernels.executor.Sampler`."""
 
+    most_begun = 0
+
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
@@ -197,6 +200,9 @@ class ReferenceSampler:
             if distributions is not None:
                 distributions[i] = distribution
         return tokens, probabilities, status
+
+    def begin(self, logits: NDArray[np.float32], batch: SamplingBatch) -> TokenChoice:
+        raise NotImplementedError("most_begun is 0")
 
     def log_normalizers(self, logits: NDArray[np.float32], rows: Int64, top: int) -> tuple[NDArray[np.float64], Int64]:
         """See Sampler.log_normalizers; NaN for a row that cannot be sampled, -1 where fewer tokens are likely."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor
+from genai.kernels.executor import Executor, TokenChoice
 from genai.kernels.forks import renew_locks
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
@@ -113,6 +113,34 @@ class SampledBatch:
     logprobs: tuple[TokenLogprob | None, ...]
 
 
+class BegunBatch:
+    """Tokens that a device is choosing (`BatchSampler.begin`).
+
+    Attributes:
+        choice: what a step may take them from, row by row.
+    """
+
+    def __init__(self, choice: TokenChoice, rows: Sequence[RowSampler]) -> None:
+        self.choice, self._rows = choice, rows
+
+    def outcomes(self) -> list[tuple[int, SamplingError | None]]:
+        """Wait: each row's token, or why it has none. Called once; nothing is appended."""
+        tokens, probabilities, status = self.choice.wait()
+        found: list[tuple[int, SamplingError | None]] = []
+        columns = tokens.tolist(), probabilities.tolist(), status.tolist()
+        for row, token, probability, code in zip(self._rows, *columns, strict=True):
+            error = None if code == FINE else _refusal(0, code)
+            if error is None and row.plan.params.mirostat:
+                row.steer(probability)
+            found.append((token, error))
+        return found
+
+
+def _refusal(row: int, code: int) -> SamplingError:
+    why, fix = _REASONS[code]
+    return SamplingError(f"row {row} has no next token", f"its logits {why}", fix)
+
+
 def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:
     return {index: row for index, row in enumerate(rows) if row is not None}
 
@@ -163,6 +191,22 @@ class BatchSampler:
                 row.steer(probability)
         return SampledBatch(tokens, tuple(logprobs.get(index) for index in range(len(rows))))
 
+    def begin(self, logits: Logits, rows: Sequence[RowSampler]) -> BegunBatch | None:
+        """Begin to choose the next token of each row; the logits are read before anything that is started later.
+
+        Returns:
+            None where `sample` is to be called: the device chooses while it is asked, there are too many rows, or a
+            request asks for log-probabilities, which need the logits once the token is known.
+
+        Raises:
+            LogitsProcessorError: a logits processor failed. What waiting raises besides comes from `outcomes`.
+        """
+        if not 0 < len(rows) <= self._sampler.most_begun or any(row.plan.params.logprobs is not None for row in rows):
+            return None
+        batch = self._batches.make(logits, dict(enumerate(rows)))
+        with self._lock:
+            return BegunBatch(self._sampler.begin(logits, batch), rows)
+
     def distributions(self, logits: Logits, rows: Sequence[RowSampler | None]) -> NDArray[np.float64]:
         """The distributions that `sample` would draw from, float64 [B, vocab_size]; zeros where there is no row.
 
@@ -191,8 +235,7 @@ class BatchSampler:
             tokens, probabilities, status = self._sampler.sample(logits, batch, distributions)
         for index, code in zip(active, status.tolist(), strict=True):
             if code != FINE:
-                why, fix = _REASONS[code]
-                raise SamplingError(f"row {index} has no next token", f"its logits {why}", fix)
+                raise _refusal(index, code)
         return tokens, probabilities
 
     def _logprobs(

@@ -128,6 +128,8 @@ def is_number(array: NDArray[Any]) -> bool:
 class _PartByPart:
     """A decoder's program, a program per part: each goes on with what the observer returns (see StepFunction)."""
 
+    takes_choices = False
+
     def __init__(self, decoder: PagedDecoder, observer: Observer) -> None:
         self._executor, self._observer, self._outputs = decoder.executor, observer, decoder.program.outputs
         compiled, apart = decoder.executor.compile, without_places(decoder.program).apart()

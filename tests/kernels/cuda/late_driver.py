@@ -1,0 +1,111 @@
+"""A host that emulates a GPU and does nothing before somebody waits: whatever is read or written too early shows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.cuda.driver import Grid
+from genai.kernels.cuda.sources import CudaKernel
+
+from .host_driver import HostDriver
+
+
+@dataclass(eq=False)
+class LateEvent:
+    """See `genai.kernels.cuda.driver.Event`."""
+
+    driver: LateDriver
+    number: int = 0
+
+    def record(self) -> None:
+        self.number = self.driver.asked
+
+    def wait(self) -> None:
+        self.driver.drain(self.number)
+
+
+@dataclass(eq=False)
+class LateDriver(HostDriver):
+    """See HostDriver. What memory of the host holds is read when its copy is made.
+
+    Attributes:
+        asked: how much was asked for; ahead: the most that was asked for and not done.
+    """
+
+    asked: int = 0
+    ahead: int = 0
+    _queue: deque[tuple[int, Callable[[], object]]] = field(default_factory=deque)
+    _pinned: list[NDArray[np.uint8]] = field(default_factory=list)
+    # Memory of a GPU that goes back is given to nobody before what was asked for is done; here it never is.
+    _memory: list[NDArray[np.uint8]] = field(default_factory=list)
+
+    def drain(self, number: int) -> None:
+        """Do what was asked for, up to this."""
+        with self._turn:
+            while self._queue and self._queue[0][0] <= number:
+                self._queue.popleft()[1]()
+
+    def _later(self, work: Callable[[], object]) -> None:
+        self._outside_of_a_capture()
+        with self._turn:
+            self.asked += 1
+            self._queue.append((self.asked, work))
+            self.ahead = max(self.ahead, len(self._queue))
+
+    def zeros(self, nbytes: int) -> NDArray[np.uint8]:
+        self._memory.append(super().zeros(nbytes))
+        return self._memory[-1]
+
+    def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
+        self._pinned.append(super().host_memory(nbytes))
+        return self._pinned[-1]
+
+    def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+        own = array if any(np.shares_memory(array, memory) for memory in self._pinned) else array.copy()
+        self._later(lambda: target.__setitem__(..., own))
+
+    def read(self, array: NDArray[Any], target: NDArray[Any]) -> None:
+        assert any(np.shares_memory(target, memory) for memory in self._pinned)
+        self._later(lambda: target.__setitem__(..., array))
+
+    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+        self.synchronize()
+        return super().download(array)
+
+    def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
+        self._later(lambda: rows.__setitem__(destination, rows[source]))
+
+    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
+        self._later(lambda: target.__setitem__(..., source))
+
+    def event(self) -> Any:
+        return LateEvent(self)
+
+    def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
+        if self._captured is not None:
+            super().launch(function, kernel, grid, arguments)
+            return
+        own, start = arguments.copy(), super().launch
+        self._later(lambda: start(function, kernel, grid, own))
+
+    def launch_graph(self, captured: Any) -> None:
+        self.graphs_launched += 1
+        start = super().launch
+        self._later(lambda: [start(*launch) for launch in captured])
+
+    def synchronize(self) -> None:
+        self._outside_of_a_capture()
+        self.drain(self.asked)
+
+    def settle(self) -> None:
+        self.synchronize()
+
+    def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
+        self.synchronize()
+        return super().lend(array, stream, options)
