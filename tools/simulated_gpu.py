@@ -42,6 +42,7 @@ class SimulatedGpu:
     copy_us: float = 0.0
     vocab_size: int = 256
     name: str = "a simulated GPU"
+    capability: int = 80
     log: list[str] | None = None
     fails: Callable[[str], None] | None = None
     _queue: deque[tuple[int, float, Callable[[], object]]] = field(default_factory=deque)

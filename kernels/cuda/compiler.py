@@ -26,7 +26,7 @@ class CompileError(RuntimeError):
     """A text that does not compile; the message is the compiler's."""
 
 
-class Compiler:
+class KernelCompiler:
     """NVRTC for one architecture.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compiler import CompileError, Compiler
+from .compiler import CompileError, KernelCompiler
 from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
@@ -125,7 +125,7 @@ class CupyDriver:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
         self.capability = int(self._device.compute_capability)
-        self._compiler = Compiler(cupy.cuda.nvrtc, self.capability)
+        self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
         # Calls that say themselves which stream they mean: entering takes longer than they do.
         self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.ptr)
         self._entered = _Here(cupy, (self._turn, self._device, self._stream))

@@ -30,13 +30,13 @@ def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, early=True)
 
 
-def few_kernel(matrix: DeviceMatrix, rows: int) -> CudaKernel:
+def lanes_kernel(matrix: DeviceMatrix, rows: int) -> CudaKernel:
     """The kernel of one or two rows."""
     assert matrix.form is not None
     return CudaKernel("decode.cu", f"decode_few<{matrix.form.reader}, {rows}>", "DecodeArguments", _THREADS, early=True)
 
 
-def gated_few_kernel(matrix: DeviceMatrix, activation: str, rows: int) -> CudaKernel:
+def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, rows: int) -> CudaKernel:
     """The kernel of a gated pair of one or two rows."""
     assert matrix.form is not None
     function = f"decode_gated_few<{matrix.form.reader}, unary::{activation}, {rows}>"
@@ -70,7 +70,7 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
         given: bias, addend, out and their strides, as `DecodeArguments` has them.
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
-    choices = [(few_kernel(matrix, count), _few_grid(matrix.rows, count, counted)) for count in ROWS]
+    choices = [(lanes_kernel(matrix, count), _lanes_grid(matrix.rows, count, counted)) for count in ROWS]
     for groups in GROUPS:
         blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
         choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, counted)))
@@ -94,7 +94,7 @@ def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: De
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
     choices = [
-        (gated_few_kernel(gate, record.activation, count), _few_grid(gate.rows, count, counted)) for count in ROWS
+        (gated_lanes_kernel(gate, record.activation, count), _lanes_grid(gate.rows, count, counted)) for count in ROWS
     ]
     for groups in GATED_GROUPS:
         kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
@@ -103,7 +103,7 @@ def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: De
         at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))
 
 
-def _few_grid(outputs: int, count: int, counted: str) -> Any:
+def _lanes_grid(outputs: int, count: int, counted: str) -> Any:
     blocks = -(-outputs // _CHUNK)
     return lambda counts: (blocks, 1, 1) if counts[counted] == count else (0, 0, 0)
 

@@ -58,11 +58,6 @@ __device__ __forceinline__ void product_exact(const ProductArguments& given) {
   product<exact_sums<Reader>, tokens, count>(given);
 }
 
-template <class Reader, int tokens, int count>
-__device__ __forceinline__ void product_bytes(const ProductArguments& given) {
-  product<byte_sums<Reader>, tokens, count>(given);
-}
-
 template <class T, int tokens, int count>
 __device__ __forceinline__ void product_dense(const ProductArguments& given) {
   product<dense_sums<T>, tokens, count>(given);

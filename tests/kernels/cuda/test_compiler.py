@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from genai.kernels.cuda.compiler import OPTIONS, CompileError, Compiler, target
+from genai.kernels.cuda.compiler import OPTIONS, CompileError, KernelCompiler, target
 
 
 class Nvrtc:
@@ -59,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_compiled_once_is_found_again(folder: Path) -> None:
     first, again = Nvrtc(), Nvrtc()
-    assert Compiler(first, 90).images(["a"]) == Compiler(again, 90).images(["a"]) == [b"cubin of a"]
+    assert KernelCompiler(first, 90).images(["a"]) == KernelCompiler(again, 90).images(["a"]) == [b"cubin of a"]
     assert first.asked == [("a", ("-arch=sm_90a", *OPTIONS))] and not again.asked and not first.open
     assert len(list(folder.iterdir())) == 1
 
@@ -68,34 +68,38 @@ def test_what_is_compiled_once_is_found_again(folder: Path) -> None:
     ("version", "capability", "source"), [((13, 1), 90, "a"), ((13, 0), 80, "a"), ((13, 0), 90, "b")]
 )
 def test_what_is_made_of_something_else_is_not(version: tuple[int, int], capability: int, source: str) -> None:
-    Compiler(Nvrtc(), 90).images(["a"])
+    KernelCompiler(Nvrtc(), 90).images(["a"])
     other = Nvrtc(version)
-    Compiler(other, capability).images([source])
+    KernelCompiler(other, capability).images([source])
     assert len(other.asked) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"cubin of a", b"x" * 100])
 def test_what_was_damaged_is_compiled_again(folder: Path, damage: bytes) -> None:
-    Compiler(Nvrtc(), 90).images(["a"])
+    KernelCompiler(Nvrtc(), 90).images(["a"])
     (file,) = folder.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage)
     other = Nvrtc()
-    assert Compiler(other, 90).images(["a"]) == [b"cubin of a"]
+    assert KernelCompiler(other, 90).images(["a"]) == [b"cubin of a"]
     assert len(other.asked) == 1 and file.read_bytes() == whole
 
 
 def test_texts_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until the others have come."""
     monkeypatch.setattr("os.cpu_count", lambda: 3)
-    assert Compiler(Nvrtc(together=3), 80).images(["a", "b", "c"]) == [b"cubin of a", b"cubin of b", b"cubin of c"]
-    assert Compiler(Nvrtc(), 80).images([]) == []
+    assert KernelCompiler(Nvrtc(together=3), 80).images(["a", "b", "c"]) == [
+        b"cubin of a",
+        b"cubin of b",
+        b"cubin of c",
+    ]
+    assert KernelCompiler(Nvrtc(), 80).images([]) == []
 
 
 def test_what_does_not_compile_is_not_kept(folder: Path) -> None:
     nvrtc = Nvrtc()
     with pytest.raises(CompileError, match=r"NVRTC_ERROR_COMPILATION \(6\)\nline 1: what is that\?"):
-        Compiler(nvrtc, 90).images(["wrong"])
+        KernelCompiler(nvrtc, 90).images(["wrong"])
     assert not nvrtc.open and not list(folder.iterdir())
 
 
@@ -103,7 +107,7 @@ def test_a_gpu_that_the_compiler_does_not_know_gets_a_text() -> None:
     assert target(90, (80, 90)) == ("sm_90a", True) and target(100, (90, 100)) == ("sm_100", True)
     assert target(121, (80, 90, 100)) == ("compute_100", False)
     nvrtc = Nvrtc()
-    assert Compiler(nvrtc, 121).images(["a"]) == [b"ptx of a"]
+    assert KernelCompiler(nvrtc, 121).images(["a"]) == [b"ptx of a"]
     assert nvrtc.asked[0][1][0] == "-arch=compute_100"
 
 
@@ -113,7 +117,7 @@ def test_without_a_folder_it_is_compiled_every_time(
     folder.parent.mkdir(parents=True)
     folder.parent.chmod(0o777)
     nvrtc = Nvrtc()
-    compiler = Compiler(nvrtc, 90)
+    compiler = KernelCompiler(nvrtc, 90)
     assert compiler.images(["a"]) == compiler.images(["a"]) == [b"cubin of a"]
     assert len(nvrtc.asked) == 2
     assert capsys.readouterr().err.count("compiled CUDA kernels are not kept on disk") == 1

@@ -10,6 +10,7 @@ import pytest
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.launches import bind
+from genai.kernels.cuda.lowering import apply_kernel
 from genai.kernels.cuda.sources import CudaKernel, source_of, structs, text_of
 
 from .host_driver import HostDriver
@@ -48,11 +49,12 @@ def test_kernels_include_no_header_of_the_toolkit() -> None:
 
 
 def test_every_field_is_given() -> None:
-    with pytest.raises(TypeError, match="missing or unknown: bias, wide"):
-        given = {name: 0 for name in NORM.is_pointer if name != "bias"}
-        bind(NORM, wide=1, **given)
-    arguments = bind(NORM, **dict.fromkeys(NORM.is_pointer, 7))
-    assert arguments["epsilon"] == 7.0 and arguments.dtype == NORM.layout
+    kernel = apply_kernel("silu")
+    with pytest.raises(TypeError, match="missing or unknown: up, wide"):
+        given = {name: 0 for name in kernel.is_pointer if name != "up"}
+        bind(kernel, wide=1, **given)
+    arguments = bind(kernel, **dict.fromkeys(kernel.is_pointer, 7))
+    assert arguments["p"].tolist() == [7.0] * 3 and arguments.dtype == kernel.layout
 
 
 def test_a_struct_of_another_size_does_not_compile(driver: HostDriver) -> None:
