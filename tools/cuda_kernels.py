@@ -120,6 +120,7 @@ class Work:
 RANK, EXPERTS, CHOSEN, NARROW, _EXPERT = 16, 128, 8, 2048, 2 * 768 * 2048
 TEXT, WIDE, IMAGE = 128, 768, 3 * 224 * 224
 _MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
+_SPEED = 512 * 4224 * 8 * 8  # rounds, blocks, warps, products of a warp
 # By the name of a kernel's function.
 WORK = {
     "lookup_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
@@ -129,9 +130,15 @@ WORK = {
     "norm": Work("norm with residual of a token", 5 * 4 * HIDDEN, 6 * HIDDEN),
     "arrange_floats": Work("activations of a token", 2 * 4 * HIDDEN),
     "arrange_bfloats": Work("activations of a prompt", 6 * HIDDEN * PROMPT),
+    "arrange_groups": Work("activations of a token, rounded", 5.25 * HIDDEN, 4 * HIDDEN),
     "arrange_bytes": Work("activations of a token, rounded", 5.25 * HIDDEN, 4 * HIDDEN),
     "product_exact": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX),
-    "product_bytes": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX, INT8),
+    "decode_few": Work("gate projection of a token, 4 bits", _WEIGHT * _MATRIX + _ROWS, 2 * _MATRIX, INT8),
+    "decode": Work("gate projection of 64 tokens, 4 bits", _WEIGHT * _MATRIX + 64 * _ROWS, 128 * _MATRIX, 2 * TENSOR),
+    "decode_gated_few": Work("gate and up of a token, 4 bits", 2 * _WEIGHT * _MATRIX + _ROWS, 4 * _MATRIX, INT8),
+    "decode_gated": Work(
+        "gate and up of 32 tokens, 4 bits", 2 * _WEIGHT * _MATRIX + 32 * _ROWS, 128 * _MATRIX, 2 * TENSOR
+    ),
     "product_dense": Work("gate projection of a token, float16", 2 * _MATRIX + _ROWS, 2 * _MATRIX),
     "gemm": Work(
         "gate projection of a prompt, 4 bits", _WEIGHT * _MATRIX + _ROWS * PROMPT, 2 * _MATRIX * PROMPT, TENSOR
@@ -176,6 +183,10 @@ WORK = {
     "mix": Work("8 results of a token", 4 * (CHOSEN + 1) * NARROW, 2 * CHOSEN * NARROW),
     "gather_numbers": Work("one logit", 12),
     "take_chosen": Work("one token", 16),
+    "read_memory": Work("a buffer of 1 GiB", 1 << 30),
+    "multiply_bfloats": Work("512 rounds of 4,224 blocks", 0, _SPEED * 4096, TENSOR),
+    "multiply_many_bytes": Work("512 rounds of 4,224 blocks", 0, _SPEED * 8192, 2 * TENSOR),
+    "multiply_floats": Work("512 rounds of 4,224 blocks", 0, _SPEED * 2048),
     "sample_rows": Work("the likeliest of a row of logits", 4 * VOCABULARY, VOCABULARY),
     "map1": Work("a function of 128 x 3072 numbers of BERT", 8 * TEXT * 4 * WIDE, 10 * TEXT * 4 * WIDE),
     "map2": Work("a sum of 128 x 768 numbers of BERT", 12 * TEXT * WIDE, TEXT * WIDE),
@@ -237,9 +248,9 @@ def page(kernels: Sequence[CudaKernel], used: dict[str, Use]) -> str:
 _HEAD = """# The CUDA kernels, as the compiler sees them
 
 Made by `python -m tools.cuda_kernels`, which compiles all {count} kernels that usual models need for {architecture}
-with NVRTC. **Nothing here was measured on a GPU.** Spilled are bytes of registers, or of arrays that are indexed by
-what is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can run at the
-same time, from registers and shared memory.
+with NVRTC. What they need on a GPU is in [cuda.md](cuda.md#measured). Spilled are bytes of registers, or of arrays that
+are indexed by what is computed, that lie in memory. Occupancy is the share of a multiprocessor's 2,048 threads that can
+run at the same time, from registers and shared memory.
 """
 _ON_PAPER = """## On paper
 

@@ -19,7 +19,7 @@ ROWS, MOST_BY_LANES = (1, 2), 2
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS = 16, 256
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
-# With few rows there are more blocks instead; with many, activations are read half as often.
+# With fewer rows there are more blocks instead, with more of them registers do not suffice.
 _GROUPS_OF_TWO_TILES = 4
 
 
@@ -27,7 +27,7 @@ def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
     """The kernel of so many groups of rows."""
     assert matrix.form is not None
     function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
-    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, early=True)
+    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), early=True)
 
 
 def lanes_kernel(matrix: DeviceMatrix, rows: int) -> CudaKernel:
@@ -47,11 +47,16 @@ def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKern
     """The kernel of a gated pair."""
     assert matrix.form is not None
     function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
-    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, early=True)
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(groups), early=True)
+
+
+def _blocks(groups: int) -> int:
+    """One block of many groups may have all registers of a multiprocessor."""
+    return int(groups >= _GROUPS_OF_TWO_TILES)
 
 
 def _tiles(matrix: DeviceMatrix, groups: int) -> int:
-    return 1 + int(groups >= _GROUPS_OF_TWO_TILES and _is_small(matrix))
+    return 1 + int(groups == _GROUPS_OF_TWO_TILES and _is_small(matrix))
 
 
 def _gated_tiles(matrix: DeviceMatrix) -> int:

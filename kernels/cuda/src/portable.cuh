@@ -21,6 +21,8 @@
 // One that calls `wait_for_earlier` itself, once it has asked for weights, which no kernel writes.
 #define EARLY_KERNEL(name, Arguments, size, threads, ...) \
   KERNEL_WITH((void)0, (threads), name, Arguments, size, __VA_ARGS__)
+#define BOUND_EARLY_KERNEL(name, Arguments, size, threads, blocks, ...) \
+  KERNEL_WITH((void)0, (threads, blocks), name, Arguments, size, __VA_ARGS__)
 #define KERNEL_WITH(first, bounds, name, Arguments, size, ...)                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
   extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Arguments arguments) { \

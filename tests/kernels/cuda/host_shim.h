@@ -688,6 +688,8 @@ using std::max;
 using std::min;
 
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
+#define BOUND_EARLY_KERNEL(name, Arguments, size, threads, blocks, ...) \
+  KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 #define EARLY_KERNEL(name, Arguments, size, threads, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 // One entry per kernel: returns nullptr or what went wrong.
 #define KERNEL(name, Arguments, size, threads, ...)                                                       \
