@@ -100,7 +100,9 @@ class SamplingBatch:
         if not len(self.rows):
             return
         spans = self.rows["span"]
-        least, most = spans.min(axis=0).tolist(), spans.max(axis=0).tolist()
+        least = most = spans[0].tolist()
+        if len(spans) > 1:
+            least, most = spans.min(axis=0).tolist(), spans.max(axis=0).tolist()
         for name, (low, high), smallest, largest in zip(_SPANS, limits, least, most, strict=False):
             if not low <= smallest <= largest <= high:
                 raise ValueError(f"{name} of a row is {smallest} to {largest}, expected {low} to {high}")

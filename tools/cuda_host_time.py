@@ -34,7 +34,7 @@ def load(gpu: SimulatedGpu, folder: Path) -> genai.Model:
         model = genai.Model(folder, quiet=True, context_size=512, cache_bytes=64 << 20)
     finally:
         loading.open_executor = before
-    gpu.vocab_size = model.config.model.vocab_size
+    gpu.vocab_size, gpu.first_token = model.config.model.vocab_size, 1 + max(model.config.model.eos_token_ids)
     return model
 
 

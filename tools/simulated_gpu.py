@@ -32,6 +32,7 @@ class SimulatedGpu:
     Attributes:
         launch_us, graph_us, choice_us, copy_us: what a launch that is not captured takes, the graph of a step, that of
             a choice of tokens, a copy.
+        vocab_size, first_token: tokens are chosen from the one on, below the other.
         log: what was asked for, in order, if anybody sets a list: "step", "choice", "event" (waited for), and so on.
         fails: called before everything that is asked for, with its name: raises what a test wants to go wrong.
     """
@@ -41,6 +42,7 @@ class SimulatedGpu:
     choice_us: float = 0.0
     copy_us: float = 0.0
     vocab_size: int = 256
+    first_token: int = 0
     name: str = "a simulated GPU"
     capability: int = 80
     log: list[str] | None = None
@@ -155,7 +157,8 @@ class SimulatedGpu:
         assert header["count"] == count, "the table of another call"
         rows, found = _at(table + int(header["rows"]), ROW, count), _at(int(header["outcomes"]), _OUTCOME, count)
         seeds, numbers, positions = rows["counter"].astype(np.int64).T
-        found["token"] = (seeds % 1000 + 31 * numbers + 7 * positions) % self.vocab_size
+        made_up = (seeds % 1000 + 31 * numbers + 7 * positions) % (self.vocab_size - self.first_token)
+        found["token"] = self.first_token + made_up
         found["status"], found["probability"] = 0, 1.0
 
     def capture(self, work: Callable[[], None]) -> Any:

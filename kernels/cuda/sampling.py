@@ -98,13 +98,14 @@ class _Capacity:
 
 @dataclass(eq=False)
 class _Outcomes:
-    """Memory for what comes of a call: the device's, and the host's that it is copied into.
+    """Memory for what comes of a call: the device's, which begins at `address`, and the host's that it is copied into.
 
     Attributes:
         owner: the choice that it belongs to, until that was waited for or is gone.
     """
 
     memory: Any
+    address: int
     host: NDArray[np.uint8]
     event: Event
     owner: weakref.ref[CudaChoice] | None = None
@@ -124,8 +125,7 @@ class CudaChoice:
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._count:
             raise ValueError(f"rows reach from {rows.min()} to {rows.max()}, {self._count} tokens are chosen")
-        place = self._layout.fields["token"][1]  # type: ignore[index]
-        first = self.driver.address(self._outcomes.memory) + place
+        first = self._outcomes.address + self._layout.fields["token"][1]  # type: ignore[index]
         return (first + self._layout.itemsize * rows).astype(np.uint64)
 
     def outcomes(self) -> NDArray[np.void]:
@@ -245,7 +245,8 @@ class CudaSampler:
                 one.event.wait()
                 return one
         size = self._outcome.itemsize * self._capacity.rows
-        made = _Outcomes(self._driver.zeros(size), self._driver.host_memory(size), self._driver.event())
+        memory, host = self._driver.zeros(size), self._driver.host_memory(size)
+        made = _Outcomes(memory, self._driver.address(memory), host, self._driver.event())
         self._outcomes.append(made)
         return made
 
@@ -335,8 +336,7 @@ class CudaSampler:
         if len(uploaded):
             along, first = sources < 0, self._table.address() + self._table.places[_SECTIONS.index("logits")]
             sources[along] = first + 4 * self._vocab_size * (-1 - sources[along])
-        address = self._driver.address(outcomes.memory)
-        self._table.write(sections, {"count": len(rows), "list_width": top, "outcomes": address})
+        self._table.write(sections, {"count": len(rows), "list_width": top, "outcomes": outcomes.address})
 
 
 # Parts of a table in their order; the last ones are logits, which no field names.
