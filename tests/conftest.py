@@ -29,8 +29,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def pytest_collection_finish() -> None:
-    """What was imported and collected stays: no garbage collection looks through it again."""
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_passed_over() -> None:
+    """What is there before a module's tests (imports, collected tests, kernels, what the session shares) stays:
+    no garbage collection looks through it again. Some tests collect hundreds of times."""
     gc.collect()
     gc.freeze()
 
