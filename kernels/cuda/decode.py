@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..records import GatedProduct
+from .block_forms import BlockForm
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 # Rows that lanes multiply; more are multiplied by tensor cores in groups of eight. The fewest that suffice are taken.
 ROWS, MOST_BY_LANES = (1, 2), 2
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
-_TILE, _THREADS = 16, 256
+_TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
 # With fewer rows there are more blocks instead, with more of them registers do not suffice.
 _GROUPS_OF_TWO_TILES = 4
@@ -60,7 +61,13 @@ def _tiles(matrix: DeviceMatrix, groups: int) -> int:
 
 
 def _gated_tiles(matrix: DeviceMatrix) -> int:
-    return 1 + int(_is_small(matrix))
+    return 2 if matrix.form is not None and _fits(matrix.form, 4) and _is_small(matrix) else 1
+
+
+def _fits(form: BlockForm, tiles: int) -> bool:
+    """Whether two stages of so many tiles fit into a block's shared memory beside their numbers; as `Stages` counts."""
+    numbers = 2 * tiles * form.halves * (1 + int(form.offset != "Constant")) * _TILE * (_STAGE_CHUNKS + 1)
+    return 2 * tiles * _TILE * _STAGE_CHUNKS * form.bits <= min(_SHARED_WORDS - numbers, _CODE_WORDS)
 
 
 def _is_small(matrix: DeviceMatrix) -> bool:
@@ -85,7 +92,8 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
 
 def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
     """Whether one kernel reads both."""
-    return gate.form is not None and gate.form == up.form and (gate.rows, gate.columns) == (up.rows, up.columns)
+    fits = gate.form is not None and _fits(gate.form, 2)
+    return fits and gate.form == up.form and (gate.rows, gate.columns) == (up.rows, up.columns)
 
 
 def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:

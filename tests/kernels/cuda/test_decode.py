@@ -119,3 +119,29 @@ def test_prompts_and_decoded_rows_side_by_side(driver: HostDriver) -> None:
     )
     assert relative_error(ours, theirs) < ROUNDED
     assert np.array_equal(ours[:2], np.asarray(alone["down"]).reshape(2, -1))
+
+
+def test_pairs_of_all_forms(driver: HostDriver) -> None:
+    """Two levels of minima take half a block's outputs; where no two stages fit beside the numbers, products stay two."""
+    rng, constants = np.random.default_rng(0), MadeUpConstants()
+    points: dict[str, Any] = {"block_size": 16, "points": True}
+    pairs: dict[str, list[Weight]] = {
+        name: [form_weight(constants, rng, name, 64, 96) for _ in range(2)] for name in ("Q4_K", "Q6_K", "NF4")
+    }
+    pairs["wide"] = [constants.block_weight(rng, 64, 96, bits=8, **points) for _ in range(2)]
+    records: list[Record] = []
+    widths = {"x": 96}
+    for name, (gate, up) in pairs.items():
+        sides = f"{name} gate", f"{name} up"
+        records += [Product("x", Branch(gate), sides[0], False), Product("x", Branch(up), sides[1], False)]
+        records.append(Gate(gate=sides[0], up=sides[1], activation="silu", out=name))
+        widths |= dict.fromkeys((*sides, name), 64)
+    given = {"x": rng.standard_normal((12, 96)).astype(np.float32)}
+    what, step = program(records, widths, constants, list(pairs)), step_of([1] * 12, [1] * 12)
+    ours, theirs = (
+        executor.compile(what).run(step, given) for executor in (CudaExecutor(driver, 1), ReferenceExecutor(1))
+    )
+    driver.check()
+    for name in pairs:
+        assert relative_error(np.asarray(ours[name]).reshape(12, -1), np.asarray(theirs[name])[0]) < ROUNDED, name
+    assert sum("decode_gated" in name for name in driver.launched) == 3

@@ -65,7 +65,7 @@ def test_rows_without_a_token(rng: np.random.Generator, greedy: int) -> None:
     logits[0, 5], logits[1, 5], logits[2] = np.nan, np.inf, -np.inf
     asked = rows({"temperature": 0} if greedy else {}, 64, 5, rng)
     sampler = BatchSampler(64, REFERENCE)
-    batch = sampler._batch(logits, dict(enumerate(asked)))
+    batch = sampler._batches.make(logits, dict(enumerate(asked)))
     tokens, probabilities, status = ReferenceSampler(64).sample(logits, batch)
     assert status.tolist() == [HAS_NAN, HAS_INFINITY, ALL_MASKED, FINE, FINE]
     assert tokens[:3].tolist() == [-1] * 3 and (tokens[3:] >= 0).all()
@@ -89,7 +89,7 @@ def test_refusals() -> None:
         sampler.log_normalizers(logits, np.array([0, 2]), 0)
     with pytest.raises(ValueError, match="top is 101"):
         sampler.log_normalizers(logits, np.array([0]), 101)
-    batch = BatchSampler(100, REFERENCE)._batch(logits, {})
+    batch = BatchSampler(100, REFERENCE)._batches.make(logits, {})
     with pytest.raises(ValueError, match="logits is float32"):
         sampler.sample(logits[:, :50], batch)
     with pytest.raises(ValueError, match="distributions is float32"):
