@@ -122,7 +122,7 @@ def test_prompts_and_decoded_rows_side_by_side(driver: HostDriver) -> None:
 
 
 def test_pairs_of_all_forms(driver: HostDriver) -> None:
-    """Two levels of minima take half a block's outputs; where no two stages fit beside the numbers, products stay two."""
+    """Two levels of minima halve a block; where no two stages fit beside the numbers, products stay two."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     points: dict[str, Any] = {"block_size": 16, "points": True}
     pairs: dict[str, list[Weight]] = {
