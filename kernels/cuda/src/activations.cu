@@ -78,26 +78,13 @@ __device__ __forceinline__ void arrange_groups(const GroupArguments& given) {
   store_four(given.grouped, row, chunk, threadIdx.x % 8, own_columns(own, row));
 }
 
-// Eight lanes have a chunk, the first four of them its first half.
 __device__ __forceinline__ void arrange_bytes(const ActivationArguments& given) {
-  constexpr int LANES = CHUNK / FOUR;
+  constexpr int LANES = RoundedFour::LANES;
   const long long row = given.first_row + blockIdx.y;
-  const float4 x = own_columns(given, row);
-  float largest = fmaxf(fmaxf(magnitude(x.x), magnitude(x.y)), fmaxf(magnitude(x.z), magnitude(x.w)));
-#pragma unroll
-  for (int distance = LANES / 2; distance; distance /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-  const Rounding rounding(largest);
-  const int a = rounding.of(x.x), b = rounding.of(x.y), c = rounding.of(x.z), d = rounding.of(x.w);
-  int sum = a + b + c + d;  // of the half
-#pragma unroll
-  for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-  const int other = __shfl_xor_sync(ALL_LANES, sum, LANES / 2);
+  const RoundedFour four(own_columns(given, row));
   const int chunk = threadIdx.x / LANES, word = threadIdx.x % LANES;
   const long long stride = row * given.strides + blockIdx.x;
   unsigned* out = static_cast<unsigned*>(given.out) + stride * (STRIDE / 4);
-  const unsigned bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
-  out[(word / 4 * WARP + chunk) * (BYTES_AT_ONCE / 4) + word % 4] = bytes;
-  const unsigned sums = ((unsigned)sum & 0xffffu) | (unsigned)other << 16;
-  if (word == 0) reinterpret_cast<float2*>(given.scales)[stride * WARP + chunk] = {rounding.scale, __uint_as_float(sums)};
+  out[(word / 4 * WARP + chunk) * (BYTES_AT_ONCE / 4) + word % 4] = four.bytes;
+  if (word == 0) reinterpret_cast<float2*>(given.scales)[stride * WARP + chunk] = four.scale;
 }

@@ -37,28 +37,39 @@ struct Rounding {
   __device__ __forceinline__ int of(float x) const { return finite ? (int)rintf(x / scale) : 0; }
 };
 
-__device__ __forceinline__ void store_scale(const GroupedRows& given, long long place, float scale, int first, int second) {
-  const unsigned sums = ((unsigned)first & 0xffffu) | (unsigned)second << 16;
-  reinterpret_cast<float2*>(given.scales)[place] = {scale, __uint_as_float(sums)};
+// A scale and the sums of a chunk's halves, as they lie in memory.
+__device__ __forceinline__ float2 scale_and_sums(float scale, int first, int second) {
+  return {scale, __uint_as_float(((unsigned)first & 0xffffu) | (unsigned)second << 16)};
 }
 
-// Four neighbouring columns of a lane, `word` being which four of the chunk: eight lanes side by side have the chunk.
+// Four neighbouring columns of a lane as bytes; eight lanes side by side have a chunk, the first four its first half.
+struct RoundedFour {
+  static constexpr int LANES = CHUNK / 4;
+  unsigned bytes;
+  float2 scale;  // right where a lane is the first one of a chunk
+
+  __device__ __forceinline__ explicit RoundedFour(const float4& x) {
+    float largest = fmaxf(fmaxf(magnitude(x.x), magnitude(x.y)), fmaxf(magnitude(x.z), magnitude(x.w)));
+#pragma unroll
+    for (int distance = LANES / 2; distance; distance /= 2)
+      largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+    const Rounding rounding(largest);
+    const int a = rounding.of(x.x), b = rounding.of(x.y), c = rounding.of(x.z), d = rounding.of(x.w);
+    int sum = a + b + c + d;  // of the half
+#pragma unroll
+    for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+    const int other = __shfl_xor_sync(ALL_LANES, sum, LANES / 2);
+    bytes = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
+    scale = scale_and_sums(rounding.scale, sum, other);
+  }
+};
+
+// Four such columns, `word` being which four of the chunk.
 __device__ __forceinline__ void store_four(const GroupedRows& given, long long row, int chunk, int word, const float4& x) {
-  constexpr int LANES = CHUNK / 4;
-  float largest = fmaxf(fmaxf(magnitude(x.x), magnitude(x.y)), fmaxf(magnitude(x.z), magnitude(x.w)));
-#pragma unroll
-  for (int distance = LANES / 2; distance; distance /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-  const Rounding rounding(largest);
-  const int a = rounding.of(x.x), b = rounding.of(x.y), c = rounding.of(x.z), d = rounding.of(x.w);
-  int sum = a + b + c + d;  // of the half
-#pragma unroll
-  for (int distance = LANES / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-  const int other = __shfl_xor_sync(ALL_LANES, sum, LANES / 2);
+  const RoundedFour four(x);
   const long long place = place_of_row(given, row, chunk);
-  const unsigned four = (a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (unsigned)d << 24;
-  static_cast<unsigned*>(given.bytes)[place * LANES + word % 4 * 2 + word / 4] = four;
-  if (word == 0) store_scale(given, place, rounding.scale, sum, other);
+  static_cast<unsigned*>(given.bytes)[place * RoundedFour::LANES + word % 4 * 2 + word / 4] = four.bytes;
+  if (word == 0) reinterpret_cast<float2*>(given.scales)[place] = four.scale;
 }
 
 // One column of a lane; a warp has the chunk.
@@ -76,5 +87,5 @@ __device__ __forceinline__ void store_one(const GroupedRows& given, long long ro
   const int other = __shfl_xor_sync(ALL_LANES, sum, WARP / 2);
   const long long place = place_of_row(given, row, chunk);
   static_cast<signed char*>(given.bytes)[place * CHUNK + lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4] = (signed char)own;
-  if (lane == 0) store_scale(given, place, rounding.scale, sum, other);
+  if (lane == 0) reinterpret_cast<float2*>(given.scales)[place] = scale_and_sums(rounding.scale, sum, other);
 }
