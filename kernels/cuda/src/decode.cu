@@ -3,6 +3,7 @@
 #include "decode_lanes.cuh"
 #include "decode_tiles.cuh"
 #include "functions.cuh"
+#include "results.cuh"
 
 // out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x.
 struct DecodeArguments {
@@ -17,12 +18,6 @@ struct DecodeArguments {
   int outputs;
 };
 
-__device__ __forceinline__ void finish(const DecodeArguments& given, long long row, int output, float sum) {
-  if (given.bias) sum += given.bias[output];
-  if (given.addend) sum += given.addend[row * given.addend_stride + output];
-  given.out[row * given.out_stride + output] = sum;
-}
-
 // Grid (outputs / 32): up to `tokens` rows.
 template <class Reader, int tokens>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
@@ -35,7 +30,7 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
       [&](int) { return min(output, given.outputs - 1); }, sums);
 #pragma unroll
   for (int token = 0; token < tokens; ++token)
-    if (threadIdx.x % PHASES == token && token < given.rows && output < given.outputs) finish(given, token, output, sums[0][token]);
+    if (threadIdx.x % PHASES == token && token < given.rows && output < given.outputs) store_result(given, token, output, sums[0][token]);
 }
 
 // Grid (outputs / (16 tiles), rows / (8 groups)).
@@ -54,7 +49,7 @@ __device__ __forceinline__ void decode(const DecodeArguments& given) {
           const int own = i * DECODE_THREADS + threadIdx.x, output = first_output + tile * TILE + own % TILE;
           const long long row = first_group * GROUP + own / TILE;
           if (own >= groups * GROUP * TILE || output >= given.outputs || row >= given.rows) continue;
-          finish(given, row, output, found[i]);
+          store_result(given, row, output, found[i]);
         }
       });
 }

@@ -1,5 +1,6 @@
 // Products of many rows of activations with a matrix, by tensor cores.
 #include "gemm.cuh"
+#include "results.cuh"
 
 // x: bfloat16 [rows][x_stride], columns that only fill a row up are zero. The rest as ProductArguments; rows from
 // first_row to rows are computed.
@@ -22,11 +23,7 @@ template <class Source, class Shape>
 __device__ __forceinline__ void gemm(const GemmArguments& given) {
   const int first_row = given.first_row + blockIdx.y * Shape::ROWS;
   auto finish = [&](int i, int output, float sum) {
-    if (output >= given.outputs) return;
-    const long long row = first_row + i;
-    if (given.bias) sum += given.bias[output];
-    if (given.addend) sum += given.addend[row * given.addend_stride + output];
-    given.out[row * given.out_stride + output] = sum;
+    if (output < given.outputs) store_result(given, first_row + i, output, sum);
   };
   multiply_block<Source, Shape>(
       given.matrix, 0, given.outputs, blockIdx.x * Shape::OUTPUTS, static_cast<const bfloat_bits*>(given.x),

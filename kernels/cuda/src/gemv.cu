@@ -3,6 +3,7 @@
 // A warp makes `count` neighbouring numbers of every row. The lanes are added in one order: so a row's bits depend neither
 // on the other rows nor on how many there are.
 #include "gemv.cuh"
+#include "results.cuh"
 
 // out = x . weight (+ bias) (+ addend). x and scales: see activations.cu.
 struct ProductArguments {
@@ -21,12 +22,6 @@ struct ProductArguments {
 
 constexpr int PRODUCT_WARPS = 4;
 
-__device__ __forceinline__ void finish(const ProductArguments& given, long long row, int output, float sum) {
-  if (given.bias) sum += given.bias[output];
-  if (given.addend) sum += given.addend[row * given.addend_stride + output];
-  given.out[row * given.out_stride + output] = sum;
-}
-
 template <int count, int tokens>
 __device__ __forceinline__ void finish_all(
     const ProductArguments& given, int first_output, int first_row, float (&sums)[count][tokens]) {
@@ -36,7 +31,7 @@ __device__ __forceinline__ void finish_all(
     for (int token = 0; token < tokens; ++token) {
       const float sum = warp_sum(sums[output][token]);
       if (threadIdx.x % WARP == 0 && first_output + output < given.outputs && first_row + token < given.rows)
-        finish(given, first_row + token, first_output + output, sum);
+        store_result(given, first_row + token, first_output + output, sum);
     }
 }
 
