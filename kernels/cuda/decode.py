@@ -1,4 +1,4 @@
-"""Launches of products of few rows as bytes: see decode.cuh. The gated pair of them is one launch."""
+"""Launches of products of few rows as bytes: see decode.cu. The gated pair of them is one launch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import GatedProduct
 from .block_forms import BlockForm
+from .decode_lanes import NOT_NORMED, gated_lanes_kernel, lanes_choices, lanes_kernel, most_by_lanes, rounds_of
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -15,8 +16,7 @@ from .weights import DeviceMatrix
 if TYPE_CHECKING:
     from .lowering import CudaLowering
 
-# Rows that lanes multiply; more are multiplied by tensor cores in groups of eight. The fewest that suffice are taken.
-ROWS, MOST_BY_LANES = (1, 2), 2
+# Groups of eight rows that tensor cores multiply; the fewest that suffice are taken.
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
@@ -29,19 +29,6 @@ def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
     assert matrix.form is not None
     function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), early=True)
-
-
-def lanes_kernel(matrix: DeviceMatrix, rows: int) -> CudaKernel:
-    """The kernel of one or two rows."""
-    assert matrix.form is not None
-    return CudaKernel("decode.cu", f"decode_few<{matrix.form.reader}, {rows}>", "DecodeArguments", _THREADS, early=True)
-
-
-def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, rows: int) -> CudaKernel:
-    """The kernel of a gated pair of one or two rows."""
-    assert matrix.form is not None
-    function = f"decode_gated_few<{matrix.form.reader}, unary::{activation}, {rows}>"
-    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, early=True)
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
@@ -82,12 +69,14 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
         given: bias, addend, out and their strides, as `DecodeArguments` has them.
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
-    choices = [(lanes_kernel(matrix, count), _lanes_grid(matrix.rows, count, counted)) for count in ROWS]
+    by_lanes = lanes_choices(matrix, counted, gated=False)
+    choices = [(lanes_kernel(matrix, count), grid) for count, grid in by_lanes]
     for groups in GROUPS:
         blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
-        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, counted)))
+        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, matrix, counted)))
+    own = given | {"x": rows, "normed": at.normed.get(x, NOT_NORMED), "rounds": rounds_of(matrix.rows), "rows": 0}
     for kernel, grid in choices:
-        at.starts.append(Launch(kernel, bind(kernel, x=rows, rows=0, **given), {"rows": counted}, grid))
+        at.starts.append(Launch(kernel, bind(kernel, **own), {"rows": counted}, grid))
 
 
 def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
@@ -102,27 +91,22 @@ def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: De
     # The next product's form is written by blocks that have whole chunks.
     following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
-        "gate": gate.fields, "up": up.fields, "x": rows, "grouped": following, "out": out.address,
+        "gate": gate.fields, "up": up.fields, "x": rows, "normed": at.normed.get(record.x, NOT_NORMED),
+        "grouped": following, "out": out.address,
         "gate_bias": at.vector(record.gate.bias), "up_bias": at.vector(record.up.bias), "out_stride": out.stride,
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
-    choices = [
-        (gated_lanes_kernel(gate, record.activation, count), _lanes_grid(gate.rows, count, counted)) for count in ROWS
-    ]
+    by_lanes = lanes_choices(gate, counted, gated=True)
+    choices = [(gated_lanes_kernel(gate, record.activation, count), grid) for count, grid in by_lanes]
     for groups in GATED_GROUPS:
         kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
-        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, counted)))
+        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, gate, counted)))
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))
 
 
-def _lanes_grid(outputs: int, count: int, counted: str) -> Any:
-    blocks = -(-outputs // _CHUNK)
-    return lambda counts: (blocks, 1, 1) if counts[counted] == count else (0, 0, 0)
-
-
-def _grid(choices: tuple[int, ...], groups: int, blocks: int, counted: str) -> Any:
-    fewer, most = groups // 2 * GROUP if groups > 1 else MOST_BY_LANES, groups * GROUP
+def _grid(choices: tuple[int, ...], groups: int, blocks: int, matrix: DeviceMatrix, counted: str) -> Any:
+    fewer, most = groups // 2 * GROUP if groups > 1 else most_by_lanes(matrix), groups * GROUP
     is_last = groups == choices[-1]
 
     def grid(counts: Any) -> tuple[int, int, int]:

@@ -6,13 +6,15 @@ from ..formats import can_turn
 from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
-from .decode import GATED_GROUPS, GROUPS, ROWS, decode_kernel, gated_kernel, gated_lanes_kernel, lanes_kernel
+from .decode import GATED_GROUPS, GROUPS, decode_kernel, gated_kernel
+from .decode_lanes import ROWS, gated_lanes_kernel, lanes_kernel
 from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .grouped import arrange_kernel as arrange_groups_kernel
 from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
-from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel, norm_kernel
+from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel
+from .norms import norm_kernel
 from .products import HOPPER, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel

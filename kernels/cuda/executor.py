@@ -17,10 +17,12 @@ from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, StepE
 from ..formats import PagedLayer
 from ..gated_pairs import fuse
 from ..host.arrays import Threads
-from ..records import Constants, HostNode, Per, Record, RowProgram, Weight, weights_of
+from ..records import Constants, HostNode, Per, Record, RowProgram, RowsType, Weight, weights_of
+from ..residuals import add_early, norm_late
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
 from .decode import can_gate
+from .decode_lanes import most_by_lanes
 from .driver import Driver
 from .experts import check_experts
 from .graphs import GraphCache
@@ -30,6 +32,7 @@ from .launches import Counts, Functions, Launch, Start, bind
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
+from .norms import left_to_products, read_by
 from .sampling import SAMPLING_KERNELS, CudaChoice, CudaSampler
 from .sources import CudaKernel
 from .speeds import measured
@@ -239,6 +242,15 @@ class CudaStep:
     def _are_alike(self, gate: Weight, up: Weight) -> bool:
         return can_gate(*(self._weights.matrix(weight, self._program.constants) for weight in (gate, up)))
 
+    def _takes_norms(self, weight: Weight) -> bool:
+        return most_by_lanes(self._weights.matrix(weight, self._program.constants)) > 0
+
+    def _arranged(self) -> tuple[list[Any], dict[str, RowsType]]:
+        """The parts of the program as there are the fewest kernels for, and the types of their values."""
+        program = self._program
+        parts = fuse(list(parts_of(program)), program.outputs, self._are_alike)
+        return norm_late(add_early(parts, program.outputs), program.outputs, program.types)
+
     def _lower(self, capacity: Capacity) -> None:
         """Make all launches for steps of at most this size.
 
@@ -253,17 +265,18 @@ class CudaStep:
         self._views: dict[tuple[str, int], Any] = {}
         self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
-        self._values = Values(driver, program.types, rows)
+        parts, types = self._arranged()
+        left = left_to_products(parts, program.outputs, program.constants, self._takes_norms)
+        self._values = Values(driver, types, rows)
         self._table = StepTable(driver, capacity, self._tile_rows)
-        parts = fuse(list(parts_of(program)), program.outputs, self._are_alike)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
-            wanted_of(parts),
+            wanted_of(parts), left,
         )  # fmt: skip
         places, tokens = self._table.address("chosen"), self._table.address("tokens")
         arguments = bind(TAKE_CHOSEN, places=places, tokens=tokens, count=0)
         lowering.starts.append(Launch(TAKE_CHOSEN, arguments, {"count": "chosen"}, _chosen_grid))
-        self._values.expect(name for part in parts for name in part.inputs)
+        self._values.expect(name for part in parts for name in read_by(part, left))
         self._values.expect((*program.outputs, *program.given))
         for name in program.given:
             if name in program.types:
@@ -274,7 +287,7 @@ class CudaStep:
                 lowering.starts.append(part.lower(self._values, self._known))
             else:
                 lower(part, lowering)
-            self._values.done(part.inputs, part.outputs)
+            self._values.done(read_by(part, left), part.outputs)
         lowering.deltas.settle(lowering)
         self._starts, self._held = lowering.starts, lowering.held
         self._functions = driver.load({kernel for start in self._starts for kernel in start.kernels})

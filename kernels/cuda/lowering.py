@@ -16,17 +16,17 @@ from .block_forms import CHUNK, BlockForm
 from .decode import add_gated, can_gate
 from .driver import Driver, Grid
 from .experts import mixture
-from .grouped import COUNTED as DECODED, NOBODY, made_with
 from .launches import COUNTED, Counts, Launch, Start, bind
 from .low_rank import Deltas, shrink
 from .memory import DeviceRows, Values
+from .norms import add_norm
 from .products import prefill_product, product
 from .sources import CudaKernel
 from .step import Capacity, StepTable
 from .weights import DeviceWeights
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
-_ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS, _NORM_THREADS = 1024, 256, 128, 256
+_ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS = 1024, 256, 128
 NO_FIELDS: Mapping[str, str] = {}
 # The most parameters of a function.
 _PARAMETERS = 3
@@ -45,6 +45,7 @@ class CudaLowering:
     Attributes:
         layers: per cache layer its pages, in device memory.
         grouped: names of the values that are read as bytes; see grouped.py.
+        left_norms: of those that products norm themselves; normed: their fields of `NormedRows`. See norms.py.
         starts: the launches. held: memory besides that of values. deltas: what adapters are still to add.
     """
 
@@ -56,6 +57,8 @@ class CudaLowering:
     table: StepTable
     capacity: Capacity
     grouped: Collection[str]
+    left_norms: Collection[str] = ()
+    normed: dict[str, dict[str, Any]] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     deltas: Deltas = field(default_factory=Deltas)
@@ -129,11 +132,6 @@ def apply_kernel(function: str) -> CudaKernel:
 def combine_kernel(function: str) -> CudaKernel:
     """The kernel of a function of two numbers."""
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
-
-
-def norm_kernel(centred: bool) -> CudaKernel:
-    """The kernel of RMS norm, or of layer norm."""
-    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _NORM_THREADS, early=True)
 
 
 REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
@@ -262,33 +260,7 @@ def _by_elements(width: int) -> Any:
 
 @lower.register
 def _norm(record: records.Norm, at: CudaLowering) -> None:
-    x, size = at.values[record.x], at.constants.array(record.weight).size
-    skip = at.values[record.skip] if record.skip else None
-    out = at.values.make(record.out) if record.out else None
-    total = at.values.make(record.total) if record.total else None
-    groups = x.width // size
-    grouped = made_with(at, record.out, out) if out and groups == 1 else NOBODY
-    at.launch(
-        norm_kernel(record.centred),
-        x.per,
-        lambda rows: (rows * groups, 1, 1),
-        more={"grouped_rows": DECODED[x.per]},
-        grouped=grouped,
-        x=x.address,
-        skip=skip.address if skip else 0,
-        input_bias=at.vector(record.input_bias),
-        weight=at.vector(record.weight),
-        bias=at.vector(record.bias),
-        out=out.address if out else 0,
-        total=total.address if total else 0,
-        x_stride=x.stride,
-        skip_stride=skip.stride if skip else 0,
-        out_stride=out.stride if out else 0,
-        total_stride=total.stride if total else 0,
-        groups=groups,
-        width=size,
-        epsilon=record.epsilon,
-    )
+    add_norm(record, at)
 
 
 # --- products --------------------------------------------------------------------------------------------------------

@@ -10,32 +10,44 @@
 // Of a part the maximum, the sum, and two numbers that are not used, so that the rest can be read four at a time.
 constexpr int PART = 4;
 
-// Scores of a page: eight lanes have four tokens each of a unit, four such groups of lanes other units. The sums of the
-// groups are added so that every lane keeps one token, 4 (lane % 8) + lane / 8.
-template <class Kind, int head_size, int together>
-__device__ __forceinline__ void score_page(const unsigned char* page, const float* queries, float (&scores)[together]) {
+// The keys of a page, of which a lane asks for as many units as registers hold before it needs the first.
+template <class Kind, int head_size>
+struct PageKeys {
   using Keys = KeyUnit<Kind, head_size>;
-  constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES;
-  // Units that a lane asks for before it needs the first: of four lines each where they are floats.
-  constexpr int AT_ONCE = STEPS < 2 ? 1 : STEPS < 4 || sizeof(Kind) == 4 ? 2 : 4;
-  const int lane = threadIdx.x % WARP, quad = lane % QUADS, line = lane / QUADS;
+  static constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES;
+  static constexpr int MOST = sizeof(Keys) > 32 ? 4 : 8, AT_ONCE = STEPS < MOST ? STEPS : MOST;
+  Keys units[AT_ONCE];
+
+  __device__ __forceinline__ static int unit_of(int step) { return step * LINES + threadIdx.x % WARP / QUADS; }
+  __device__ __forceinline__ void read(const unsigned char* page, int step) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) units[i].read(page, min(unit_of(step + i), Keys::COUNT - 1), threadIdx.x % QUADS);
+  }
+};
+
+// Scores of a page whose first units were read: eight lanes have four tokens each of a unit, four such groups of lanes
+// other units. The sums of the groups are added so that every lane keeps one token, 4 (lane % 8) + lane / 8.
+template <class Kind, int head_size, int together>
+__device__ __forceinline__ void score_page(
+    const unsigned char* page, PageKeys<Kind, head_size>& keys, const float* queries, float (&scores)[together]) {
+  using Own = PageKeys<Kind, head_size>;
+  using Keys = typename Own::Keys;
+  const int lane = threadIdx.x % WARP;
   float sums[together][UNIT] = {};
 #pragma unroll 1
-  for (int step = 0; step < STEPS; step += AT_ONCE) {
-    Keys units[AT_ONCE];
+  for (int step = 0; step < Own::STEPS; step += Own::AT_ONCE) {
+    if (step) keys.read(page, step);
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) units[i].read(page, min((step + i) * LINES + line, Keys::COUNT - 1), quad);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      const int unit = (step + i) * LINES + line;
-      if (Keys::COUNT % (LINES * AT_ONCE) && unit >= Keys::COUNT) continue;
+    for (int i = 0; i < Own::AT_ONCE; ++i) {
+      const int unit = Own::unit_of(step + i);
+      if (Keys::COUNT % (Own::LINES * Own::AT_ONCE) && unit >= Keys::COUNT) continue;
 #pragma unroll
       for (int part = 0; part < Keys::COLUMNS; part += UNIT) {
         float numbers[UNIT][UNIT];
 #pragma unroll
         for (int column = 0; column < UNIT; ++column)
 #pragma unroll
-          for (int token = 0; token < UNIT; ++token) numbers[column][token] = units[i].number(part + column, token);
+          for (int token = 0; token < UNIT; ++token) numbers[column][token] = keys.units[i].number(part + column, token);
 #pragma unroll
         for (int head = 0; head < together; ++head) {
           const float4 q = *reinterpret_cast<const float4*>(queries + head * head_size + column_of<Kind>(unit, part));
@@ -136,6 +148,9 @@ struct ValueSums {
   }
 };
 
+// A page of values that is brought into shared memory; larger ones are read as they are needed.
+constexpr int MOST_STAGED = 8 << 10;
+
 // Grid (splits, heads / together, rows).
 template <class Kind, int head_size, int v_head_size, int together>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
@@ -143,7 +158,11 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, shares, SPLIT_WARPS * together * PAGE);
   SHARED(float, maxima, SPLIT_WARPS * together);
   SHARED(float, totals, SPLIT_WARPS * together);
-  SHARED(float, results, SPLIT_WARPS * together * v_head_size);
+  // A warp's page of values, where it is small enough, and afterwards its results.
+  constexpr int RESULTS = together * v_head_size * sizeof(float), PAGE_BYTES = value_bytes<Kind>(v_head_size);
+  constexpr bool IS_STAGED = PAGE_BYTES <= MOST_STAGED;
+  constexpr int OWN_BYTES = IS_STAGED && PAGE_BYTES > RESULTS ? PAGE_BYTES : RESULTS;
+  SHARED(unsigned char, memory, SPLIT_WARPS * OWN_BYTES);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const long long row = given.first_row + blockIdx.z;
   const int first_head = blockIdx.y * together, kv_head = first_head / (given.heads / given.kv_heads);
@@ -164,6 +183,14 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     for (int i = lane * 128; i < value_bytes<Kind>(v_head_size); i += WARP * 128) fetch(values + i);
   }
   wait_for_earlier();
+  unsigned char* own = memory + warp * OWN_BYTES;
+  PageKeys<Kind, head_size> first_keys;
+  if (sees) {  // all that a warp needs is under way before it computes
+    first_keys.read(keys, 0);
+    if constexpr (IS_STAGED)
+      for (int i = lane * 16; i < PAGE_BYTES; i += WARP * 16) copy_later(own + i, values + i);
+  }
+  end_group();
   for (int i = threadIdx.x; i < together * head_size; i += SPLIT_THREADS)
     queries[i] = given.rotated[(row * given.heads + first_head) * head_size + i] * given.scale;
   __syncthreads();
@@ -175,7 +202,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     const int token = UNIT * (lane % QUADS) + lane / QUADS;
     const bool visible = token >= first && token < last;
     float scores[together];
-    score_page<Kind, head_size, together>(keys, queries, scores);
+    score_page<Kind, head_size, together>(keys, first_keys, queries, scores);
 #pragma unroll
     for (int head = 0; head < together; ++head) {
       float score = scores[head];
@@ -186,13 +213,16 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
       own_shares[head * PAGE + token] = share;
       if (lane == 0) maxima[warp * together + head] = highest, totals[warp * together + head] = total;
     }
+    wait_groups<0>();
     __syncwarp();
-    sums.add(values, own_shares, first, last);
+    sums.add(IS_STAGED ? own : values, own_shares, first, last);
   } else if (lane < together) {
     maxima[warp * together + lane] = NEVER, totals[warp * together + lane] = 0.0f;
   }
-  sums.write(results + warp * together * v_head_size);
+  __syncwarp();
+  sums.write(reinterpret_cast<float*>(own));
   __syncthreads();
+  auto result = [&](int other) { return reinterpret_cast<const float*>(memory + other * OWN_BYTES); };
   for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {
     const int head = i / v_head_size, column = i % v_head_size;
     float highest = NEVER, sum = 0.0f, number = 0.0f;
@@ -200,7 +230,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     for (int other = 0; other < SPLIT_WARPS; ++other) {
       const float kept = expf(maxima[other * together + head] - highest);
       sum = fmaf(totals[other * together + head], kept, sum);
-      number = fmaf(results[(other * together + head) * v_head_size + column], kept, number);
+      number = fmaf(result(other)[head * v_head_size + column], kept, number);
     }
     const long long place = ((long long)blockIdx.z * given.heads + first_head + head) * given.splits + blockIdx.x;
     float* part = given.parts + place * (v_head_size + PART);

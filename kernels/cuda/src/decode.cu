@@ -5,10 +5,11 @@
 #include "functions.cuh"
 #include "results.cuh"
 
-// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x.
+// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. rounds: of a warp, each of two outputs.
 struct DecodeArguments {
   BlockMatrix matrix;
   GroupedRows x;
+  NormedRows normed;
   const float* bias;
   const float* addend;
   float* out;
@@ -16,21 +17,48 @@ struct DecodeArguments {
   long long out_stride;
   int rows;
   int outputs;
+  int rounds;
 };
 
-// Grid (outputs / 32): up to `tokens` rows.
-template <class Reader, int tokens>
+// Fills a slab with rows from first_row on, once the kernels before have ended. The weights of a norm, no kernel's work, are
+// there before.
+template <class Slab>
+__device__ __forceinline__ void bring_rows(
+    const Slab& slab, const GroupedRows& x, const NormedRows& normed, int first_row, int rows) {
+  if (!normed.x) {
+    wait_for_earlier();
+    return slab.bring(x, first_row);
+  }
+  constexpr int KEPT = 4;
+  const NormRow own{normed.x, nullptr, nullptr, normed.width,
+                    are_aligned(normed.width | normed.x_stride, (unsigned long long)normed.x)};
+  const NormWeights<KEPT> weights(own, normed.weight);
+  wait_for_earlier();
+  slab.bring_normed(normed, own, weights, first_row, rows);
+}
+
+// Grid (outputs / (16 rounds), rows / tokens). chunks: that a row has room for.
+template <class Reader, int tokens, int chunks>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
-  SHARED(uint4, bytes, 2 * tokens * RowSlab<tokens>::CHUNKS);
-  SHARED(float2, scales, tokens * RowSlab<tokens>::CHUNKS);
-  const int output = blockIdx.x * BLOCK_ROWS + threadIdx.x / PHASES;
-  float sums[1][tokens] = {};
-  decode_lanes<Reader, 1, tokens>(
-      given.x, RowSlab<tokens>{bytes, scales}, [&](int) -> const BlockMatrix& { return given.matrix; },
-      [&](int) { return min(output, given.outputs - 1); }, sums);
+  using Ring = LaneRing<Reader>;
+  DYNAMIC_SHARED(memory);
+  const RowSlab<tokens, chunks> slab(memory + Ring::BYTES);
+  const int first = blockIdx.x * given.rounds * (LANE_WARPS * STREAMS) + threadIdx.x / WARP * STREAMS, first_row = blockIdx.y * tokens;
+  auto output_of = [&](int stream, int round) { return first + round * (LANE_WARPS * STREAMS) + stream; };
+  decode_lanes<Reader, tokens>(
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, given.rounds, [&](int) -> const BlockMatrix& { return given.matrix; },
+      [&](int stream, int round) { return min(output_of(stream, round), given.outputs - 1); },
+      [&] { bring_rows(slab, given.x, given.normed, first_row, given.rows); },
+      [&](int round, const float(&sums)[STREAMS][tokens]) {
 #pragma unroll
-  for (int token = 0; token < tokens; ++token)
-    if (threadIdx.x % PHASES == token && token < given.rows && output < given.outputs) store_result(given, token, output, sums[0][token]);
+        for (int stream = 0; stream < STREAMS; ++stream)
+#pragma unroll
+          for (int token = 0; token < tokens; ++token) {
+            const int output = output_of(stream, round), row = first_row + token;
+            if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && output < given.outputs)
+              store_result(given, row, output, sums[stream][token]);
+          }
+      });
 }
 
 // Grid (outputs / (16 tiles), rows / (8 groups)).
@@ -41,7 +69,7 @@ __device__ __forceinline__ void decode(const DecodeArguments& given) {
   SHARED(float, numbers, 2 * Own::NUMBER_COUNT);
   const int first_output = blockIdx.x * (TILE * tiles), first_group = blockIdx.y * groups;
   decode_tiles<groups>(
-      Own{codes, numbers}, given.x, first_group, given.rows, [&](int) -> const BlockMatrix& { return given.matrix; },
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, given.x, first_group, given.rows, [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int tile, int row) { return min(first_output + tile * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[WarpSums<groups>::EACH]) {
 #pragma unroll
@@ -59,6 +87,7 @@ struct GatedArguments {
   BlockMatrix gate;
   BlockMatrix up;
   GroupedRows x;
+  NormedRows normed;
   GroupedRows grouped;
   const float* gate_bias;
   const float* up_bias;
@@ -78,28 +107,35 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
       store_one(given.grouped, first_row + row, first_output / CHUNK + chunk, results[row * (outputs + 1) + chunk * CHUNK + threadIdx.x % WARP]);
 }
 
-// Grid (outputs / 32): up to `tokens` rows.
-template <class Reader, class Activation, int tokens>
+// Grid (outputs / 32, rows / tokens): a warp has both matrices of an output at a time, four outputs one after another.
+template <class Reader, class Activation, int tokens, int chunks>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
-  SHARED(uint4, bytes, 2 * tokens * RowSlab<tokens>::CHUNKS);
-  SHARED(float2, scales, tokens * RowSlab<tokens>::CHUNKS);
-  SHARED(float, results, tokens * (BLOCK_ROWS + 1));
-  const int place = threadIdx.x / PHASES, first_output = blockIdx.x * BLOCK_ROWS, output = first_output + place;
-  const float none[3] = {};
-  float sums[2][tokens] = {};
-  decode_lanes<Reader, 2, tokens>(
-      given.x, RowSlab<tokens>{bytes, scales}, [&](int i) -> const BlockMatrix& { return i ? given.up : given.gate; },
-      [&](int) { return min(output, given.outputs - 1); }, sums);
+  using Ring = LaneRing<Reader>;
+  constexpr int OUTPUTS = CHUNK, LINE = OUTPUTS + 1;
+  DYNAMIC_SHARED(memory);
+  const RowSlab<tokens, chunks> slab(memory + Ring::BYTES);
+  float* results = reinterpret_cast<float*>(memory + Ring::BYTES + RowSlab<tokens, chunks>::BYTES);
+  const int first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * tokens;
+  auto place_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
+  decode_lanes<Reader, tokens>(
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS,
+      [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
+      [&](int, int round) { return min(first_output + place_of(round), given.outputs - 1); },
+      [&] { bring_rows(slab, given.x, given.normed, first_row, given.rows); },
+      [&](int round, const float(&sums)[STREAMS][tokens]) {
+        const int place = place_of(round), output = first_output + place;
+        const float none[3] = {};
 #pragma unroll
-  for (int token = 0; token < tokens; ++token) {
-    if (threadIdx.x % PHASES != token || output >= given.outputs || token >= given.rows) continue;
-    const float gate = sums[0][token] + (given.gate_bias ? given.gate_bias[output] : 0.0f);
-    const float up = sums[1][token] + (given.up_bias ? given.up_bias[output] : 0.0f);
-    const float result = Activation::of(gate, none) * up;
-    results[token * (BLOCK_ROWS + 1) + place] = result;
-    if (given.out) given.out[token * given.out_stride + output] = result;
-  }
-  if (given.grouped.bytes) store_results<BLOCK_ROWS>(given, results, 0, first_output, min(tokens, given.rows));
+        for (int token = 0; token < tokens; ++token) {
+          if (threadIdx.x % WARP != token || output >= given.outputs || first_row + token >= given.rows) continue;
+          const float gate = sums[0][token] + (given.gate_bias ? given.gate_bias[output] : 0.0f);
+          const float up = sums[1][token] + (given.up_bias ? given.up_bias[output] : 0.0f);
+          const float result = Activation::of(gate, none) * up;
+          results[token * LINE + place] = result;
+          if (given.out) given.out[(first_row + token) * given.out_stride + output] = result;
+        }
+      });
+  if (given.grouped.bytes) store_results<OUTPUTS>(given, results, first_row, first_output, min(tokens, given.rows - first_row));
 }
 
 // Grid (outputs / (16 tiles), rows / (8 groups)): half of the tiles of a block are the gate's.
@@ -115,7 +151,7 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   const float none[3] = {};
   float gates[tiles][EACH];
   decode_tiles<groups>(
-      Own{codes, numbers}, given.x, blockIdx.y * groups, given.rows,
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, given.x, blockIdx.y * groups, given.rows,
       [&](int tile) -> const BlockMatrix& { return tile < tiles ? given.gate : given.up; },
       [&](int tile, int row) { return min(first_output + tile % tiles * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[EACH]) {

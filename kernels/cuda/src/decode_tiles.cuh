@@ -1,9 +1,9 @@
 // Products of some rows of activations with a matrix of few bits, both as bytes, by tensor cores: every weight is read
 // once for up to 64 rows.
 //
-// A block makes 16 neighbouring outputs per tile. Its eight warps share the columns: warp w takes chunks w, w + 8, w + 16
-// and so on in order, whose sums are whole numbers and exact; then the warps are added in order. So a row's bits depend
-// neither on the other rows nor on how many there are.
+// A block makes 16 neighbouring outputs per tile. Its eight warps share the columns: in pass j warp w takes chunks w + 8 j
+// of every stride in order, whose sums are whole numbers and exact; then passes are added in order, and the warps in pairs.
+// So a row's bits depend neither on the other rows nor on how many there are.
 //
 // Weights come through shared memory, several stages of 16 chunks ahead, and the first ones are asked for before the
 // kernels before have ended: what bounds these products is memory, which must not rest.
@@ -16,6 +16,13 @@ constexpr int SHARED_WORDS = 11 << 10, CODE_WORDS = 8 << 10;
 // A whole number up to 2 ** 22 added to these bits gives those of the float that is so much larger than this one.
 constexpr unsigned WHOLE_BITS = 0x4b400000u;
 constexpr float WHOLE = 12582912.0f;
+static_assert(DECODE_WARPS == PHASES, "a warp has a phase in every pass");
+
+// Of a matrix with so many strides the chunk that a warp takes in its turn `part`: pass by pass.
+__device__ __forceinline__ int chunk_of(int part, int warp, int strides) {
+  const int pass = (part >= strides) + (part >= 2 * strides) + (part >= 3 * strides);
+  return (part - pass * strides) * STRIDE_CHUNKS + pass * PHASES + warp;
+}
 
 // What a warp needs of a chunk of eight rows of activations: a lane's bytes of row lane / 4, and what belongs to the two
 // rows whose sums it has.
@@ -43,7 +50,7 @@ struct Stages {
   static constexpr int STAGE_WORDS = tiles * TILE * STAGE_CHUNKS * Reader::WORDS;
   static constexpr int ROOM = (SHARED_WORDS - 2 * NUMBER_COUNT) / STAGE_WORDS, MOST = CODE_WORDS / STAGE_WORDS;
   static constexpr int COUNT = ROOM < MOST ? ROOM : MOST < 8 ? MOST : 8;
-  static constexpr int AHEAD = tiles * sizeof(typename Reader::Chunk) > 80 ? 2 : 4;  // stages whose numbers are under way
+  static constexpr int AHEAD = tiles * sizeof(typename Reader::Chunk) >= 80 ? 2 : 4;  // stages whose numbers are under way
   static_assert(COUNT >= 2, "a stage is computed while another one comes");
 
   // Words of shared memory for codes, which the sums of warps take afterwards.
@@ -53,6 +60,13 @@ struct Stages {
 
   unsigned* codes;  // [COUNT] of plane 1 [tiles][TILE][STAGE_CHUNKS][WORDS_1], then of plane 2
   float* numbers;   // [2][tiles][NUMBERS][TILE][LINE]
+  int strides;
+
+  // The chunk that a thread brings for a stage.
+  __device__ __forceinline__ int chunk_brought(int stage) const {
+    const int own = stage * STAGE_CHUNKS + threadIdx.x % STAGE_CHUNKS;
+    return chunk_of(own / DECODE_WARPS, own % DECODE_WARPS, strides);
+  }
 
   // Chunks of eight neighbouring rows in the same column lie in different banks.
   __device__ __forceinline__ static int place(int tile, int row, int chunk) {
@@ -71,7 +85,7 @@ struct Stages {
       for (int tile = 0; tile < tiles; ++tile) {
         const BlockMatrix& matrix = matrix_of(tile);
         const long long from =
-            (long long)row_of(tile, row) * matrix.chunks + min(stage * STAGE_CHUNKS + chunk, matrix.chunks - 1);
+            (long long)row_of(tile, row) * matrix.chunks + min(chunk_brought(stage), matrix.chunks - 1);
         const int to = place(tile, row, chunk);
         copy_few_later<4 * WORDS_1>(codes + stage % COUNT * STAGE_WORDS + to * WORDS_1, matrix.data + from * (4 * WORDS_1));
         if constexpr (WORDS_2 > 0)
@@ -84,13 +98,13 @@ struct Stages {
   // The numbers of that chunk, as they lie in memory ...
   using Read = typename Reader::Chunk;
   template <class MatrixOf, class RowOf>
-  __device__ __forceinline__ static void read_numbers(
-      int stage, const MatrixOf& matrix_of, const RowOf& row_of, Read (&read)[tiles]) {
-    const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+  __device__ __forceinline__ void read_numbers(
+      int stage, const MatrixOf& matrix_of, const RowOf& row_of, Read (&read)[tiles]) const {
+    const int row = threadIdx.x / STAGE_CHUNKS, chunk = chunk_brought(stage);
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       const Reader reader{matrix_of(tile)};
-      reader.read_numbers(row_of(tile, row), min(stage * STAGE_CHUNKS + chunk, reader.matrix.chunks - 1), read[tile]);
+      reader.read_numbers(row_of(tile, row), min(chunk, reader.matrix.chunks - 1), read[tile]);
     }
   }
 
@@ -102,7 +116,7 @@ struct Stages {
     for (int tile = 0; tile < tiles; ++tile) {
       const Reader reader{matrix_of(tile)};
       const auto factors = reader.factors(read[tile]);
-      const bool there = stage * STAGE_CHUNKS + chunk < reader.matrix.chunks;
+      const bool there = chunk_brought(stage) < reader.matrix.chunks;
       float* own = numbers + stage % 2 * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + row * LINE + chunk;
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
@@ -198,10 +212,14 @@ struct WarpSums {
       const int own = i * DECODE_THREADS + threadIdx.x;
       if (ROWS * TILE < DECODE_THREADS && own >= ROWS * TILE) return;
       const float* from = memory + place(own / TILE, own % TILE);
-      float sum = from[0];
+      float warps[DECODE_WARPS];
 #pragma unroll
-      for (int other = 1; other < DECODE_WARPS; ++other) sum += from[other * (ROWS * TILE)];
-      found[i] = sum;
+      for (int other = 0; other < DECODE_WARPS; ++other) warps[other] = from[other * (ROWS * TILE)];
+#pragma unroll
+      for (int distance = DECODE_WARPS / 2; distance; distance /= 2)
+#pragma unroll
+        for (int other = 0; other < distance; ++other) warps[other] += warps[other + distance];
+      found[i] = warps[0];
     }
   }
 };
@@ -214,31 +232,33 @@ __device__ __forceinline__ void decode_tiles(
     const Finish& finish) {
   using Sums = WarpSums<groups>;
   constexpr int tiles = Own::TILES;
-  const int warp = threadIdx.x / WARP, chunks = matrix_of(0).chunks, stages = (chunks + STAGE_CHUNKS - 1) / STAGE_CHUNKS;
+  constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS;
+  const int warp = threadIdx.x / WARP, strides = own.strides, parts = PASSES * strides, stages = parts / PARTS;
   for (int stage = 0; stage < Own::COUNT - 1; ++stage) own.ask(stage, stages, matrix_of, row_of);
   typename Own::Read read[Own::AHEAD][tiles];
 #pragma unroll
-  for (int i = 0; i < Own::AHEAD; ++i) Own::read_numbers(i, matrix_of, row_of, read[i]);
+  for (int i = 0; i < Own::AHEAD; ++i) own.read_numbers(min(i, stages - 1), matrix_of, row_of, read[i]);
   wait_for_earlier();
-  float sums[tiles][groups][4] = {};
+  float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
   // Activations come from the second-level cache, some chunks ahead.
-  constexpr int ROWS_AHEAD = groups == 1 ? 4 : groups == 2 ? 2 : 1, PARTS = STAGE_CHUNKS / DECODE_WARPS;
+  constexpr int ROWS_AHEAD = groups == 1 ? 4 : groups == 2 ? 2 : 1;
   GroupChunk next[ROWS_AHEAD][groups] = {};
   auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
-    const int chunk = min(part, stages * PARTS - 1) * DECODE_WARPS + warp;  // x is filled up to whole stages
+    const int chunk = chunk_of(min(part, parts - 1), warp, strides);  // x has whole strides
 #pragma unroll
     for (int group = 0; group < groups; ++group)
       if (group == 0 || (first_group + group) * GROUP < rows) into[group].read(x, first_group + group, chunk, rows);
   };
 #pragma unroll
   for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
+  int left = strides;  // turns of this pass
   for (int base = 0; base < stages; base += Own::AHEAD)
 #pragma unroll
     for (int i = 0; i < Own::AHEAD; ++i) {
       const int stage = base + i;
       if (stage >= stages) break;
       own.keep_numbers(stage, matrix_of, read[i]);
-      Own::read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
+      own.read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
       wait_groups<Own::COUNT - 2>();
       __syncthreads();  // the stage and its numbers are there, the stage before has been computed
       own.ask(stage + Own::COUNT - 1, stages, matrix_of, row_of);
@@ -251,13 +271,21 @@ __device__ __forceinline__ void decode_tiles(
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile)
           own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);
+        if (--left) continue;
+        left = strides;
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+          for (int group = 0; group < groups; ++group)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) totals[tile][group][i] += sums[tile][group][i], sums[tile][group][i] = 0.0f;
       }
     }
   wait_groups<0>();
 #pragma unroll
   for (int tile = 0; tile < tiles; ++tile) {
     float found[Sums::EACH];
-    Sums::add(sums[tile], reinterpret_cast<float*>(own.codes), found);
+    Sums::add(totals[tile], reinterpret_cast<float*>(own.codes), found);
     finish(tile, found);
   }
 }

@@ -11,6 +11,9 @@
 #include "weights.cuh"
 
 constexpr int GROUP = 8, STRIDE_CHUNKS = 32;
+// Chunks of a stride are added in 32 phases: chunk c to the sum of phase c % 32, in order. Phases p, p + 8, p + 16 and
+// p + 24 are then added in order, and those eight sums in pairs: of warps that share a row each has four passes over it.
+constexpr int PHASES = 8, PASSES = STRIDE_CHUNKS / PHASES;
 
 // Where such rows lie: 0 = nobody wants them.
 struct GroupedRows {

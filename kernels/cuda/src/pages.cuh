@@ -34,33 +34,33 @@ template <class Kind>
 struct Form {
   static constexpr int COLUMNS = UNIT;  // of a unit
   static constexpr bool PACKED = false;
-  __device__ __forceinline__ static int key_columns(int size) { return size * (int)sizeof(Kind); }
-  __device__ __forceinline__ static int value_columns(int size) { return size * (int)sizeof(Kind); }
-  __device__ __forceinline__ static int groups(int) { return 0; }
+  __device__ __forceinline__ static constexpr int key_columns(int size) { return size * (int)sizeof(Kind); }
+  __device__ __forceinline__ static constexpr int value_columns(int size) { return size * (int)sizeof(Kind); }
+  __device__ __forceinline__ static constexpr int groups(int) { return 0; }
 };
 template <>
 struct Form<Int8> {
   static constexpr int COLUMNS = UNIT;
   static constexpr bool PACKED = true;
-  __device__ __forceinline__ static int key_columns(int size) { return size; }
-  __device__ __forceinline__ static int value_columns(int size) { return (size + 15) / 16 * 16; }
-  __device__ __forceinline__ static int groups(int) { return 1; }
+  __device__ __forceinline__ static constexpr int key_columns(int size) { return size; }
+  __device__ __forceinline__ static constexpr int value_columns(int size) { return (size + 15) / 16 * 16; }
+  __device__ __forceinline__ static constexpr int groups(int) { return 1; }
 };
 template <>
 struct Form<Int4> {
   static constexpr int COLUMNS = 2 * UNIT;
   static constexpr bool PACKED = true;
-  __device__ __forceinline__ static int key_columns(int size) { return size / 2; }
-  __device__ __forceinline__ static int value_columns(int size) { return size / 2; }
-  __device__ __forceinline__ static int groups(int size) { return size / 32; }
+  __device__ __forceinline__ static constexpr int key_columns(int size) { return size / 2; }
+  __device__ __forceinline__ static constexpr int value_columns(int size) { return size / 2; }
+  __device__ __forceinline__ static constexpr int groups(int size) { return size / 32; }
 };
 
 template <class Kind>
-__device__ __forceinline__ int key_bytes(int size) {
+__device__ __forceinline__ constexpr int key_bytes(int size) {
   return PAGE * (Form<Kind>::key_columns(size) + 2 * Form<Kind>::groups(size));
 }
 template <class Kind>
-__device__ __forceinline__ int value_bytes(int size) {
+__device__ __forceinline__ constexpr int value_bytes(int size) {
   return PAGE * (Form<Kind>::value_columns(size) + 2 * Form<Kind>::groups(size));
 }
 

@@ -1,0 +1,98 @@
+"""Launches of norms, and which of them products of one or two rows do themselves: a step has so many kernels fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import records
+from ..records import Constants, Per, Weight, weights_of
+from .decode_lanes import ROWS
+from .driver import Grid
+from .grouped import COUNTED as DECODED, NOBODY, made_with
+from .launches import COUNTED, Counts, Launch, bind
+from .sources import CudaKernel
+
+if TYPE_CHECKING:
+    from .lowering import CudaLowering
+
+_THREADS = 256
+
+
+def norm_kernel(centred: bool) -> CudaKernel:
+    """The kernel of RMS norm, or of layer norm."""
+    return CudaKernel("norm.cu", f"norm<{str(centred).lower()}>", "NormArguments", _THREADS, early=True)
+
+
+def left_to_products(
+    parts: Sequence[Any], outputs: Sequence[str], constants: Constants, takes: Callable[[Weight], bool]
+) -> dict[str, records.Norm]:
+    """Norms by their results that nobody reads but products which can norm rows themselves.
+
+    Args:
+        takes: whether products with a weight can.
+    """
+    norms = {
+        part.out: part
+        for part in parts
+        if isinstance(part, records.Norm) and not (part.centred or part.skip or part.input_bias or part.bias or part.total)
+    }
+    others = set(outputs)
+    for part in parts:
+        is_product = isinstance(part, records.Product | records.GatedProduct) and not part.exact
+        if is_product and all(takes(weight) for weight in weights_of(part)):
+            width = constants.array(norms[part.x].weight).size if part.x in norms else 0
+            others |= {name for name in part.inputs if name != part.x}
+            others |= {part.x} if any(weight.columns != width for weight in weights_of(part)) else set()
+        else:
+            others |= set(part.inputs)
+    return {name: norm for name, norm in norms.items() if name not in others}
+
+
+def add_norm(record: records.Norm, at: CudaLowering) -> None:
+    """A norm, and for products what they need to do it themselves."""
+    x, size = at.values[record.x], at.constants.array(record.weight).size
+    skip = at.values[record.skip] if record.skip else None
+    out = at.values.make(record.out) if record.out else None
+    total = at.values.make(record.total) if record.total else None
+    groups = x.width // size
+    kernel = norm_kernel(record.centred)
+    weight = at.vector(record.weight)
+    if is_left := record.out in at.left_norms:
+        at.normed[record.out] = {
+            "x": x.address, "weight": weight, "x_stride": x.stride, "width": size, "epsilon": record.epsilon,
+        }  # fmt: skip
+    arguments = bind(
+        kernel,
+        grouped=made_with(at, record.out, out) if out and groups == 1 else NOBODY,
+        x=x.address,
+        skip=skip.address if skip else 0,
+        input_bias=at.vector(record.input_bias),
+        weight=weight,
+        bias=at.vector(record.bias),
+        out=out.address if out else 0,
+        total=total.address if total else 0,
+        x_stride=x.stride,
+        skip_stride=skip.stride if skip else 0,
+        out_stride=out.stride if out else 0,
+        total_stride=total.stride if total else 0,
+        rows=0,
+        groups=groups,
+        width=size,
+        grouped_rows=0,
+        epsilon=record.epsilon,
+    )
+    counted, decoded = COUNTED[x.per], DECODED[x.per]
+
+    def grid(counts: Counts) -> Grid:
+        rows = counts[counted]
+        is_done = is_left and rows == counts[decoded] <= ROWS[-1]
+        return (0, 0, 0) if is_done else (rows * groups, 1, 1)
+
+    at.starts.append(Launch(kernel, arguments, {"rows": counted, "grouped_rows": decoded}, grid))
+
+
+def read_by(part: Any, left: Mapping[str, records.Norm]) -> list[str]:
+    """The values that a part reads, with those that its products norm."""
+    normed = getattr(part, "x", "")
+    return [*part.inputs, *([left[normed].x] if normed in left else [])]

@@ -1,0 +1,103 @@
+// The norm of a row, by a block of 256 threads: thread i has columns 4 i to 4 i + 3 of every 1,024, and sums are put
+// together in one order. So who norms a row itself, in place of reading what norm.cu made of it, gets the same bits.
+#pragma once
+#include "groups.cuh"
+#include "reduce.cuh"
+
+constexpr int NORM_WARPS = 8, NORM_THREADS = NORM_WARPS * WARP, NORM_FOUR = 4, NORM_STRIDE = NORM_THREADS * NORM_FOUR;
+
+struct NormRow {
+  const float* x;
+  const float* skip;
+  const float* input_bias;
+  int width;
+  bool aligned;
+
+  __device__ __forceinline__ void add(const float* from, int column, float (&sums)[NORM_FOUR]) const {
+    if (aligned) {
+      const float4 four = *reinterpret_cast<const float4*>(from + column);
+      sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < NORM_FOUR; ++i)
+        if (column + i < width) sums[i] += from[column + i];
+    }
+  }
+  // A constant of as many columns.
+  __device__ __forceinline__ void read_weights(const float* from, int column, float (&found)[NORM_FOUR]) const {
+#pragma unroll
+    for (int i = 0; i < NORM_FOUR; ++i) found[i] = 0.0f;
+    if (column < width) add(from, column, found);
+  }
+  // Those behind the last column are 0.
+  __device__ __forceinline__ void read(int column, float (&sums)[NORM_FOUR]) const {
+#pragma unroll
+    for (int i = 0; i < NORM_FOUR; ++i) sums[i] = 0.0f;
+    if (column >= width) return;
+    add(x, column, sums);
+    if (skip) add(skip, column, sums);
+    if (input_bias) add(input_bias, column, sums);
+  }
+};
+
+// Columns of a thread that stay in registers, of so many strides of 1,024: others are read again.
+template <int strides>
+struct NormWeights {
+  float of[strides][NORM_FOUR];
+
+  // No kernel writes them: they may be asked for before anything waits.
+  __device__ __forceinline__ NormWeights(const NormRow& row, const float* weight) {
+#pragma unroll
+    for (int i = 0; i < strides; ++i)
+      if (i * NORM_STRIDE < row.width) row.read_weights(weight, i * NORM_STRIDE + threadIdx.x * NORM_FOUR, of[i]);
+  }
+};
+
+// visit_sum(column, sums) and then visit(column, normed) for all columns of a thread, all threads of a warp together, up
+// to whole strides; what lies behind the last column is 0. bias: 0 = none.
+template <bool centred, int strides, class VisitSum, class Visit>
+__device__ __forceinline__ void norm_row(
+    const NormRow& row, const float* weight, const NormWeights<strides>& weights, const float* bias, float epsilon,
+    const VisitSum& visit_sum, const Visit& visit) {
+  const int width = row.width, own = threadIdx.x * NORM_FOUR;
+  float kept[strides][NORM_FOUR];
+#pragma unroll
+  for (int i = 0; i < strides; ++i)
+    if (i * NORM_STRIDE < width) row.read(i * NORM_STRIDE + own, kept[i]);
+  auto each = [&](auto look) {
+#pragma unroll
+    for (int i = 0; i < strides; ++i)
+      if (i * NORM_STRIDE < width) look(i * NORM_STRIDE + own, kept[i], weights.of[i]);
+    for (int start = strides * NORM_STRIDE; start < width; start += NORM_STRIDE) {
+      float sums[NORM_FOUR], others[NORM_FOUR];
+      row.read(start + own, sums), row.read_weights(weight, start + own, others);
+      look(start + own, sums, others);
+    }
+  };
+  float mean = 0.0f, squares = 0.0f;
+  if (centred) {
+    each([&](int, const float(&sums)[NORM_FOUR], const float(&)[NORM_FOUR]) { mean += (sums[0] + sums[1]) + (sums[2] + sums[3]); });
+    mean = block_sum<NORM_WARPS>(mean) / width;
+  }
+  each([&](int column, const float(&sums)[NORM_FOUR], const float(&)[NORM_FOUR]) {
+    visit_sum(column, sums);
+#pragma unroll
+    for (int i = 0; i < NORM_FOUR; ++i) {
+      const float apart = column + i < width ? sums[i] - mean : 0.0f;
+      squares = fmaf(apart, apart, squares);
+    }
+  });
+  const float factor = 1.0f / sqrtf(block_sum<NORM_WARPS>(squares) / width + epsilon);
+  each([&](int column, const float(&sums)[NORM_FOUR], const float(&own_weights)[NORM_FOUR]) {
+    float found[NORM_FOUR], biases[NORM_FOUR] = {};
+    if (centred && bias) row.read_weights(bias, column, biases);
+#pragma unroll
+    for (int i = 0; i < NORM_FOUR; ++i) found[i] = (sums[i] - mean) * factor * own_weights[i] + biases[i];
+    visit(column, found);
+  });
+}
+
+// Whether rows can be read four columns at a time.
+__device__ __forceinline__ bool are_aligned(long long strides, unsigned long long places) {
+  return strides % NORM_FOUR == 0 && places % sizeof(float4) == 0;
+}
