@@ -70,11 +70,12 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
     by_lanes = lanes_choices(matrix, counted, gated=False)
-    choices = [(lanes_kernel(matrix, count), grid) for count, grid in by_lanes]
+    normed = at.normed.get(x, NOT_NORMED)
+    choices = [(lanes_kernel(matrix, count, normed=normed != NOT_NORMED), grid) for count, grid in by_lanes]
     for groups in GROUPS:
         blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
-        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, matrix, counted)))
-    own = given | {"x": rows, "normed": at.normed.get(x, NOT_NORMED), "rounds": rounds_of(matrix.rows), "rows": 0}
+        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, most_by_lanes(matrix, gated=False), counted)))
+    own = given | {"x": rows, "normed": normed, "rounds": rounds_of(matrix.rows), "rows": 0}
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **own), {"rows": counted}, grid))
 
@@ -88,25 +89,29 @@ def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
 def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
     """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
     counted, rows, tiles = COUNTED[out.per], grouped(at, record.x), _gated_tiles(gate)
+    normed = at.normed.get(record.x, NOT_NORMED)
     # The next product's form is written by blocks that have whole chunks.
     following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
-        "gate": gate.fields, "up": up.fields, "x": rows, "normed": at.normed.get(record.x, NOT_NORMED),
+        "gate": gate.fields, "up": up.fields, "x": rows, "normed": normed,
         "grouped": following, "out": out.address,
         "gate_bias": at.vector(record.gate.bias), "up_bias": at.vector(record.up.bias), "out_stride": out.stride,
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
     by_lanes = lanes_choices(gate, counted, gated=True)
-    choices = [(gated_lanes_kernel(gate, record.activation, count), grid) for count, grid in by_lanes]
+    choices = [
+        (gated_lanes_kernel(gate, record.activation, count, normed=normed != NOT_NORMED), grid)
+        for count, grid in by_lanes
+    ]
     for groups in GATED_GROUPS:
         kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
-        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, gate, counted)))
+        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, most_by_lanes(gate, gated=True), counted)))
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))
 
 
-def _grid(choices: tuple[int, ...], groups: int, blocks: int, matrix: DeviceMatrix, counted: str) -> Any:
-    fewer, most = groups // 2 * GROUP if groups > 1 else most_by_lanes(matrix), groups * GROUP
+def _grid(choices: tuple[int, ...], groups: int, blocks: int, by_lanes: int, counted: str) -> Any:
+    fewer, most = groups // 2 * GROUP if groups > 1 else by_lanes, groups * GROUP
     is_last = groups == choices[-1]
 
     def grid(counts: Any) -> tuple[int, int, int]:

@@ -54,12 +54,12 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
         if matrix.form:
             found += [decode_kernel(matrix, groups) for groups in GROUPS]
-            found += [lanes_kernel(matrix, rows) for rows in ROWS]
+            found += [lanes_kernel(matrix, rows, normed=normed) for rows in ROWS for normed in (False, True)]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
         found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
-        found += [gated_lanes_kernel(matrix, activation, rows) for rows in ROWS]
+        found += [gated_lanes_kernel(matrix, activation, rows, normed=True) for rows in ROWS]
     found += [*route_kernels(), mix_kernel()]
     of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
     for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):

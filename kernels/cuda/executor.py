@@ -242,8 +242,9 @@ class CudaStep:
     def _are_alike(self, gate: Weight, up: Weight) -> bool:
         return can_gate(*(self._weights.matrix(weight, self._program.constants) for weight in (gate, up)))
 
-    def _takes_norms(self, weight: Weight) -> bool:
-        return most_by_lanes(self._weights.matrix(weight, self._program.constants)) > 0
+    def _takes_norms(self, part: records.Product | records.GatedProduct) -> bool:
+        matrices = [self._weights.matrix(weight, self._program.constants) for weight in weights_of(part)]
+        return all(most_by_lanes(matrix, gated=len(matrices) > 1) for matrix in matrices)
 
     def _arranged(self) -> tuple[list[Any], dict[str, RowsType]]:
         """The parts of the program as there are the fewest kernels for, and the types of their values."""

@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import records
-from ..records import Constants, Per, Weight, weights_of
+from ..records import Constants, Per, weights_of
 from .decode_lanes import ROWS
 from .driver import Grid
 from .grouped import COUNTED as DECODED, NOBODY, made_with
 from .launches import COUNTED, Counts, Launch, bind
+from .memory import DeviceRows
 from .sources import CudaKernel
 
 if TYPE_CHECKING:
     from .lowering import CudaLowering
 
-_THREADS = 256
+_THREADS, _FOUR_BYTES = 256, 16
 
 
 def norm_kernel(centred: bool) -> CudaKernel:
@@ -25,12 +26,12 @@ def norm_kernel(centred: bool) -> CudaKernel:
 
 
 def left_to_products(
-    parts: Sequence[Any], outputs: Sequence[str], constants: Constants, takes: Callable[[Weight], bool]
+    parts: Sequence[Any], outputs: Sequence[str], constants: Constants, takes: Callable[[Any], bool]
 ) -> dict[str, records.Norm]:
     """Norms by their results that nobody reads but products which can norm rows themselves.
 
     Args:
-        takes: whether products with a weight can.
+        takes: whether a product can.
     """
     norms = {
         part.out: part
@@ -40,13 +41,18 @@ def left_to_products(
     others = set(outputs)
     for part in parts:
         is_product = isinstance(part, records.Product | records.GatedProduct) and not part.exact
-        if is_product and all(takes(weight) for weight in weights_of(part)):
+        if is_product and takes(part):
             width = constants.array(norms[part.x].weight).size if part.x in norms else 0
             others |= {name for name in part.inputs if name != part.x}
             others |= {part.x} if any(weight.columns != width for weight in weights_of(part)) else set()
         else:
             others |= set(part.inputs)
     return {name: norm for name, norm in norms.items() if name not in others}
+
+
+def _can_read_fours(x: DeviceRows) -> bool:
+    """Whether its numbers can be read four at a time."""
+    return x.address % _FOUR_BYTES == 0 and x.stride % 4 == x.width % 4 == 0
 
 
 def add_norm(record: records.Norm, at: CudaLowering) -> None:
@@ -58,7 +64,8 @@ def add_norm(record: records.Norm, at: CudaLowering) -> None:
     groups = x.width // size
     kernel = norm_kernel(record.centred)
     weight = at.vector(record.weight)
-    if is_left := record.out in at.left_norms:
+    is_left = record.out in at.left_norms and _can_read_fours(x)
+    if is_left:
         at.normed[record.out] = {
             "x": x.address, "weight": weight, "x_stride": x.stride, "width": size, "epsilon": record.epsilon,
         }  # fmt: skip

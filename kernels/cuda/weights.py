@@ -55,6 +55,11 @@ class DeviceMatrix:
         return self.form.bits if self.form else 0
 
     @property
+    def number_bytes(self) -> int:
+        """Of a row's scales and what goes with them, where it is of small integers."""
+        return max(self.nbytes // self.rows - 4 * self.bits * -(-self.columns // CHUNK), 0)
+
+    @property
     def strides(self) -> int:
         """Warps' strides of 1,024 columns in a row, the last one filled up."""
         return -(-self.columns // STRIDE)

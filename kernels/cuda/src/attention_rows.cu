@@ -15,7 +15,7 @@ template <class Kind, int head_size>
 struct PageKeys {
   using Keys = KeyUnit<Kind, head_size>;
   static constexpr int LINES = WARP / QUADS, STEPS = (Keys::COUNT + LINES - 1) / LINES;
-  static constexpr int MOST = sizeof(Keys) > 32 ? 4 : 8, AT_ONCE = STEPS < MOST ? STEPS : MOST;
+  static constexpr int MOST = sizeof(Keys) > 48 ? 4 : 8, AT_ONCE = STEPS < MOST ? STEPS : MOST;
   Keys units[AT_ONCE];
 
   __device__ __forceinline__ static int unit_of(int step) { return step * LINES + threadIdx.x % WARP / QUADS; }
@@ -148,6 +148,16 @@ struct ValueSums {
   }
 };
 
+// visit(i) for every `step`-th of so many bytes, by the lanes of a warp.
+template <int bytes, int step, class Visit>
+__device__ __forceinline__ void each_of_warp(const Visit& visit) {
+#pragma unroll
+  for (int start = 0; start < bytes; start += WARP * step) {
+    const int i = start + (int)threadIdx.x % WARP * step;
+    if (bytes % (WARP * step) == 0 || i < bytes) visit(i);
+  }
+}
+
 // A page of values that is brought into shared memory; larger ones are read as they are needed.
 constexpr int MOST_STAGED = 8 << 10;
 
@@ -160,6 +170,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, totals, SPLIT_WARPS * together);
   // A warp's page of values, where it is small enough, and afterwards its results.
   constexpr int RESULTS = together * v_head_size * sizeof(float), PAGE_BYTES = value_bytes<Kind>(v_head_size);
+  constexpr int KEY_BYTES = key_bytes<Kind>(head_size), LINE_BYTES = 128;
   constexpr bool IS_STAGED = PAGE_BYTES <= MOST_STAGED;
   constexpr int OWN_BYTES = IS_STAGED && PAGE_BYTES > RESULTS ? PAGE_BYTES : RESULTS;
   SHARED(unsigned char, memory, SPLIT_WARPS * OWN_BYTES);
@@ -179,20 +190,24 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     values += block * given.pages.value_block + kv_head * value_bytes<Kind>(v_head_size);
     // Both pages are on their way to the L2 cache before anything waits, also for the kernels before: what these still
     // write into pages goes through that cache. What a step is about no kernel of it writes.
-    for (int i = lane * 128; i < key_bytes<Kind>(head_size); i += WARP * 128) fetch(keys + i);
-    for (int i = lane * 128; i < value_bytes<Kind>(v_head_size); i += WARP * 128) fetch(values + i);
+    each_of_warp<KEY_BYTES, LINE_BYTES>([&](int i) { fetch(keys + i); });
+    each_of_warp<PAGE_BYTES, LINE_BYTES>([&](int i) { fetch(values + i); });
   }
   wait_for_earlier();
   unsigned char* own = memory + warp * OWN_BYTES;
   PageKeys<Kind, head_size> first_keys;
   if (sees) {  // all that a warp needs is under way before it computes
     first_keys.read(keys, 0);
-    if constexpr (IS_STAGED)
-      for (int i = lane * 16; i < PAGE_BYTES; i += WARP * 16) copy_later(own + i, values + i);
+    if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
   }
   end_group();
-  for (int i = threadIdx.x; i < together * head_size; i += SPLIT_THREADS)
-    queries[i] = given.rotated[(row * given.heads + first_head) * head_size + i] * given.scale;
+  const float* rotated = given.rotated + (row * given.heads + first_head) * head_size;
+  constexpr int NUMBERS = together * head_size;
+#pragma unroll
+  for (int start = 0; start < NUMBERS; start += SPLIT_THREADS) {
+    const int i = start + threadIdx.x;
+    if (NUMBERS % SPLIT_THREADS == 0 || i < NUMBERS) queries[i] = rotated[i] * given.scale;
+  }
   __syncthreads();
 
   float* own_shares = shares + warp * together * PAGE;

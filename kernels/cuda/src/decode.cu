@@ -22,39 +22,45 @@ struct DecodeArguments {
 
 // Fills a slab with rows from first_row on, once the kernels before have ended. The weights of a norm, no kernel's work, are
 // there before.
-template <class Slab>
+template <bool normed, class Slab>
 __device__ __forceinline__ void bring_rows(
-    const Slab& slab, const GroupedRows& x, const NormedRows& normed, int first_row, int rows) {
-  if (!normed.x) {
+    const Slab& slab, const GroupedRows& x, const NormedRows& given, int first_row, int rows) {
+  if constexpr (normed) {
+    const NormWeights<Slab::STRIDES> weights(NormRow<true>{given.x, nullptr, nullptr, given.width, true}, given.weight);
     wait_for_earlier();
-    return slab.bring(x, first_row);
+    slab.bring_normed(given, weights, first_row, rows);
+  } else {
+    wait_for_earlier();
+    slab.bring(x, first_row);
   }
-  constexpr int KEPT = 4;
-  const NormRow own{normed.x, nullptr, nullptr, normed.width,
-                    are_aligned(normed.width | normed.x_stride, (unsigned long long)normed.x)};
-  const NormWeights<KEPT> weights(own, normed.weight);
-  wait_for_earlier();
-  slab.bring_normed(normed, own, weights, first_row, rows);
 }
 
-// Grid (outputs / (16 rounds), rows / tokens). chunks: that a row has room for.
-template <class Reader, int tokens, int chunks>
+// Grid (outputs / (16 rounds), rows / tokens). chunks: that a row has room for; memory: bytes of shared memory.
+template <class Reader, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   using Ring = LaneRing<Reader>;
+  using Slab = RowSlab<tokens, chunks>;
   DYNAMIC_SHARED(memory);
-  const RowSlab<tokens, chunks> slab(memory + Ring::BYTES);
-  const int first = blockIdx.x * given.rounds * (LANE_WARPS * STREAMS) + threadIdx.x / WARP * STREAMS, first_row = blockIdx.y * tokens;
-  auto output_of = [&](int stream, int round) { return first + round * (LANE_WARPS * STREAMS) + stream; };
+  const Slab slab(memory + Ring::BYTES);
+  const int each = given.rounds * (LANE_WARPS * STREAMS), first = blockIdx.x * each, first_row = blockIdx.y * tokens;
+  unsigned char* free = memory + Ring::BYTES + Slab::BYTES;
+  const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, min(each, given.outputs - first), free);
+  end_group();
+  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + (int)threadIdx.x / WARP) * STREAMS + stream; };
+  auto inside = [&](int stream, int round) { return min(place_of(stream, round), given.outputs - 1 - first); };
   decode_lanes<Reader, tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, given.rounds, [&](int) -> const BlockMatrix& { return given.matrix; },
-      [&](int stream, int round) { return min(output_of(stream, round), given.outputs - 1); },
-      [&] { bring_rows(slab, given.x, given.normed, first_row, given.rows); },
+      [&](int stream, int round) { return first + inside(stream, round); },
+      [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
+        Reader{own}.read_numbers(inside(stream, round), chunk, into);
+      },
+      [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[STREAMS][tokens]) {
 #pragma unroll
         for (int stream = 0; stream < STREAMS; ++stream)
 #pragma unroll
           for (int token = 0; token < tokens; ++token) {
-            const int output = output_of(stream, round), row = first_row + token;
+            const int output = first + place_of(stream, round), row = first_row + token;
             if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && output < given.outputs)
               store_result(given, row, output, sums[stream][token]);
           }
@@ -108,20 +114,28 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
 }
 
 // Grid (outputs / 32, rows / tokens): a warp has both matrices of an output at a time, four outputs one after another.
-template <class Reader, class Activation, int tokens, int chunks>
+template <class Reader, class Activation, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   using Ring = LaneRing<Reader>;
+  using Slab = RowSlab<tokens, chunks>;
   constexpr int OUTPUTS = CHUNK, LINE = OUTPUTS + 1;
   DYNAMIC_SHARED(memory);
-  const RowSlab<tokens, chunks> slab(memory + Ring::BYTES);
-  float* results = reinterpret_cast<float*>(memory + Ring::BYTES + RowSlab<tokens, chunks>::BYTES);
-  const int first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * tokens;
+  const Slab slab(memory + Ring::BYTES);
+  float* results = reinterpret_cast<float*>(memory + Ring::BYTES + Slab::BYTES);
+  unsigned char* free = reinterpret_cast<unsigned char*>(results) + tokens * LINE * sizeof(float) / COPIED * COPIED + COPIED;
+  const int first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * tokens, outputs = min(OUTPUTS, given.outputs - first_output);
+  const BlockMatrix own_gate = RowNumbers<Reader>::bring(given.gate, first_output, outputs, free);
+  const BlockMatrix own_up = RowNumbers<Reader>::bring(given.up, first_output, outputs, free);
+  end_group();
   auto place_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
   decode_lanes<Reader, tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS,
       [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
-      [&](int, int round) { return min(first_output + place_of(round), given.outputs - 1); },
-      [&] { bring_rows(slab, given.x, given.normed, first_row, given.rows); },
+      [&](int, int round) { return first_output + min(place_of(round), outputs - 1); },
+      [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
+        Reader{stream ? own_up : own_gate}.read_numbers(min(place_of(round), outputs - 1), chunk, into);
+      },
+      [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[STREAMS][tokens]) {
         const int place = place_of(round), output = first_output + place;
         const float none[3] = {};

@@ -8,14 +8,15 @@
 //
 // What bounds these products is memory, which must not rest: a lane asks for its chunks several turns ahead, for the
 // first ones before the kernels before have ended, and they take shared memory, not registers, so that the blocks of the
-// next kernel find room beside these.
+// next kernel find room beside these. The numbers of a block's rows, which lie together in memory, come there whole. And
+// loops stay loops: fetching instructions that are executed once takes longer than executing them.
 #pragma once
 #include "norm.cuh"
 
-constexpr int LANE_WARPS = 8, LANE_THREADS = LANE_WARPS * WARP, STREAMS = 2;
+constexpr int LANE_WARPS = 8, LANE_THREADS = LANE_WARPS * WARP, STREAMS = 2, COPIED = 16;
 static_assert(LANE_THREADS == NORM_THREADS, "the threads of a block norm rows, too");
 
-// Rows that a product norms itself; x = 0: it reads bytes that others have made.
+// Rows that a product norms itself, four columns at a time; x = 0: it reads bytes that others have made.
 struct NormedRows {
   const float* x;
   const float* weight;
@@ -28,7 +29,7 @@ struct NormedRows {
 // from different banks, and scales [tokens][CHUNKS].
 template <int tokens, int CHUNKS>
 struct RowSlab {
-  static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2));
+  static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2)), STRIDES = CHUNKS / STRIDE_CHUNKS;
   uint4* bytes;
   float2* scales;
 
@@ -37,25 +38,39 @@ struct RowSlab {
 
   // Rows from first_row on, which others have made bytes.
   __device__ __forceinline__ void bring(const GroupedRows& x, int first_row) const {
-#pragma unroll
+    constexpr int PARTS = (2 * CHUNKS + LANE_THREADS - 1) / LANE_THREADS, AT_ONCE = PARTS < 4 ? PARTS : 4;
+    const int odd = threadIdx.x % 2;
+#pragma unroll 1
     for (int token = 0; token < tokens; ++token) {
       const long long first = place_of_row(x, first_row + token, 0);
-      for (int i = threadIdx.x; i < 2 * x.chunks; i += LANE_THREADS)
-        bytes[(2 * token + i % 2) * CHUNKS + i / 2] = static_cast<const uint4*>(x.bytes)[2 * (first + i / 2 * GROUP) + i % 2];
-      for (int i = threadIdx.x; i < x.chunks; i += LANE_THREADS)
-        scales[token * CHUNKS + i] = reinterpret_cast<const float2*>(x.scales)[first + i * GROUP];
+      const uint4* from = static_cast<const uint4*>(x.bytes) + 2 * first + odd;
+      const float2* numbers = reinterpret_cast<const float2*>(x.scales) + first;
+#pragma unroll 1
+      for (int start = threadIdx.x / 2; start < x.chunks; start += AT_ONCE * LANE_THREADS / 2) {
+        uint4 held[AT_ONCE];
+        float2 number[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          const int chunk = min(start + i * (LANE_THREADS / 2), x.chunks - 1);
+          held[i] = from[2 * GROUP * chunk], number[i] = numbers[GROUP * chunk];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          const int chunk = start + i * (LANE_THREADS / 2);
+          if (chunk >= x.chunks) break;
+          bytes[(2 * token + odd) * CHUNKS + chunk] = held[i];
+          if (!odd) scales[token * CHUNKS + chunk] = number[i];
+        }
+      }
     }
   }
 
   // The same of rows that are normed here, as norm.cu makes them.
-  template <int strides>
   __device__ __forceinline__ void bring_normed(
-      const NormedRows& given, const NormRow& own, const NormWeights<strides>& weights, int first_row, int rows) const {
-#pragma unroll
-    for (int token = 0; token < tokens; ++token) {
-      if (first_row + token >= rows) continue;
-      NormRow row = own;
-      row.x += (first_row + token) * given.x_stride;
+      const NormedRows& given, const NormWeights<STRIDES>& weights, int first_row, int rows) const {
+#pragma unroll 1
+    for (int token = 0; token < min(tokens, rows - first_row); ++token) {
+      const NormRow<true> row{given.x + (first_row + token) * given.x_stride, nullptr, nullptr, given.width, true};
       norm_row<false>(
           row, given.weight, weights, nullptr, given.epsilon, [](int, const float(&)[NORM_FOUR]) {},
           [&](int column, const float(&found)[NORM_FOUR]) {
@@ -76,6 +91,38 @@ struct RowSlab {
   }
 };
 
+// The numbers of `rows` rows of a matrix from a multiple of 16 rows on, brought into shared memory by all threads of a
+// block: what is left of the matrix then, with those rows as its first ones.
+template <class Reader>
+struct RowNumbers {
+  using Factor = typename Reader::OwnFactor;
+  using Offset = typename Reader::OwnOffset;
+
+  __device__ __forceinline__ static BlockMatrix bring(const BlockMatrix& matrix, int first, int rows, unsigned char*& memory) {
+    BlockMatrix found = matrix;
+    constexpr int HALVES = Reader::HALVES;
+    bring_array<Factor::NUMBER_BYTES>(found.scales, matrix.scale_count, first, rows, memory);
+    bring_array<Factor::INTEGER_BYTES * HALVES>(found.multipliers, matrix.multiplier_count, first, rows, memory);
+    bring_array<Offset::NUMBER_BYTES>(found.offset_scales, matrix.offset_scale_count, first, rows, memory);
+    bring_array<Offset::INTEGER_BYTES * HALVES>(found.offsets, matrix.offset_count, first, rows, memory);
+    return found;
+  }
+
+ private:
+  template <int bytes>
+  __device__ __forceinline__ static void bring_array(const void*& array, int count, int first, int rows, unsigned char*& memory) {
+    if constexpr (bytes > 0) {
+      const int row = count * bytes, total = row * rows, whole = total / COPIED * COPIED;
+      const unsigned char* from = static_cast<const unsigned char*>(array) + (long long)first * row;
+#pragma unroll 1
+      for (int i = threadIdx.x * COPIED; i < whole; i += LANE_THREADS * COPIED) copy_later(memory + i, from + i);
+      if (threadIdx.x < total - whole) memory[whole + threadIdx.x] = from[whole + threadIdx.x];
+      array = memory;
+      memory += (total + COPIED - 1) / COPIED * COPIED;
+    }
+  }
+};
+
 // Chunks that are under way, a place for each thread, stream and turn. A thread reads only what it asked for itself.
 template <class Reader>
 struct LaneRing {
@@ -89,10 +136,10 @@ struct LaneRing {
   __device__ __forceinline__ unsigned* second(int slot, int stream) const {
     return words + ((slot * STREAMS + stream) * Reader::WORDS + WORDS_1) * LANE_THREADS + threadIdx.x * WORDS_2;
   }
-  __device__ __forceinline__ void ask(int slot, int stream, const BlockMatrix& matrix, long long row, int chunk) const {
-    const long long from = row * matrix.chunks + chunk;
-    copy_few_later<4 * WORDS_1>(first(slot, stream), matrix.data + from * (4 * WORDS_1));
-    if constexpr (WORDS_2 > 0) copy_few_later<4 * WORDS_2>(second(slot, stream), matrix.second + from * (4 * WORDS_2));
+  // place: of a chunk in its matrix.
+  __device__ __forceinline__ void ask(int slot, int stream, const BlockMatrix& matrix, long long place) const {
+    copy_few_later<4 * WORDS_1>(first(slot, stream), matrix.data + place * (4 * WORDS_1));
+    if constexpr (WORDS_2 > 0) copy_few_later<4 * WORDS_2>(second(slot, stream), matrix.second + place * (4 * WORDS_2));
   }
   __device__ __forceinline__ void take(int slot, int stream, typename Reader::Chunk& chunk) const {
     take_words<WORDS_1>(first(slot, stream), chunk.codes);
@@ -119,51 +166,50 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams, round after round: row_of(stream, round) of matrix_of(stream). bring() fills the slab, once the
-// kernels before have ended; finish(round, sums) gets sums in the first eight lanes.
-template <class Reader, int tokens, class Slab, class MatrixOf, class RowOf, class Bring, class Finish>
+// Sums of a warp's streams, round after round. matrix_of(stream): a matrix; row_of(stream, round): its row.
+// bring_numbers() asks for the numbers of a block, bring() fills the slab once the kernels before have ended;
+// numbers_of(stream, round, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
+template <class Reader, int tokens, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
     const LaneRing<Reader>& ring, const Slab& slab, int rounds, const MatrixOf& matrix_of, const RowOf& row_of,
-    const Bring& bring, const Finish& finish) {
+    const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
   using Chunk = typename Reader::Chunk;
   constexpr int AHEAD = LaneRing<Reader>::AHEAD;
   const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, turns = (chunks + WARP - 1) / WARP;
-  Chunk next[AHEAD][STREAMS];
   int asked_round = 0, asked_turn = 0;
-  auto ask = [&](int slot, Chunk(&into)[STREAMS]) {
+  auto ask = [&](int slot) {
     if (asked_round < rounds) {
       const int chunk = min(asked_turn * WARP + lane, chunks - 1);
 #pragma unroll
-      for (int stream = 0; stream < STREAMS; ++stream) {
-        const long long row = row_of(stream, asked_round);
-        ring.ask(slot, stream, matrix_of(stream), row, chunk);
-        Reader{matrix_of(stream)}.read_numbers(row, chunk, into[stream]);
-      }
+      for (int stream = 0; stream < STREAMS; ++stream)
+        ring.ask(slot, stream, matrix_of(stream), (long long)row_of(stream, asked_round) * chunks + chunk);
       if (++asked_turn == turns) asked_turn = 0, ++asked_round;
     }
     end_group();
   };
-#pragma unroll
-  for (int i = 0; i < AHEAD; ++i) ask(i, next[i]);
+#pragma unroll 1
+  for (int i = 0; i < AHEAD; ++i) ask(i);
   bring();
+  wait_groups<AHEAD>();  // a block's numbers were asked for before
   __syncthreads();
-  float sums[STREAMS][tokens] = {};
-  int round = 0, turn = 0;
-  while (round < rounds)
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      if (round == rounds) break;
+  int slot = 0;
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    float sums[STREAMS][tokens] = {};
+#pragma unroll 1
+    for (int turn = 0; turn < turns; ++turn) {
       wait_groups<AHEAD - 1>();
-      const int chunk = turn * WARP + lane;
+      const int chunk = min(turn * WARP + lane, chunks - 1);
       int words[STREAMS][BYTE_WORDS];
       Factors<Reader::HALVES> factors[STREAMS];
 #pragma unroll
       for (int stream = 0; stream < STREAMS; ++stream) {
         const Reader reader{matrix_of(stream)};
-        ring.take(i, stream, next[i][stream]);
-        reader.bytes(next[i][stream], words[stream]), factors[stream] = reader.factors(next[i][stream]);
+        Chunk own;
+        ring.take(slot, stream, own), numbers_of(stream, round, chunk, own);
+        reader.bytes(own, words[stream]), factors[stream] = reader.factors(own);
       }
-      if (chunk < chunks) {
+      if (turn * WARP + lane < chunks) {
 #pragma unroll
         for (int token = 0; token < tokens; ++token) {
           int own[BYTE_WORDS];
@@ -175,18 +221,14 @@ __device__ __forceinline__ void decode_lanes(
           }
         }
       }
-      ask(i, next[i]);
-      if (++turn < turns) continue;
-#pragma unroll
-      for (int stream = 0; stream < STREAMS; ++stream)
-#pragma unroll
-        for (int token = 0; token < tokens; ++token) sums[stream][token] = join_lanes(sums[stream][token]);
-      finish(round, sums);
-#pragma unroll
-      for (int stream = 0; stream < STREAMS; ++stream)
-#pragma unroll
-        for (int token = 0; token < tokens; ++token) sums[stream][token] = 0.0f;
-      turn = 0, ++round;
+      ask(slot);
+      slot = slot + 1 == AHEAD ? 0 : slot + 1;
     }
+#pragma unroll
+    for (int stream = 0; stream < STREAMS; ++stream)
+#pragma unroll
+      for (int token = 0; token < tokens; ++token) sums[stream][token] = join_lanes(sums[stream][token]);
+    finish(round, sums);
+  }
   wait_groups<0>();
 }

@@ -33,11 +33,11 @@ __device__ __forceinline__ float magnitude(float x) { return x == x ? fabsf(x) :
 // Rounds numbers of a chunk whose largest magnitude is known.
 struct Rounding {
   float scale;
-  bool finite;
-  __device__ __forceinline__ explicit Rounding(float largest) : scale(largest / 127.0f) {
-    finite = scale > 0.0f && scale < 3.0e38f;
+  float per_scale;  // 0 where nothing can be rounded
+  __device__ __forceinline__ explicit Rounding(float largest) : scale(largest * (1.0f / 127.0f)) {
+    per_scale = scale > 0.0f && scale < 3.0e38f ? reciprocal(scale) : 0.0f;
   }
-  __device__ __forceinline__ int of(float x) const { return finite ? (int)rintf(x / scale) : 0; }
+  __device__ __forceinline__ int of(float x) const { return per_scale > 0.0f ? (int)rintf(x * per_scale) : 0; }
 };
 
 // A scale and the sums of a chunk's halves, as they lie in memory.

@@ -43,7 +43,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   const bool aligned = are_aligned(
       width | given.x_stride | given.skip_stride | given.out_stride | given.total_stride,
       bytes_of(given.x) | bytes_of(given.skip) | bytes_of(given.out) | bytes_of(given.total));
-  const NormRow own{given.x + row * given.x_stride + first, given.skip ? given.skip + row * given.skip_stride + first : nullptr,
+  const NormRow<false> own{given.x + row * given.x_stride + first, given.skip ? given.skip + row * given.skip_stride + first : nullptr,
                     given.input_bias ? given.input_bias + first : nullptr, width, aligned};
   const NormWeights<KEPT> weights(own, given.weight);  // they come while the kernels before end
   wait_for_earlier();

@@ -6,6 +6,8 @@
 
 constexpr int NORM_WARPS = 8, NORM_THREADS = NORM_WARPS * WARP, NORM_FOUR = 4, NORM_STRIDE = NORM_THREADS * NORM_FOUR;
 
+// plain: it is nothing but x, can be read four columns at a time, and its columns all stay in registers.
+template <bool plain>
 struct NormRow {
   const float* x;
   const float* skip;
@@ -13,30 +15,22 @@ struct NormRow {
   int width;
   bool aligned;
 
-  __device__ __forceinline__ void add(const float* from, int column, float (&sums)[NORM_FOUR]) const {
-    if (aligned) {
-      const float4 four = *reinterpret_cast<const float4*>(from + column);
-      sums[0] += four.x, sums[1] += four.y, sums[2] += four.z, sums[3] += four.w;
+  // Columns of a row or of a constant; those behind the last one are 0. Nothing is done to what is read: so many reads are
+  // under way at the same time.
+  __device__ __forceinline__ void read(const float* from, int column, float (&found)[NORM_FOUR]) const {
+    if (plain || aligned) {
+      const float4 four = column < width ? *reinterpret_cast<const float4*>(from + column) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      found[0] = four.x, found[1] = four.y, found[2] = four.z, found[3] = four.w;
     } else {
 #pragma unroll
-      for (int i = 0; i < NORM_FOUR; ++i)
-        if (column + i < width) sums[i] += from[column + i];
+      for (int i = 0; i < NORM_FOUR; ++i) found[i] = column + i < width ? from[column + i] : 0.0f;
     }
   }
-  // A constant of as many columns.
-  __device__ __forceinline__ void read_weights(const float* from, int column, float (&found)[NORM_FOUR]) const {
+  __device__ __forceinline__ void add(const float* from, int column, float (&sums)[NORM_FOUR]) const {
+    float others[NORM_FOUR];
+    read(from, column, others);
 #pragma unroll
-    for (int i = 0; i < NORM_FOUR; ++i) found[i] = 0.0f;
-    if (column < width) add(from, column, found);
-  }
-  // Those behind the last column are 0.
-  __device__ __forceinline__ void read(int column, float (&sums)[NORM_FOUR]) const {
-#pragma unroll
-    for (int i = 0; i < NORM_FOUR; ++i) sums[i] = 0.0f;
-    if (column >= width) return;
-    add(x, column, sums);
-    if (skip) add(skip, column, sums);
-    if (input_bias) add(input_bias, column, sums);
+    for (int i = 0; i < NORM_FOUR; ++i) sums[i] += others[i];
   }
 };
 
@@ -46,32 +40,52 @@ struct NormWeights {
   float of[strides][NORM_FOUR];
 
   // No kernel writes them: they may be asked for before anything waits.
-  __device__ __forceinline__ NormWeights(const NormRow& row, const float* weight) {
+  template <bool plain>
+  __device__ __forceinline__ NormWeights(const NormRow<plain>& row, const float* weight) {
 #pragma unroll
     for (int i = 0; i < strides; ++i)
-      if (i * NORM_STRIDE < row.width) row.read_weights(weight, i * NORM_STRIDE + threadIdx.x * NORM_FOUR, of[i]);
+      if (i * NORM_STRIDE < row.width) row.read(weight, i * NORM_STRIDE + threadIdx.x * NORM_FOUR, of[i]);
   }
 };
 
 // visit_sum(column, sums) and then visit(column, normed) for all columns of a thread, all threads of a warp together, up
 // to whole strides; what lies behind the last column is 0. bias: 0 = none.
-template <bool centred, int strides, class VisitSum, class Visit>
+template <bool centred, bool plain, int strides, class VisitSum, class Visit>
 __device__ __forceinline__ void norm_row(
-    const NormRow& row, const float* weight, const NormWeights<strides>& weights, const float* bias, float epsilon,
+    const NormRow<plain>& row, const float* weight, const NormWeights<strides>& weights, const float* bias, float epsilon,
     const VisitSum& visit_sum, const Visit& visit) {
   const int width = row.width, own = threadIdx.x * NORM_FOUR;
   float kept[strides][NORM_FOUR];
 #pragma unroll
   for (int i = 0; i < strides; ++i)
-    if (i * NORM_STRIDE < width) row.read(i * NORM_STRIDE + own, kept[i]);
+    if (i * NORM_STRIDE < width) row.read(row.x, i * NORM_STRIDE + own, kept[i]);
+  if (!plain && row.skip) {
+    float others[strides][NORM_FOUR];
+#pragma unroll
+    for (int i = 0; i < strides; ++i)
+      if (i * NORM_STRIDE < width) row.read(row.skip, i * NORM_STRIDE + own, others[i]);
+#pragma unroll
+    for (int i = 0; i < strides; ++i)
+#pragma unroll
+      for (int j = 0; j < NORM_FOUR; ++j) kept[i][j] += others[i][j];
+  }
+  if (!plain && row.input_bias) {
+#pragma unroll
+    for (int i = 0; i < strides; ++i)
+      if (i * NORM_STRIDE < width) row.add(row.input_bias, i * NORM_STRIDE + own, kept[i]);
+  }
   auto each = [&](auto look) {
 #pragma unroll
     for (int i = 0; i < strides; ++i)
       if (i * NORM_STRIDE < width) look(i * NORM_STRIDE + own, kept[i], weights.of[i]);
-    for (int start = strides * NORM_STRIDE; start < width; start += NORM_STRIDE) {
-      float sums[NORM_FOUR], others[NORM_FOUR];
-      row.read(start + own, sums), row.read_weights(weight, start + own, others);
-      look(start + own, sums, others);
+    if constexpr (!plain) {
+      for (int start = strides * NORM_STRIDE; start < width; start += NORM_STRIDE) {
+        float sums[NORM_FOUR], others[NORM_FOUR];
+        row.read(row.x, start + own, sums), row.read(weight, start + own, others);
+        if (row.skip) row.add(row.skip, start + own, sums);
+        if (row.input_bias) row.add(row.input_bias, start + own, sums);
+        look(start + own, sums, others);
+      }
     }
   };
   float mean = 0.0f, squares = 0.0f;
@@ -83,16 +97,20 @@ __device__ __forceinline__ void norm_row(
     visit_sum(column, sums);
 #pragma unroll
     for (int i = 0; i < NORM_FOUR; ++i) {
-      const float apart = column + i < width ? sums[i] - mean : 0.0f;
+      const float apart = !centred ? sums[i] : column + i < width ? sums[i] - mean : 0.0f;
       squares = fmaf(apart, apart, squares);
     }
   });
   const float factor = 1.0f / sqrtf(block_sum<NORM_WARPS>(squares) / width + epsilon);
   each([&](int column, const float(&sums)[NORM_FOUR], const float(&own_weights)[NORM_FOUR]) {
-    float found[NORM_FOUR], biases[NORM_FOUR] = {};
-    if (centred && bias) row.read_weights(bias, column, biases);
+    float found[NORM_FOUR];
+    [[maybe_unused]] float biases[NORM_FOUR] = {};
+    if (centred && bias) row.read(bias, column, biases);
 #pragma unroll
-    for (int i = 0; i < NORM_FOUR; ++i) found[i] = (sums[i] - mean) * factor * own_weights[i] + biases[i];
+    for (int i = 0; i < NORM_FOUR; ++i) {
+      if constexpr (centred) found[i] = (sums[i] - mean) * factor * own_weights[i] + biases[i];
+      else found[i] = sums[i] * factor * own_weights[i];
+    }
     visit(column, found);
   });
 }

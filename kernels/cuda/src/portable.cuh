@@ -108,6 +108,17 @@ __device__ __forceinline__ unsigned half_pair(float low, float high) {
 #endif
 }
 
+// 1 / x to within a few units in the last place, for x that are neither infinite nor tiny.
+__device__ __forceinline__ float reciprocal(float x) {
+#ifndef HOST_SHIM
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0f / x;
+#endif
+}
+
 // --- memory that is read once -----------------------------------------------------------------------------------------
 
 // `count` words (1, 2 or 4) from a multiple of their bytes on, that leave the first-level cache to others. They are asked

@@ -93,6 +93,7 @@ struct alignas(sizeof(T) * n) Together {
 template <class Scale>
 struct Single {
   static constexpr bool IS_BESIDE = false;
+  static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = 0;  // of a half chunk
   template <int halves>
   struct Loaded {
     Scale numbers[halves];
@@ -110,6 +111,7 @@ struct Single {
 template <class Scale, class Integer>
 struct Double {
   static constexpr bool IS_BESIDE = false;
+  static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = sizeof(Integer);
   template <int halves>
   struct Loaded {
     Scale scale;
@@ -128,6 +130,7 @@ struct Double {
 template <class Scale>
 struct Beside {
   static constexpr bool IS_BESIDE = true;
+  static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = 0;
   template <int halves>
   struct Loaded {
     Scale scale;
@@ -147,6 +150,7 @@ struct Beside {
 // What is subtracted: the matrix's zero point from all codes; ...
 struct Constant {
   static constexpr bool HAS_POINTS = false, HAS_MINIMUM = false, IS_BESIDE = false;
+  static constexpr int NUMBER_BYTES = 0, INTEGER_BYTES = 0;
   template <int halves>
   struct Loaded {
     __device__ __forceinline__ void read(const Place&, long long, int) {}
@@ -203,6 +207,8 @@ struct BlockReader {
   static constexpr int WORDS_1 = bits >= 4 ? 4 : 2, WORDS_2 = bits - WORDS_1, BIAS = bits == 8 ? 128 : 0;
   static constexpr int CELL = grid ? 4 : 8;
   static constexpr unsigned CELLS = grid ? 0x11111111u : 0x01010101u;
+  using OwnFactor = Factor;
+  using OwnOffset = Offset;
   static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM, IS_GRID = grid;
   static constexpr bool HAS_POINTS = HAS_ZERO && Offset::HAS_POINTS;
   static_assert(!grid || bits <= 4, "tables have 16 entries");
