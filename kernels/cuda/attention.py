@@ -54,7 +54,7 @@ def check_attention(record: Attention, layer: PagedLayer | None) -> None:
 
 def store_kernel_of(kind: str) -> CudaKernel:
     """The kernel that puts keys and values of a type into pages."""
-    return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS)
+    return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS, early=True)
 
 
 def turn_kernel() -> CudaKernel:
@@ -80,7 +80,7 @@ def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) ->
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}"
     return (
         CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True),
-        CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS),
+        CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS, early=True),
     )
 
 

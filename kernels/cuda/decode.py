@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import GatedProduct
 from .block_forms import BlockForm
-from .decode_lanes import NOT_NORMED, gated_lanes_kernel, lanes_choices, lanes_kernel, most_by_lanes, rounds_of
+from .decode_lanes import NOT_NORMED, ROWS, Lanes, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -69,13 +69,14 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
         given: bias, addend, out and their strides, as `DecodeArguments` has them.
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
-    by_lanes = lanes_choices(matrix, counted, gated=False)
-    normed = at.normed.get(x, NOT_NORMED)
-    choices = [(lanes_kernel(matrix, count, normed=normed != NOT_NORMED), grid) for count, grid in by_lanes]
+    normed, ways = at.normed.get(x, NOT_NORMED), lanes(matrix, gated=False, capability=at.driver.capability)
+    choices = [
+        (lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(matrix, way, ways, counted)) for way in ways
+    ]
     for groups in GROUPS:
         blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
-        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, most_by_lanes(matrix, gated=False), counted)))
-    own = given | {"x": rows, "normed": normed, "rounds": rounds_of(matrix.rows), "rows": 0}
+        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, ways, counted)))
+    own = given | {"x": rows, "normed": normed, "each": ways[0].each if ways else 0, "rows": 0}
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **own), {"rows": counted}, grid))
 
@@ -89,7 +90,7 @@ def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
 def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
     """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
     counted, rows, tiles = COUNTED[out.per], grouped(at, record.x), _gated_tiles(gate)
-    normed = at.normed.get(record.x, NOT_NORMED)
+    normed, ways = at.normed.get(record.x, NOT_NORMED), lanes(gate, gated=True, capability=at.driver.capability)
     # The next product's form is written by blocks that have whole chunks.
     following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
@@ -98,19 +99,19 @@ def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: De
         "gate_bias": at.vector(record.gate.bias), "up_bias": at.vector(record.up.bias), "out_stride": out.stride,
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
-    by_lanes = lanes_choices(gate, counted, gated=True)
     choices = [
-        (gated_lanes_kernel(gate, record.activation, count, normed=normed != NOT_NORMED), grid)
-        for count, grid in by_lanes
+        (gated_lanes_kernel(gate, record.activation, way, normed=normed != NOT_NORMED), lanes_grid(gate, way, ways, counted))
+        for way in ways
     ]
     for groups in GATED_GROUPS:
         kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
-        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, most_by_lanes(gate, gated=True), counted)))
+        choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, ways, counted)))
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))
 
 
-def _grid(choices: tuple[int, ...], groups: int, blocks: int, by_lanes: int, counted: str) -> Any:
+def _grid(choices: tuple[int, ...], groups: int, blocks: int, ways: tuple[Lanes, ...], counted: str) -> Any:
+    by_lanes = ROWS[-1] if ways else 0
     fewer, most = groups // 2 * GROUP if groups > 1 else by_lanes, groups * GROUP
     is_last = groups == choices[-1]
 

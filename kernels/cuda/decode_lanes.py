@@ -4,10 +4,10 @@ decode_lanes.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .block_forms import CHUNK, BlockForm
+from .block_forms import CHUNK
 from .launches import Counts
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
@@ -18,79 +18,97 @@ NOT_NORMED = {"x": 0, "weight": 0, "x_stride": 0, "width": 0, "epsilon": 0.0}
 """The fields of `NormedRows` of rows that others have made."""
 # Chunks that a row has room for, and what they take with their scales.
 CAPACITIES, _CHUNK_BYTES = (128, 512, 1024), 40
-_THREADS, _WARPS, _STREAMS, _LINE_BYTES, _ARRAYS = 256, 8, 2, 4 * 33, 4
+_THREADS, _STREAMS, _ARRAYS = 512, 2, 4
 # Turns that are under way, of so many bits at most, or of more.
 _BITS_OF_MORE_AHEAD, _MORE_AHEAD, _AHEAD = 4, 4, 2
-# What a block of any GPU from Ampere on can have; kernels are compiled for multiples of the other.
-_MOST_SHARED, _SHARED_STEP, _COPIED = 96 << 10, 2 << 10, 16
-# A warp takes more outputs one after another where there are so many blocks even then, but no more than this.
-_ENOUGH_BLOCKS, _MOST_ROUNDS = 1056, 4
+# What a block can have of any GPU from Ampere on, and of those for servers, by their compute capability; kernels are
+# compiled for multiples of the next number.
+_MOST_SHARED, _MOST_OF_SERVERS, _SERVERS = 96 << 10, 160 << 10, (80, 87, 90, 100, 103)
+_SHARED_STEP, _COPIED = 2 << 10, 16
+# Outputs of a block: so many that multiprocessors have the same work, of large matrices the most.
+_MULTIPROCESSORS, _LEAST_EACH, _MOST_EACH, _MOST_NUMBERS = 132, 16, 128, 32 << 10
+# Of a gated pair, those of a block where there is room and enough of them.
+_GATED = (64, 32)
 
 
-def _ring_bytes(form: BlockForm) -> int:
-    ahead = _MORE_AHEAD if form.bits <= _BITS_OF_MORE_AHEAD else _AHEAD
-    return ahead * _STREAMS * _THREADS * form.bits * 4
+def most_shared(capability: int) -> int:
+    """Bytes of shared memory that a block may have."""
+    return _MOST_OF_SERVERS if capability in _SERVERS else _MOST_SHARED
 
 
-def _shape(matrix: DeviceMatrix, rows: int, *, gated: bool) -> tuple[int, int] | None:
-    """Chunks that a row has room for, and bytes of shared memory; None = no block has so many."""
+@dataclass(frozen=True)
+class Lanes:
+    """How a matrix, or a gated pair of such, is multiplied with so many rows.
+
+    Attributes:
+        rows: of a block, which has `each` outputs. chunks: that a row has room for. shared: bytes of shared memory.
+    """
+
+    rows: int
+    each: int
+    chunks: int
+    shared: int
+
+
+def lanes(matrix: DeviceMatrix, *, gated: bool, capability: int) -> tuple[Lanes, ...]:
+    """The ways, that of the fewest rows first; none where no block has so much memory."""
+    found = []
+    for rows in ROWS:
+        choices = (_lanes(matrix, rows, each, gated=gated) for each in _outputs(matrix, gated=gated))
+        found += [one for one in choices if one and one.shared <= most_shared(capability)][:1]
+    return tuple(found)
+
+
+def _outputs(matrix: DeviceMatrix, *, gated: bool) -> list[int]:
+    """Outputs of a block, the best first."""
+    if gated:
+        return [each for each in _GATED if matrix.rows >= each * _MULTIPROCESSORS // 2] or [_GATED[-1]]
+    choices = range(_LEAST_EACH, _MOST_EACH + 1, _LEAST_EACH)
+    fitting = [each for each in choices if each * matrix.number_bytes <= _MOST_NUMBERS] or [_LEAST_EACH]
+    if matrix.rows >= 2 * _MULTIPROCESSORS * _MOST_EACH:
+        return [fitting[-1]]
+
+    def longest(each: int) -> int:
+        blocks = -(-matrix.rows // each)
+        return -(-blocks // _MULTIPROCESSORS) * each
+
+    return [min(reversed(fitting), key=longest)]
+
+
+def _lanes(matrix: DeviceMatrix, rows: int, each: int, *, gated: bool) -> Lanes | None:
     chunks = next((most for most in CAPACITIES if matrix.strides * (STRIDE // CHUNK) <= most), None)
     if matrix.form is None or chunks is None:
         return None
-    matrices = 2 if gated else 1
-    numbers = matrices * (_outputs(matrix, gated=gated) * matrix.number_bytes + _ARRAYS * _COPIED)
-    results = rows * _LINE_BYTES + _COPIED if gated else 0
-    needed = _ring_bytes(matrix.form) + rows * chunks * _CHUNK_BYTES + results + numbers
-    shared = -(-needed // _SHARED_STEP) * _SHARED_STEP
-    return (chunks, shared) if shared <= _MOST_SHARED else None
+    ahead = _MORE_AHEAD if matrix.bits <= _BITS_OF_MORE_AHEAD else _AHEAD
+    ring = ahead * _STREAMS * _THREADS * matrix.bits * 4
+    numbers = (2 if gated else 1) * (each * matrix.number_bytes + _ARRAYS * _COPIED)
+    results = rows * (each + 1) * 4 + _COPIED if gated else 0
+    needed = ring + rows * chunks * _CHUNK_BYTES + results + numbers
+    return Lanes(rows, each, chunks, -(-needed // _SHARED_STEP) * _SHARED_STEP)
 
 
-def most_by_lanes(matrix: DeviceMatrix, *, gated: bool) -> int:
-    """The most rows that are multiplied so: tensor cores take more of them."""
-    return ROWS[-1] if _shape(matrix, 1, gated=gated) else 0
-
-
-def lanes_kernel(matrix: DeviceMatrix, rows: int, *, normed: bool) -> CudaKernel:
+def lanes_kernel(matrix: DeviceMatrix, way: Lanes, *, normed: bool) -> CudaKernel:
     """The kernel of one or two rows."""
-    return _kernel(matrix, rows, "", normed=normed)
+    assert matrix.form is not None
+    function = f"decode_few<{matrix.form.reader}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}>"
+    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, shared=way.shared, early=True)
 
 
-def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, rows: int, *, normed: bool) -> CudaKernel:
+def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, way: Lanes, *, normed: bool) -> CudaKernel:
     """The kernel of a gated pair of one or two rows."""
-    return _kernel(matrix, rows, activation, normed=normed)
+    assert matrix.form is not None
+    shape = f"{way.each}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
+    function = f"decode_gated_few<{matrix.form.reader}, unary::{activation}, {shape}>"
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, shared=way.shared, early=True)
 
 
-def _kernel(matrix: DeviceMatrix, rows: int, activation: str, *, normed: bool) -> CudaKernel:
-    shape = _shape(matrix, rows, gated=bool(activation))
-    assert matrix.form is not None and shape is not None
-    name, arguments = ("decode_gated_few", "GatedArguments") if activation else ("decode_few", "DecodeArguments")
-    given = [matrix.form.reader, *([f"unary::{activation}"] if activation else []), rows, shape[0], int(normed), shape[1]]
-    function = f"{name}<{', '.join(map(str, given))}>"
-    return CudaKernel("decode.cu", function, arguments, _THREADS, shared=shape[1], early=True)
+def lanes_grid(matrix: DeviceMatrix, way: Lanes, ways: tuple[Lanes, ...], counted: str) -> Any:
+    """The blocks that are started for one or two rows."""
+    blocks = -(-matrix.rows // way.each)
 
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        total = counts[counted]
+        is_mine = 0 < total <= ROWS[-1] and way.rows == min(total, ways[-1].rows)
+        return (blocks, -(-total // way.rows), 1) if is_mine else (0, 0, 0)
 
-def rounds_of(outputs: int) -> int:
-    """How many times a warp takes two outputs."""
-    return min(max(outputs // (_WARPS * _STREAMS * _ENOUGH_BLOCKS), 1), _MOST_ROUNDS)
-
-
-def _outputs(matrix: DeviceMatrix, *, gated: bool) -> int:
-    """Of a block."""
-    return CHUNK if gated else rounds_of(matrix.rows) * _WARPS * _STREAMS
-
-
-def lanes_choices(matrix: DeviceMatrix, counted: str, *, gated: bool) -> Iterator[tuple[int, Any]]:
-    """The rows of a block with its grid, of which one is started for one or two rows; none where a row has no room."""
-    blocks = -(-matrix.rows // _outputs(matrix, gated=gated))
-    fitting = [rows for rows in ROWS if _shape(matrix, rows, gated=gated)]
-
-    def grid_of(rows: int) -> Any:
-        def grid(counts: Counts) -> tuple[int, int, int]:
-            total = counts[counted]
-            is_mine = 0 < total <= ROWS[-1] and rows == min(total, fitting[-1])
-            return (blocks, -(-total // rows), 1) if is_mine else (0, 0, 0)
-
-        return grid
-
-    for rows in fitting:
-        yield rows, grid_of(rows)
+    return grid

@@ -7,7 +7,7 @@ from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
 from .decode import GATED_GROUPS, GROUPS, decode_kernel, gated_kernel
-from .decode_lanes import ROWS, gated_lanes_kernel, lanes_kernel
+from .decode_lanes import gated_lanes_kernel, lanes, lanes_kernel
 from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .grouped import arrange_kernel as arrange_groups_kernel
@@ -54,12 +54,14 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
         if matrix.form:
             found += [decode_kernel(matrix, groups) for groups in GROUPS]
-            found += [lanes_kernel(matrix, rows, normed=normed) for rows in ROWS for normed in (False, True)]
+            ways = lanes(matrix, gated=False, capability=capability)
+            found += [lanes_kernel(matrix, way, normed=normed) for way in ways for normed in (False, True)]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
         found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
-        found += [gated_lanes_kernel(matrix, activation, rows, normed=True) for rows in ROWS]
+        ways = lanes(matrix, gated=True, capability=capability)
+        found += [gated_lanes_kernel(matrix, activation, way, normed=True) for way in ways]
     found += [*route_kernels(), mix_kernel()]
     of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
     for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):

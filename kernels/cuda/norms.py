@@ -17,7 +17,7 @@ from .sources import CudaKernel
 if TYPE_CHECKING:
     from .lowering import CudaLowering
 
-_THREADS, _FOUR_BYTES = 256, 16
+_THREADS, _FOUR_BYTES = 512, 16
 
 
 def norm_kernel(centred: bool) -> CudaKernel:

@@ -256,8 +256,8 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
 
 constexpr int JOIN_WARPS = 4, JOIN_THREADS = JOIN_WARPS * WARP;
 
-// The splits of a row and head: each warp adds up every fourth one in order, then the warps are added in order; a sink
-// is a score without a value. Grid (heads, rows).
+// The splits of a row and head: each warp adds up every fourth one in order, as much as they are below the largest maximum
+// so far; then the warps are added in order; a sink is a score without a value. Grid (heads, rows).
 template <int v_head_size>
 __device__ __forceinline__ void join_splits(const AttentionArguments& given) {
   constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
@@ -271,44 +271,44 @@ __device__ __forceinline__ void join_splits(const AttentionArguments& given) {
   const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * STRIDE;
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
-  float highest = has_sink ? sink : NEVER;
-  for (int i = first + (int)threadIdx.x; i < last; i += JOIN_THREADS) highest = fmaxf(highest, parts[i * STRIDE]);
-  highest = warp_maximum(highest);
-  if (lane == 0) maxima[warp] = highest;
-  __syncthreads();
-#pragma unroll
-  for (int other = 0; other < JOIN_WARPS; ++other) highest = fmaxf(highest, maxima[other]);
-  float sum = 0.0f, numbers[PASSES][4] = {};
+  wait_for_earlier();
+  float highest = NEVER, sum = 0.0f, numbers[PASSES][4] = {};
 #pragma unroll 4
   for (int i = first + warp; i < last; i += JOIN_WARPS) {
     const float* part = parts + i * STRIDE;
-    const float kept = expf(part[0] - highest);
-    sum = fmaf(part[1], kept, sum);
+    const float2 own = *reinterpret_cast<const float2*>(part);
+    const float before = highest;
+    highest = fmaxf(highest, own.x);
+    const float left = expf(before - highest), kept = expf(own.x - highest);
+    sum = fmaf(own.y, kept, sum * left);
 #pragma unroll
     for (int pass = 0; pass < PASSES; ++pass) {
       const int column = 4 * (pass * WARP + lane);
-      if (column >= v_head_size) continue;
-      const float4 four = *reinterpret_cast<const float4*>(part + PART + column);
-      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0]);
-      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1]);
-      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2]);
-      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3]);
+      const float4 four = *reinterpret_cast<const float4*>(part + PART + (column < v_head_size ? column : 0));
+      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0] * left);
+      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1] * left);
+      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2] * left);
+      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3] * left);
     }
   }
 #pragma unroll
-  for (int pass = 0; pass < PASSES; ++pass)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = 4 * (pass * WARP + lane) + i;
-      if (column < v_head_size) results[warp * v_head_size + column] = numbers[pass][i];
-    }
-  if (lane == 0) totals[warp] = sum;
+  for (int pass = 0; pass < PASSES; ++pass) {
+    const int column = 4 * (pass * WARP + lane);
+    if (column < v_head_size)
+      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
+  }
+  if (lane == 0) maxima[warp] = highest, totals[warp] = sum;
   __syncthreads();
   for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
-    float total = has_sink ? expf(sink - highest) : 0.0f, number = 0.0f;
+    float most = has_sink ? sink : NEVER;
 #pragma unroll
-    for (int other = 0; other < JOIN_WARPS; ++other)
-      total += totals[other], number += results[other * v_head_size + column];
+    for (int other = 0; other < JOIN_WARPS; ++other) most = fmaxf(most, maxima[other]);
+    float total = has_sink ? expf(sink - most) : 0.0f, number = 0.0f;
+#pragma unroll
+    for (int other = 0; other < JOIN_WARPS; ++other) {
+      const float kept = expf(maxima[other] - most);
+      total = fmaf(totals[other], kept, total), number = fmaf(results[other * v_head_size + column], kept, number);
+    }
     given.out[row * given.out_stride + head * v_head_size + column] = number / total;
     // A warp has a chunk of 32 columns.
     if constexpr (v_head_size % CHUNK == 0)

@@ -34,30 +34,50 @@ struct StoreArguments {
 
 constexpr int STORE_WARPS = 4;
 
-// Number `i` of a head, normed and rotated; `factor` is that of its norm.
+// The most numbers of a head that a lane has: i = lane + 32 j.
+constexpr int MOST_NUMBERS = 8;
+
+// How a lane's numbers are rotated, each with another one of its head; what that takes no kernel writes.
+struct Turn {
+  float cos[MOST_NUMBERS];
+  float sin[MOST_NUMBERS];  // of the second one of a pair; less than 0 times that of the first one
+  int pairs;
+  bool interleaved;
+
+  __device__ __forceinline__ Turn(const StoreArguments& given, long long row, int size)
+      : pairs(given.pairs), interleaved(given.interleaved) {
+    if (!pairs) return;
+    const bool is_long = given.long_cos && given.long_rows[row];
+    const long long place = (long long)given.step.positions[row] * pairs;
+    const float* cosines = (is_long ? given.long_cos : given.cos) + place;
+    const float* sines = (is_long ? given.long_sin : given.sin) + place;
+#pragma unroll
+    for (int j = 0; j < MOST_NUMBERS; ++j) {
+      const int i = j * WARP + threadIdx.x % WARP;
+      if (i >= size || i >= 2 * pairs) continue;
+      const int pair = interleaved ? i / 2 : i % pairs;
+      cos[j] = cosines[pair], sin[j] = is_second(i) ? sines[pair] : -sines[pair];
+    }
+  }
+  __device__ __forceinline__ bool is_second(int i) const { return interleaved ? i % 2 : i >= pairs; }
+  __device__ __forceinline__ int other(int i) const { return interleaved ? i ^ 1 : is_second(i) ? i - pairs : i + pairs; }
+};
+
+// Numbers of a head, normed; `factor` is that of its norm.
 struct Head {
-  const StoreArguments& given;
   const float* x;
   const float* weight;
   float factor;
-  const float* cos;
-  const float* sin;
 
   __device__ __forceinline__ float normed(int i) const { return weight ? x[i] * factor * weight[i] : x[i]; }
 
-  __device__ __forceinline__ float turned(int i) const {
-    const int pairs = given.pairs;
-    if (i >= 2 * pairs) return normed(i);
-    const int pair = given.interleaved ? i / 2 : i % pairs;
-    const bool second = given.interleaved ? i % 2 : i >= pairs;
-    const int other = given.interleaved ? i ^ 1 : second ? i - pairs : i + pairs;
-    const float a = normed(i), b = normed(other);
-    return second ? a * cos[pair] + b * sin[pair] : a * cos[pair] - b * sin[pair];
+  // Number i = lane + 32 j, rotated.
+  __device__ __forceinline__ float turned(const Turn& turn, int j, int i) const {
+    if (i >= 2 * turn.pairs) return normed(i);
+    const float a = normed(i), b = normed(turn.other(i));
+    return a * turn.cos[j] + b * turn.sin[j];
   }
 };
-
-// The most numbers of a head that a lane has: i = lane + 32 j.
-constexpr int MOST_NUMBERS = 8;
 
 // A head by the normalised Hadamard matrix of its size, a power of two of at least 32; it is its own inverse.
 __device__ __forceinline__ void turn(float (&numbers)[MOST_NUMBERS], int size) {
@@ -160,6 +180,8 @@ __device__ __forceinline__ void store_heads(const StoreArguments& given) {
   const long long row = blockIdx.y;
   const int slot = given.step.slots[row], block = slot / PAGE, offset = slot % PAGE;
   const int first_value = given.heads + given.kv_heads;
+  const Turn turned(given, row, head < first_value ? given.head_size : 0);
+  wait_for_earlier();
   if (head >= first_value + given.kv_heads) return;
   float numbers[MOST_NUMBERS] = {};
   if (head >= first_value) {
@@ -176,21 +198,15 @@ __device__ __forceinline__ void store_heads(const StoreArguments& given) {
   const bool is_query = head < given.heads;
   const int own = is_query ? head : head - given.heads, size = given.head_size;
   const float* x = is_query ? given.query + row * given.query_stride : given.key + row * given.key_stride;
-  Head from{given, x + own * size, is_query ? given.q_norm : given.k_norm, 1.0f, nullptr, nullptr};
+  Head from{x + own * size, is_query ? given.q_norm : given.k_norm, 1.0f};
   if (from.weight) {
     float squares = 0.0f;
     for (int i = lane; i < size; i += WARP) squares = fmaf(from.x[i], from.x[i], squares);
     from.factor = 1.0f / sqrtf(warp_sum(squares) / size + given.epsilon);
   }
-  if (given.pairs) {
-    const bool is_long = given.long_cos && given.long_rows[row];
-    const long long place = (long long)given.step.positions[row] * given.pairs;
-    from.cos = (is_long ? given.long_cos : given.cos) + place;
-    from.sin = (is_long ? given.long_sin : given.sin) + place;
-  }
 #pragma unroll
   for (int j = 0; j < MOST_NUMBERS; ++j)
-    if (j * WARP + lane < size) numbers[j] = from.turned(j * WARP + lane);
+    if (j * WARP + lane < size) numbers[j] = from.turned(turned, j, j * WARP + lane);
   if (TURNED) turn(numbers, size);
   if (is_query) {
     float* out = given.rotated + (row * given.heads + own) * size;

@@ -5,7 +5,7 @@
 #include "functions.cuh"
 #include "results.cuh"
 
-// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. rounds: of a warp, each of two outputs.
+// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. each: outputs of a block of lanes.
 struct DecodeArguments {
   BlockMatrix matrix;
   GroupedRows x;
@@ -17,7 +17,7 @@ struct DecodeArguments {
   long long out_stride;
   int rows;
   int outputs;
-  int rounds;
+  int each;
 };
 
 // Fills a slab with rows from first_row on, once the kernels before have ended. The weights of a norm, no kernel's work, are
@@ -35,21 +35,21 @@ __device__ __forceinline__ void bring_rows(
   }
 }
 
-// Grid (outputs / (16 rounds), rows / tokens). chunks: that a row has room for; memory: bytes of shared memory.
+// Grid (outputs / each, rows / tokens): a warp has every sixteenth pair of a block's outputs. chunks: that a row has room for; memory: bytes of shared memory.
 template <class Reader, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   using Ring = LaneRing<Reader>;
   using Slab = RowSlab<tokens, chunks>;
   DYNAMIC_SHARED(memory);
   const Slab slab(memory + Ring::BYTES);
-  const int each = given.rounds * (LANE_WARPS * STREAMS), first = blockIdx.x * each, first_row = blockIdx.y * tokens;
+  const int first = blockIdx.x * given.each, first_row = blockIdx.y * tokens, warp = threadIdx.x / WARP;
   unsigned char* free = memory + Ring::BYTES + Slab::BYTES;
-  const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, min(each, given.outputs - first), free);
+  const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, min(given.each, given.outputs - first), free);
   end_group();
-  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + (int)threadIdx.x / WARP) * STREAMS + stream; };
+  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * STREAMS + stream; };
   auto inside = [&](int stream, int round) { return min(place_of(stream, round), given.outputs - 1 - first); };
   decode_lanes<Reader, tokens>(
-      Ring{reinterpret_cast<unsigned*>(memory)}, slab, given.rounds, [&](int) -> const BlockMatrix& { return given.matrix; },
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, (given.each / STREAMS - warp + LANE_WARPS - 1) / LANE_WARPS, [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int stream, int round) { return first + inside(stream, round); },
       [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
         Reader{own}.read_numbers(inside(stream, round), chunk, into);
@@ -103,22 +103,23 @@ struct GatedArguments {
   int outputs;
 };
 
-// Results [rows][outputs] of a block in shared memory, as the next product reads them.
-template <int outputs>
+// Results [rows][outputs] of a block of so many warps in shared memory, as the next product reads them.
+template <int outputs, int warps>
 __device__ __forceinline__ void store_results(const GatedArguments& given, const float* results, int first_row, int first_output, int rows) {
   __syncthreads();
-  for (int row = threadIdx.x / WARP; row < rows; row += DECODE_WARPS)
-#pragma unroll
-    for (int chunk = 0; chunk < outputs / CHUNK; ++chunk)
-      store_one(given.grouped, first_row + row, first_output / CHUNK + chunk, results[row * (outputs + 1) + chunk * CHUNK + threadIdx.x % WARP]);
+  constexpr int CHUNKS = outputs / CHUNK;
+  for (int i = threadIdx.x / WARP; i < rows * CHUNKS; i += warps) {
+    const int row = i / CHUNKS, chunk = i % CHUNKS;
+    store_one(given.grouped, first_row + row, first_output / CHUNK + chunk, results[row * (outputs + 1) + chunk * CHUNK + threadIdx.x % WARP]);
+  }
 }
 
-// Grid (outputs / 32, rows / tokens): a warp has both matrices of an output at a time, four outputs one after another.
-template <class Reader, class Activation, int tokens, int chunks, bool normed, int memory_bytes>
+// Grid (outputs / OUTPUTS, rows / tokens): a warp has both matrices of an output at a time, every sixteenth output.
+template <class Reader, class Activation, int OUTPUTS, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   using Ring = LaneRing<Reader>;
   using Slab = RowSlab<tokens, chunks>;
-  constexpr int OUTPUTS = CHUNK, LINE = OUTPUTS + 1;
+  constexpr int LINE = OUTPUTS + 1;
   DYNAMIC_SHARED(memory);
   const Slab slab(memory + Ring::BYTES);
   float* results = reinterpret_cast<float*>(memory + Ring::BYTES + Slab::BYTES);
@@ -149,7 +150,8 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
           if (given.out) given.out[(first_row + token) * given.out_stride + output] = result;
         }
       });
-  if (given.grouped.bytes) store_results<OUTPUTS>(given, results, first_row, first_output, min(tokens, given.rows - first_row));
+  if (given.grouped.bytes)
+    store_results<OUTPUTS, LANE_WARPS>(given, results, first_row, first_output, min(tokens, given.rows - first_row));
 }
 
 // Grid (outputs / (16 tiles), rows / (8 groups)): half of the tiles of a block are the gate's.
@@ -186,5 +188,6 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
             given.out[(first_row + row) * given.out_stride + output] = result;
         }
       });
-  if (given.grouped.bytes) store_results<OUTPUTS>(given, results, first_row, first_output, min(ROWS, given.rows - first_row));
+  if (given.grouped.bytes)
+    store_results<OUTPUTS, DECODE_WARPS>(given, results, first_row, first_output, min(ROWS, given.rows - first_row));
 }

@@ -13,7 +13,7 @@
 #pragma once
 #include "norm.cuh"
 
-constexpr int LANE_WARPS = 8, LANE_THREADS = LANE_WARPS * WARP, STREAMS = 2, COPIED = 16;
+constexpr int LANE_WARPS = 16, LANE_THREADS = LANE_WARPS * WARP, STREAMS = 2, COPIED = 16;
 static_assert(LANE_THREADS == NORM_THREADS, "the threads of a block norm rows, too");
 
 // Rows that a product norms itself, four columns at a time; x = 0: it reads bytes that others have made.
@@ -29,7 +29,7 @@ struct NormedRows {
 // from different banks, and scales [tokens][CHUNKS].
 template <int tokens, int CHUNKS>
 struct RowSlab {
-  static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2)), STRIDES = CHUNKS / STRIDE_CHUNKS;
+  static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2)), STRIDES = CHUNKS * CHUNK / NORM_STRIDE;
   uint4* bytes;
   float2* scales;
 
@@ -166,7 +166,7 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams, round after round. matrix_of(stream): a matrix; row_of(stream, round): its row.
+// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row.
 // bring_numbers() asks for the numbers of a block, bring() fills the slab once the kernels before have ended;
 // numbers_of(stream, round, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
 template <class Reader, int tokens, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>

@@ -23,7 +23,7 @@ struct NormArguments {
   float epsilon;
 };
 
-constexpr int KEPT = 8;
+constexpr int KEPT = 4;
 
 __device__ __forceinline__ void store_row(float* row, int column, int width, bool aligned, const float (&four)[NORM_FOUR]) {
   if (aligned && column < width) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
       },
       [&](int column, const float(&found)[NORM_FOUR]) {
         if (given.out) store_row(given.out + row * given.out_stride + first, column, width, aligned, found);
-        if (grouped)
+        if (grouped && column / CHUNK < given.grouped.chunks)  // the same for all of a warp
           store_four(given.grouped, row, column / CHUNK, threadIdx.x % (CHUNK / NORM_FOUR), {found[0], found[1], found[2], found[3]});
       });
 }

@@ -1,10 +1,10 @@
-// The norm of a row, by a block of 256 threads: thread i has columns 4 i to 4 i + 3 of every 1,024, and sums are put
+// The norm of a row, by a block of 512 threads: thread i has columns 4 i to 4 i + 3 of every 2,048, and sums are put
 // together in one order. So who norms a row itself, in place of reading what norm.cu made of it, gets the same bits.
 #pragma once
 #include "groups.cuh"
 #include "reduce.cuh"
 
-constexpr int NORM_WARPS = 8, NORM_THREADS = NORM_WARPS * WARP, NORM_FOUR = 4, NORM_STRIDE = NORM_THREADS * NORM_FOUR;
+constexpr int NORM_WARPS = 16, NORM_THREADS = NORM_WARPS * WARP, NORM_FOUR = 4, NORM_STRIDE = NORM_THREADS * NORM_FOUR;
 
 // plain: it is nothing but x, can be read four columns at a time, and its columns all stay in registers.
 template <bool plain>
@@ -34,7 +34,7 @@ struct NormRow {
   }
 };
 
-// Columns of a thread that stay in registers, of so many strides of 1,024: others are read again.
+// Columns of a thread that stay in registers, of so many strides of 2,048: others are read again.
 template <int strides>
 struct NormWeights {
   float of[strides][NORM_FOUR];
@@ -49,7 +49,7 @@ struct NormWeights {
 };
 
 // visit_sum(column, sums) and then visit(column, normed) for all columns of a thread, all threads of a warp together, up
-// to whole strides; what lies behind the last column is 0. bias: 0 = none.
+// to whole strides of 2,048; what lies behind the last column is 0. bias: 0 = none.
 template <bool centred, bool plain, int strides, class VisitSum, class Visit>
 __device__ __forceinline__ void norm_row(
     const NormRow<plain>& row, const float* weight, const NormWeights<strides>& weights, const float* bias, float epsilon,
