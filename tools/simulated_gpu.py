@@ -45,6 +45,7 @@ class SimulatedGpu:
     first_token: int = 0
     name: str = "a simulated GPU"
     capability: int = 80
+    multiprocessors: int = 132
     log: list[str] | None = None
     fails: Callable[[str], None] | None = None
     _queue: deque[tuple[int, float, Callable[[], object]]] = field(default_factory=deque)

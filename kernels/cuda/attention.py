@@ -29,6 +29,8 @@ _SPLITS_AT_ONCE = 2048
 _MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
 _STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 128, 4
 _TILE_ROWS = 64
+# Blocks of a multiprocessor that have a head each.
+_BLOCKS_APART = 2
 # Registers of a lane that hold a tile's queries and its sums.
 _TILE_REGISTERS = 112
 # Blocks of tiles that a multiprocessor holds, by the most columns of a head.
@@ -167,11 +169,14 @@ class SplitLaunch:
     ) -> None:
         size = record.v_head_size
         if divides(record):
-            self._together = heads_together(record.heads, record.kv_heads)
-            self._split, self._join = split_kernels(layer.kind, record.head_size, size, self._together)
+            most = heads_together(record.heads, record.kv_heads)
+            self._splits = {
+                together: split_kernels(layer.kind, record.head_size, size, together)[0] for together in (most, 1)
+            }
+            self._join = split_kernels(layer.kind, record.head_size, size, most)[1]
         else:
-            self._together = 1
-            self._split, self._join = any_kernels(layer.kind)
+            split, self._join = any_kernels(layer.kind)
+            self._splits = {1: split}
         self._heads = record.heads
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
@@ -184,14 +189,14 @@ class SplitLaunch:
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
         self._arguments = bind(
-            self._split, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, head_size=record.head_size,
+            self._join, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, head_size=record.head_size,
             v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it starts."""
-        return self._split, self._join
+        return *self._splits.values(), self._join
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start them over the rows of a step."""
@@ -201,6 +206,9 @@ class SplitLaunch:
         for first in range(0, total, self._rows):
             rows = min(self._rows, total - first)
             self._arguments["first_row"] = first
-            grid = (splits, self._heads // self._together, rows)
-            driver.launch(functions[self._split], self._split, grid, self._arguments)
+            # Where even heads apart do not occupy the GPU, a block has less to do. Bits are the same.
+            is_small = splits * self._heads * rows <= _BLOCKS_APART * driver.multiprocessors
+            together = 1 if is_small else max(self._splits)
+            split, grid = self._splits[together], (splits, self._heads // together, rows)
+            driver.launch(functions[split], split, grid, self._arguments)
             driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)

@@ -131,7 +131,8 @@ class CupyDriver:
         self._entered = _Here(cupy, (self._turn, self._device, self._stream))
         self._named, self._waiting = _Here(cupy, (self._turn,)), _Here(cupy, ())
         self._dependent = open_dependent_launches(self.capability, self._pointer)
-        name = cupy.cuda.runtime.getDeviceProperties(index)["name"]
+        properties = cupy.cuda.runtime.getDeviceProperties(index)
+        name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
         self.name = name.decode() if isinstance(name, bytes) else str(name)
         self._entered.name = self._named.name = self._waiting.name = self.name
 

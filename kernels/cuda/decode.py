@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..records import GatedProduct
 from .block_forms import BlockForm
-from .decode_lanes import NOT_NORMED, ROWS, Lanes, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
+from .decode_lanes import NOT_NORMED, ROWS, Lanes, Room, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
+from .driver import Driver
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
-# With fewer rows there are more blocks instead, with more of them registers do not suffice.
+# With fewer rows there are more blocks instead.
 _GROUPS_OF_TWO_TILES = 4
+# Bytes of the totals of a tile of the most groups.
+_TILE_TOTALS = 4 * 4 * GROUPS[-1] * _THREADS
 
 
-def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
+def decode_kernel(matrix: DeviceMatrix, groups: int, room: Room) -> CudaKernel:
     """The kernel of so many groups of rows."""
     assert matrix.form is not None
-    function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
-    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), early=True)
+    tiles = _tiles(matrix, groups, room)
+    shared = tiles * _TILE_TOTALS if groups == GROUPS[-1] else 0
+    function = f"decode<{matrix.form.reader}, {tiles}, {groups}>"
+    return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), shared, early=True)
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
@@ -43,8 +48,10 @@ def _blocks(groups: int) -> int:
     return int(groups >= _GROUPS_OF_TWO_TILES)
 
 
-def _tiles(matrix: DeviceMatrix, groups: int) -> int:
-    return 1 + int(groups == _GROUPS_OF_TWO_TILES and _is_small(matrix))
+def _tiles(matrix: DeviceMatrix, groups: int, room: Room) -> int:
+    """Of the most groups totals take shared memory as well."""
+    has_room = groups == _GROUPS_OF_TWO_TILES or (groups == GROUPS[-1] and room.shared > 4 * _SHARED_WORDS + 2 * _TILE_TOTALS)
+    return 1 + int(has_room and _is_small(matrix))
 
 
 def _gated_tiles(matrix: DeviceMatrix) -> int:
@@ -69,16 +76,22 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
         given: bias, addend, out and their strides, as `DecodeArguments` has them.
     """
     counted, rows = COUNTED[out.per], grouped(at, x)
-    normed, ways = at.normed.get(x, NOT_NORMED), lanes(matrix, gated=False, capability=at.driver.capability)
+    room = room_of(at.driver)
+    normed, ways = at.normed.get(x, NOT_NORMED), lanes(matrix, room, gated=False)
     choices = [
-        (lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(matrix, way, ways, counted)) for way in ways
+        (lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted)) for way in ways
     ]
     for groups in GROUPS:
-        blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
-        choices.append((decode_kernel(matrix, groups), _grid(GROUPS, groups, blocks, ways, counted)))
-    own = given | {"x": rows, "normed": normed, "each": ways[0].each if ways else 0, "rows": 0}
+        blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups, room)))
+        choices.append((decode_kernel(matrix, groups, room), _grid(GROUPS, groups, blocks, ways, counted)))
+    own = given | {"x": rows, "normed": normed, "blocks": ways[0].blocks if ways else 0, "rows": 0}
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **own), {"rows": counted}, grid))
+
+
+def room_of(driver: Driver) -> Room:
+    """What its GPU has for blocks."""
+    return Room.of(driver.capability, driver.multiprocessors)
 
 
 def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
@@ -90,7 +103,7 @@ def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
 def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
     """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
     counted, rows, tiles = COUNTED[out.per], grouped(at, record.x), _gated_tiles(gate)
-    normed, ways = at.normed.get(record.x, NOT_NORMED), lanes(gate, gated=True, capability=at.driver.capability)
+    normed, ways = at.normed.get(record.x, NOT_NORMED), lanes(gate, room_of(at.driver), gated=True)
     # The next product's form is written by blocks that have whole chunks.
     following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
@@ -100,7 +113,7 @@ def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: De
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
     choices = [
-        (gated_lanes_kernel(gate, record.activation, way, normed=normed != NOT_NORMED), lanes_grid(gate, way, ways, counted))
+        (gated_lanes_kernel(gate, record.activation, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted))
         for way in ways
     ]
     for groups in GATED_GROUPS:

@@ -39,6 +39,10 @@ class Driver(Protocol):
     def capability(self) -> int:
         """What its instructions are: ten times the compute capability."""
 
+    @property
+    def multiprocessors(self) -> int:
+        """How many it has."""
+
     def free_bytes(self) -> int:
         """Memory that is free now."""
 

@@ -7,7 +7,7 @@ from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
 from .decode import GATED_GROUPS, GROUPS, decode_kernel, gated_kernel
-from .decode_lanes import gated_lanes_kernel, lanes, lanes_kernel
+from .decode_lanes import Room, gated_lanes_kernel, lanes, lanes_kernel
 from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .grouped import arrange_kernel as arrange_groups_kernel
@@ -15,7 +15,7 @@ from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel
 from .norms import norm_kernel
-from .products import HOPPER, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
+from .products import HOPPER, MULTIPROCESSORS, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS
@@ -50,17 +50,18 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
     found += [pack_kernel(form) for form in FORMS] + [REORDER]
     found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")]
     found.append(arrange_groups_kernel())
+    room = Room.of(capability, MULTIPROCESSORS)
     for matrix in matrices:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
         if matrix.form:
-            found += [decode_kernel(matrix, groups) for groups in GROUPS]
-            ways = lanes(matrix, gated=False, capability=capability)
+            found += [decode_kernel(matrix, groups, room) for groups in GROUPS]
+            ways = lanes(matrix, room, gated=False)
             found += [lanes_kernel(matrix, way, normed=normed) for way in ways for normed in (False, True)]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
         found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
-        ways = lanes(matrix, gated=True, capability=capability)
+        ways = lanes(matrix, room, gated=True)
         found += [gated_lanes_kernel(matrix, activation, way, normed=True) for way in ways]
     found += [*route_kernels(), mix_kernel()]
     of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]

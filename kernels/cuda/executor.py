@@ -21,7 +21,7 @@ from ..records import Constants, HostNode, Per, Record, RowProgram, RowsType, We
 from ..residuals import add_early, norm_late
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
-from .decode import can_gate
+from .decode import can_gate, room_of
 from .decode_lanes import lanes
 from .driver import Driver
 from .experts import check_experts
@@ -244,8 +244,8 @@ class CudaStep:
 
     def _takes_norms(self, part: records.Product | records.GatedProduct) -> bool:
         matrices = [self._weights.matrix(weight, self._program.constants) for weight in weights_of(part)]
-        gated, capability = len(matrices) > 1, self._driver.capability
-        return all(lanes(matrix, gated=gated, capability=capability) for matrix in matrices)
+        room = room_of(self._driver)
+        return all(lanes(matrix, room, gated=len(matrices) > 1) for matrix in matrices)
 
     def _arranged(self) -> tuple[list[Any], dict[str, RowsType]]:
         """The parts of the program as there are the fewest kernels for, and the types of their values."""

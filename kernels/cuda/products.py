@@ -32,7 +32,7 @@ _LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
 # Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor; and beside
 # the first one how long a block takes alone on a multiprocessor, and by how much longer each one makes it that is there
 # as well. Bits are the same.
-HOPPER, _MULTIPROCESSORS = 90, 132
+HOPPER, MULTIPROCESSORS = 90, 132
 WARPGROUP_SHAPES = ((256, 2, 1, 1.0, 1.0), (128, 2, 1, 0.6, 0.6), (64, 1, 3, 0.3, 0.17))
 # Columns of a part; bytes of a token in one, of which so many stages lie in shared memory; what lies beside them.
 _PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
@@ -108,7 +108,7 @@ def _warpgroup_grid(matrix: DeviceMatrix, which: int) -> Any:
         rows = counts["tokens"] - counts["decode_rows"]
         found = [blocks(rows, tokens, warpgroups) for tokens, warpgroups, *_ in WARPGROUP_SHAPES]
         times = [
-            max(alone, -(-one[0] * one[1] // _MULTIPROCESSORS) * more)
+            max(alone, -(-one[0] * one[1] // MULTIPROCESSORS) * more)
             for one, (*_, alone, more) in zip(found, WARPGROUP_SHAPES, strict=True)
         ]
         return found[which] if times.index(min(times)) == which else (0, 0, 0)

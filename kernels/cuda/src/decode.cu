@@ -5,7 +5,7 @@
 #include "functions.cuh"
 #include "results.cuh"
 
-// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. each: outputs of a block of lanes.
+// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. blocks: of lanes, in the first place.
 struct DecodeArguments {
   BlockMatrix matrix;
   GroupedRows x;
@@ -17,7 +17,7 @@ struct DecodeArguments {
   long long out_stride;
   int rows;
   int outputs;
-  int each;
+  int blocks;
 };
 
 // Fills a slab with rows from first_row on, once the kernels before have ended. The weights of a norm, no kernel's work, are
@@ -35,34 +35,39 @@ __device__ __forceinline__ void bring_rows(
   }
 }
 
-// Grid (outputs / each, rows / tokens): a warp has every sixteenth pair of a block's outputs. chunks: that a row has room for; memory: bytes of shared memory.
-template <class Reader, int tokens, int chunks, bool normed, int memory_bytes>
+// Grid (blocks, rows / tokens): a block has as many outputs as the others, one or two more or fewer, and a warp every
+// sixteenth of its pairs (or single ones). chunks: that a row has room for.
+template <class Reader, int streams, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
-  using Ring = LaneRing<Reader>;
+  using Ring = LaneRing<Reader, streams>;
   using Slab = RowSlab<tokens, chunks>;
-  DYNAMIC_SHARED(memory);
+  DYNAMIC_SHARED(whole);
+  unsigned char* memory = aligned_shared<ALIGNED>(whole);
   const Slab slab(memory + Ring::BYTES);
-  const int first = blockIdx.x * given.each, first_row = blockIdx.y * tokens, warp = threadIdx.x / WARP;
+  const int first_row = blockIdx.y * tokens, warp = threadIdx.x / WARP, units = (given.outputs + streams - 1) / streams;
+  auto begin_of = [&](int block) { return (int)((unsigned)units * block / given.blocks); };
+  const int first_unit = begin_of(blockIdx.x), own_units = begin_of(blockIdx.x + 1) - first_unit, first = first_unit * streams;
+  const int outputs = min(own_units * streams, given.outputs - first);
   unsigned char* free = memory + Ring::BYTES + Slab::BYTES;
-  const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, min(given.each, given.outputs - first), free);
+  const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, outputs, free);
   end_group();
-  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * STREAMS + stream; };
-  auto inside = [&](int stream, int round) { return min(place_of(stream, round), given.outputs - 1 - first); };
-  decode_lanes<Reader, tokens>(
-      Ring{reinterpret_cast<unsigned*>(memory)}, slab, (given.each / STREAMS - warp + LANE_WARPS - 1) / LANE_WARPS, [&](int) -> const BlockMatrix& { return given.matrix; },
+  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * streams + stream; };
+  auto inside = [&](int stream, int round) { return min(place_of(stream, round), outputs - 1); };
+  decode_lanes<tokens>(
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, (own_units - warp + LANE_WARPS - 1) / LANE_WARPS, [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int stream, int round) { return first + inside(stream, round); },
       [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
         Reader{own}.read_numbers(inside(stream, round), chunk, into);
       },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
-      [&](int round, const float(&sums)[STREAMS][tokens]) {
+      [&](int round, const float(&sums)[streams][tokens]) {
 #pragma unroll
-        for (int stream = 0; stream < STREAMS; ++stream)
+        for (int stream = 0; stream < streams; ++stream)
 #pragma unroll
           for (int token = 0; token < tokens; ++token) {
-            const int output = first + place_of(stream, round), row = first_row + token;
-            if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && output < given.outputs)
-              store_result(given, row, output, sums[stream][token]);
+            const int place = place_of(stream, round), row = first_row + token;
+            if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && place < outputs)
+              store_result(given, row, first + place, sums[stream][token]);
           }
       });
 }
@@ -73,9 +78,14 @@ __device__ __forceinline__ void decode(const DecodeArguments& given) {
   using Own = Stages<Reader, tiles>;
   SHARED(unsigned, codes, Own::template MEMORY<groups>);
   SHARED(float, numbers, 2 * Own::NUMBER_COUNT);
+  unsigned char* more = nullptr;
+  if constexpr (!PassTotals<tiles, groups>::IN_REGISTERS) {
+    DYNAMIC_SHARED(totals);
+    more = totals;
+  }
   const int first_output = blockIdx.x * (TILE * tiles), first_group = blockIdx.y * groups;
   decode_tiles<groups>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, given.x, first_group, given.rows, [&](int) -> const BlockMatrix& { return given.matrix; },
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, more, given.x, first_group, given.rows, [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int tile, int row) { return min(first_output + tile * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[WarpSums<groups>::EACH]) {
 #pragma unroll
@@ -117,10 +127,11 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
 // Grid (outputs / OUTPUTS, rows / tokens): a warp has both matrices of an output at a time, every sixteenth output.
 template <class Reader, class Activation, int OUTPUTS, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
-  using Ring = LaneRing<Reader>;
+  using Ring = LaneRing<Reader, 2>;
   using Slab = RowSlab<tokens, chunks>;
   constexpr int LINE = OUTPUTS + 1;
-  DYNAMIC_SHARED(memory);
+  DYNAMIC_SHARED(whole);
+  unsigned char* memory = aligned_shared<ALIGNED>(whole);
   const Slab slab(memory + Ring::BYTES);
   float* results = reinterpret_cast<float*>(memory + Ring::BYTES + Slab::BYTES);
   unsigned char* free = reinterpret_cast<unsigned char*>(results) + tokens * LINE * sizeof(float) / COPIED * COPIED + COPIED;
@@ -129,7 +140,7 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   const BlockMatrix own_up = RowNumbers<Reader>::bring(given.up, first_output, outputs, free);
   end_group();
   auto place_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
-  decode_lanes<Reader, tokens>(
+  decode_lanes<tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS,
       [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
       [&](int, int round) { return first_output + min(place_of(round), outputs - 1); },
@@ -137,7 +148,7 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
         Reader{stream ? own_up : own_gate}.read_numbers(min(place_of(round), outputs - 1), chunk, into);
       },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
-      [&](int round, const float(&sums)[STREAMS][tokens]) {
+      [&](int round, const float(&sums)[2][tokens]) {
         const int place = place_of(round), output = first_output + place;
         const float none[3] = {};
 #pragma unroll
@@ -167,7 +178,7 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   const float none[3] = {};
   float gates[tiles][EACH];
   decode_tiles<groups>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, given.x, blockIdx.y * groups, given.rows,
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, nullptr, given.x, blockIdx.y * groups, given.rows,
       [&](int tile) -> const BlockMatrix& { return tile < tiles ? given.gate : given.up; },
       [&](int tile, int row) { return min(first_output + tile % tiles * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[EACH]) {

@@ -1,8 +1,8 @@
 // Products of one or two rows of activations with a matrix of few bits, both as bytes, by the lanes of warps: so few rows
 // would leave most of a tensor core's work undone.
 //
-// A warp has two streams of chunks at a time, two rows of the matrix or one of each of two matrices; lane p takes chunks
-// p, p + 32, p + 64 and so on of both in order, and reads what it needs of the activations once for both. Then lanes p,
+// A warp has streams of chunks, one or two rows of the matrix or one of each of two matrices; lane p takes chunks p,
+// p + 32, p + 64 and so on of all in order, and reads what it needs of the activations once for them. Then lanes p,
 // p + 8, p + 16 and p + 24 are added in order, and the eight sums in pairs. That is the order of decode_tiles.cuh, so
 // bits are the same.
 //
@@ -13,7 +13,7 @@
 #pragma once
 #include "norm.cuh"
 
-constexpr int LANE_WARPS = 16, LANE_THREADS = LANE_WARPS * WARP, STREAMS = 2, COPIED = 16;
+constexpr int LANE_WARPS = 16, LANE_THREADS = LANE_WARPS * WARP, COPIED = 16, ALIGNED = 128;
 static_assert(LANE_THREADS == NORM_THREADS, "the threads of a block norm rows, too");
 
 // Rows that a product norms itself, four columns at a time; x = 0: it reads bytes that others have made.
@@ -91,8 +91,8 @@ struct RowSlab {
   }
 };
 
-// The numbers of `rows` rows of a matrix from a multiple of 16 rows on, brought into shared memory by all threads of a
-// block: what is left of the matrix then, with those rows as its first ones.
+// The numbers of some rows of a matrix, brought into shared memory by all threads of a block: what is left of the matrix
+// then, with those rows as its first ones.
 template <class Reader>
 struct RowNumbers {
   using Factor = typename Reader::OwnFactor;
@@ -112,21 +112,24 @@ struct RowNumbers {
   template <int bytes>
   __device__ __forceinline__ static void bring_array(const void*& array, int count, int first, int rows, unsigned char*& memory) {
     if constexpr (bytes > 0) {
-      const int row = count * bytes, total = row * rows, whole = total / COPIED * COPIED;
+      const int row = count * bytes;
       const unsigned char* from = static_cast<const unsigned char*>(array) + (long long)first * row;
+      // Shared memory begins where global memory does between two multiples of 16.
+      const int before = (int)((unsigned long long)from % COPIED), end = before + row * rows, whole = end / COPIED * COPIED;
+      from -= before;
 #pragma unroll 1
       for (int i = threadIdx.x * COPIED; i < whole; i += LANE_THREADS * COPIED) copy_later(memory + i, from + i);
-      if (threadIdx.x < total - whole) memory[whole + threadIdx.x] = from[whole + threadIdx.x];
-      array = memory;
-      memory += (total + COPIED - 1) / COPIED * COPIED;
+      if (threadIdx.x < end - whole) memory[whole + threadIdx.x] = from[whole + threadIdx.x];
+      array = memory + before;
+      memory += (end + COPIED - 1) / COPIED * COPIED;
     }
   }
 };
 
 // Chunks that are under way, a place for each thread, stream and turn. A thread reads only what it asked for itself.
-template <class Reader>
+template <class Reader, int STREAMS>
 struct LaneRing {
-  static constexpr int WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, AHEAD = Reader::WORDS <= 4 ? 4 : 2;
+  static constexpr int WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, AHEAD = (Reader::WORDS <= 4 ? 8 : 4) / STREAMS;
   static constexpr int BYTES = AHEAD * STREAMS * LANE_THREADS * Reader::WORDS * (int)sizeof(unsigned);
   unsigned* words;
 
@@ -169,12 +172,12 @@ __device__ __forceinline__ float join_lanes(float own) {
 // Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row.
 // bring_numbers() asks for the numbers of a block, bring() fills the slab once the kernels before have ended;
 // numbers_of(stream, round, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
-template <class Reader, int tokens, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
+template <int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
-    const LaneRing<Reader>& ring, const Slab& slab, int rounds, const MatrixOf& matrix_of, const RowOf& row_of,
+    const LaneRing<Reader, STREAMS>& ring, const Slab& slab, int rounds, const MatrixOf& matrix_of, const RowOf& row_of,
     const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
   using Chunk = typename Reader::Chunk;
-  constexpr int AHEAD = LaneRing<Reader>::AHEAD;
+  constexpr int AHEAD = LaneRing<Reader, STREAMS>::AHEAD;
   const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, turns = (chunks + WARP - 1) / WARP;
   int asked_round = 0, asked_turn = 0;
   auto ask = [&](int slot) {
@@ -196,7 +199,7 @@ __device__ __forceinline__ void decode_lanes(
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     float sums[STREAMS][tokens] = {};
-#pragma unroll 1
+#pragma unroll 2
     for (int turn = 0; turn < turns; ++turn) {
       wait_groups<AHEAD - 1>();
       const int chunk = min(turn * WARP + lane, chunks - 1);

@@ -224,11 +224,37 @@ struct WarpSums {
   }
 };
 
+// Sums of the passes that are done, of a thread: in registers, or where those do not suffice in shared memory, of which
+// `memory` is the first float then.
+template <int tiles, int groups>
+struct PassTotals {
+  static constexpr int COUNT = tiles * groups * 4;
+  static constexpr bool IN_REGISTERS = COUNT < 128 && groups < 8;
+  float own[IN_REGISTERS ? COUNT : 1];
+  float* memory;
+
+  __device__ __forceinline__ explicit PassTotals(unsigned char* given)
+      : own{}, memory(reinterpret_cast<float*>(given) + threadIdx.x) {
+    if constexpr (!IN_REGISTERS)
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) memory[i * DECODE_THREADS] = 0.0f;
+  }
+  // Adds a pass, which leaves zeros for the next one; at the end it leaves the totals themselves.
+  __device__ __forceinline__ void add(float (&sums)[tiles][groups][4], bool is_last) {
+    float* flat = &sums[0][0][0];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      float& total = IN_REGISTERS ? own[IN_REGISTERS ? i : 0] : memory[i * DECODE_THREADS];
+      total += flat[i], flat[i] = is_last ? total : 0.0f;
+    }
+  }
+};
+
 // The sums of a block's tiles with groups of rows from first_group on: finish(tile, found), as `WarpSums` has them. The
 // numbers' memory is free by then.
 template <int groups, class Own, class MatrixOf, class RowOf, class Finish>
 __device__ __forceinline__ void decode_tiles(
-    const Own& own, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of, const RowOf& row_of,
+    const Own& own, unsigned char* more, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of, const RowOf& row_of,
     const Finish& finish) {
   using Sums = WarpSums<groups>;
   constexpr int tiles = Own::TILES;
@@ -239,7 +265,8 @@ __device__ __forceinline__ void decode_tiles(
 #pragma unroll
   for (int i = 0; i < Own::AHEAD; ++i) own.read_numbers(min(i, stages - 1), matrix_of, row_of, read[i]);
   wait_for_earlier();
-  float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
+  float sums[tiles][groups][4] = {};
+  PassTotals<tiles, groups> totals(more);
   // Activations come from the second-level cache, some chunks ahead.
   constexpr int ROWS_AHEAD = groups == 1 ? 4 : groups == 2 ? 2 : 1;
   GroupChunk next[ROWS_AHEAD][groups] = {};
@@ -273,19 +300,14 @@ __device__ __forceinline__ void decode_tiles(
           own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);
         if (--left) continue;
         left = strides;
-#pragma unroll
-        for (int tile = 0; tile < tiles; ++tile)
-#pragma unroll
-          for (int group = 0; group < groups; ++group)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) totals[tile][group][i] += sums[tile][group][i], sums[tile][group][i] = 0.0f;
+        totals.add(sums, stage * PARTS + part == parts - 1);
       }
     }
   wait_groups<0>();
 #pragma unroll
   for (int tile = 0; tile < tiles; ++tile) {
     float found[Sums::EACH];
-    Sums::add(totals[tile], reinterpret_cast<float*>(own.codes), found);
+    Sums::add(sums[tile], reinterpret_cast<float*>(own.codes), found);
     finish(tile, found);
   }
 }

@@ -150,7 +150,7 @@ __device__ __forceinline__ void finish_sums(
 template <class Source, class Shape>
 __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& given) {
   DYNAMIC_SHARED(memory);
-  unsigned char* const stages = aligned_shared(memory);
+  unsigned char* const stages = aligned_shared<1024>(memory);
   const int first_token = blockIdx.x * Shape::TOKENS, lane = threadIdx.x % WARP;
   const int tokens = min(Shape::TOKENS, given.rows - given.first_row - first_token);
   const int output = blockIdx.y * Shape::OUTPUTS + threadIdx.x / WARP * 16 + lane / 4;

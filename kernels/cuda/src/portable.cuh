@@ -26,7 +26,6 @@
 #define KERNEL_WITH(first, bounds, name, Arguments, size, ...)                                       \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");             \
   extern "C" __global__ void __launch_bounds__ bounds name(const __grid_constant__ Arguments arguments) { \
-    let_later_start();                                                                               \
     first;                                                                                           \
     __VA_ARGS__(arguments);                                                                          \
   }
@@ -35,17 +34,13 @@
 
 // --- kernels that follow each other -----------------------------------------------------------------------------------
 
-// The next kernel may be started when every block of this one has come here, so that it is on its way when this ends.
-__device__ __forceinline__ void let_later_start() {
-#if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Until the kernels before have ended, and what they wrote is seen.
+// Until the kernels before have ended, and what they wrote is seen. When every block has come here the next kernel is
+// started, so that it is on its way when this one ends; were it started sooner, the blocks of three kernels would share
+// the multiprocessors, and not evenly.
 __device__ __forceinline__ void wait_for_earlier() {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -312,10 +307,11 @@ __device__ __forceinline__ unsigned shared_address(const void* place) {
 #endif
 }
 
-// The first place that is a multiple of 1,024 bytes: what tensor cores read in swizzled form begins there, and nobody
-// promises that dynamic shared memory does.
+// The first place that is a multiple of so many bytes, which nobody promises of dynamic shared memory. What tensor cores
+// read in swizzled form begins at a multiple of 1,024; copies of warps are quicker to multiples of 128.
+template <unsigned bytes>
 __device__ __forceinline__ unsigned char* aligned_shared(unsigned char* memory) {
-  return memory + (0u - shared_address(memory)) % 1024u;
+  return memory + (0u - shared_address(memory)) % bytes;
 }
 
 // Says when copies are there. It has a phase, which ends when one thread has arrived with the number of bytes that will

@@ -111,6 +111,7 @@ class HostDriver:
     flags: tuple[str, ...] = ()
     name: str = "a host that emulates a GPU"
     capability: int = 80
+    multiprocessors: int = 4
     launched: list[str] = field(default_factory=list)
     graphs_launched: int = 0
     room: int | None = None

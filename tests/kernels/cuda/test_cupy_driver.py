@@ -186,7 +186,7 @@ def fake_cupy(**changes: Any) -> Any:
     """As much of CuPy as the driver uses; `changes` are of its runtime and compiler."""
     runtime = SimpleNamespace(
         getDeviceCount=changes.get("count", lambda: 1),
-        getDeviceProperties=lambda index: {"name": b"a made-up GPU"},
+        getDeviceProperties=lambda index: {"name": b"a made-up GPU", "multiProcessorCount": 4},
         memcpyAsync=memcpy_async,
         memGetInfo=changes.get("memory", lambda: (1 << 30, 1 << 31)),
         CUDARuntimeError=CUDARuntimeError,
