@@ -1,7 +1,6 @@
-"""Records in another order, for devices where a kernel of a product adds what it is given to its sums, and one that norms
-rows does nothing else.
+"""Records in another order, for devices where a product adds what it is given to its sums, and norms do nothing else.
 
-Numbers are added in the order in which the records say: every bit stays.
+Numbers are added in the order in which the records say: where sums are float32, every bit stays.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class SplitLaunch:
         else:
             split, self._join = any_kernels(layer.kind)
             self._splits = {1: split}
-        self._heads = record.heads
+        self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
@@ -207,7 +207,7 @@ class SplitLaunch:
             rows = min(self._rows, total - first)
             self._arguments["first_row"] = first
             # Where even heads apart do not occupy the GPU, a block has less to do. Bits are the same.
-            is_small = splits * self._heads * rows <= _BLOCKS_APART * driver.multiprocessors
+            is_small = splits * self._heads * rows <= self._most_apart
             together = 1 if is_small else max(self._splits)
             split, grid = self._splits[together], (splits, self._heads // together, rows)
             driver.launch(functions[split], split, grid, self._arguments)

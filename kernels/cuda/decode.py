@@ -50,7 +50,9 @@ def _blocks(groups: int) -> int:
 
 def _tiles(matrix: DeviceMatrix, groups: int, room: Room) -> int:
     """Of the most groups totals take shared memory as well."""
-    has_room = groups == _GROUPS_OF_TWO_TILES or (groups == GROUPS[-1] and room.shared > 4 * _SHARED_WORDS + 2 * _TILE_TOTALS)
+    has_room = groups == _GROUPS_OF_TWO_TILES or (
+        groups == GROUPS[-1] and room.shared > 4 * _SHARED_WORDS + 2 * _TILE_TOTALS
+    )
     return 1 + int(has_room and _is_small(matrix))
 
 
@@ -78,9 +80,7 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
     counted, rows = COUNTED[out.per], grouped(at, x)
     room = room_of(at.driver)
     normed, ways = at.normed.get(x, NOT_NORMED), lanes(matrix, room, gated=False)
-    choices = [
-        (lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted)) for way in ways
-    ]
+    choices = [(lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted)) for way in ways]
     for groups in GROUPS:
         blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups, room)))
         choices.append((decode_kernel(matrix, groups, room), _grid(GROUPS, groups, blocks, ways, counted)))

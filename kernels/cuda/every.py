@@ -15,7 +15,16 @@ from .logits import GATHER
 from .low_rank import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel
 from .norms import norm_kernel
-from .products import HOPPER, MULTIPROCESSORS, ROWS_AT_ONCE, WARPGROUP_SHAPES, arrange_kernel, gemm_kernel, gemv_kernel, warpgroup_kernel
+from .products import (
+    HOPPER,
+    MULTIPROCESSORS,
+    ROWS_AT_ONCE,
+    WARPGROUP_SHAPES,
+    arrange_kernel,
+    gemm_kernel,
+    gemv_kernel,
+    warpgroup_kernel,
+)
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import records
-from ..records import Constants, Per, weights_of
+from ..records import Constants, weights_of
 from .decode_lanes import ROWS
 from .driver import Grid
 from .grouped import COUNTED as DECODED, NOBODY, made_with
@@ -36,7 +36,8 @@ def left_to_products(
     norms = {
         part.out: part
         for part in parts
-        if isinstance(part, records.Norm) and not (part.centred or part.skip or part.input_bias or part.bias or part.total)
+        if isinstance(part, records.Norm)
+        and not (part.centred or part.skip or part.input_bias or part.bias or part.total)
     }
     others = set(outputs)
     for part in parts:
