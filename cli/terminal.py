@@ -86,8 +86,10 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 def read_stdin() -> str:
     """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise."""
+    from genai.model.reading import bounded_bytes
+
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return bounded_bytes(sys.stdin.buffer, "stdin", InputError).decode("utf-8")
     except OSError as error:
         raise InputError("stdin cannot be read", str(error), "give it a text, or < /dev/null") from error
     except UnicodeDecodeError as error:

@@ -178,7 +178,7 @@ def _edit(loop: Loop, argument: str) -> None:
 
 
 def _save(loop: Loop, argument: str) -> None:
-    if expanded(argument).exists() and not loop.confirm(f"{argument} exists. Write over it?"):
+    if expanded(argument).is_file() and not loop.confirm(f"{argument} exists. Write over it?"):
         loop.voice.say("(not saved)")
         return
     loop.session.save(argument)

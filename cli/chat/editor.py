@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from prompt_toolkit.output import create_output
 from ..terminal import Voice, state_folder
 
 _QUOTES = '"""'
+# What TERM says of terminals that show characters and nothing else.
+_WITHOUT_ABILITIES = ("dumb", "unknown")
 
 
 class Typed(NamedTuple):
@@ -63,6 +66,7 @@ class LineEditor:
             enable_open_in_editor=True,
         )
         self.was_used = False
+        self._is_plain = os.environ.get("TERM") in _WITHOUT_ABILITIES
         self._session.default_buffer.on_text_changed += self._note_use
 
     def _note_use(self, buffer: Buffer) -> None:
@@ -77,6 +81,8 @@ class LineEditor:
 
     def ask(self, question: str) -> str:
         """A line in answer to a question; it is not kept."""
+        if self._is_plain:
+            return _plain_line(question)
         session: PromptSession[str] = PromptSession(output=self._session.output)
         return session.prompt(question)
 
@@ -88,11 +94,27 @@ class LineEditor:
             KeyboardInterrupt: Ctrl-C on an empty line; `was_used` says whether something was typed before.
         """
         self.was_used = False
-        text = self._session.prompt(">>> ", default=default)
+        text = self._read_plain(default) if self._is_plain else self._session.prompt(">>> ", default=default)
         stripped = text.strip()
         if len(stripped) >= 2 * len(_QUOTES) and stripped.startswith(_QUOTES) and stripped.endswith(_QUOTES):
             return Typed(stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n"), True)
         return Typed(text, False)
+
+    def _read_plain(self, default: str) -> str:
+        """The same where nothing can be drawn: a text to edit is shown, and an empty line takes it as it is."""
+        text = _plain_line(f"{default}\n>>> " if default else ">>> ") or default
+        while _is_open(text):
+            text += "\n" + _plain_line("... ")
+        return text
+
+
+def _plain_line(prompt: str) -> str:
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
 
 
 def _bindings() -> KeyBindings:

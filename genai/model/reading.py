@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from genai.kvcache.budget import available_memory, format_bytes
 
@@ -23,14 +23,19 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
         if not (may_be_pipe or path.is_file() or path.is_dir()) and path.exists():
             raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "put a file there")
         with path.open("rb") as file:
-            # Piece by piece: one call for so much would take the memory of all before it has read any.
-            data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
+            return bounded_bytes(file, path, unreadable)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise unreadable(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
+
+
+def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) -> bytes:
+    """All that a file or a stream holds. Raises `unreadable`: it has more than anybody means, or no end."""
+    # Piece by piece: one call for so much would take the memory of all before it has read any.
+    data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
     if len(data) > _MOST_BYTES:
-        raise unreadable(f"{path}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "give a smaller file")
+        raise unreadable(f"{name}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "give a smaller text")
     return data
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import json
 import os
@@ -248,6 +249,12 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 SHARED = TemplateWorker()
 """The worker of this process, for all its templates."""
 
-atexit.register(SHARED.close)
+
+def _close_at_exit() -> None:
+    with contextlib.suppress(KeyboardInterrupt):  # nobody is left to whom it could be raised
+        SHARED.close()
+
+
+atexit.register(_close_at_exit)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SHARED.forget)

@@ -25,8 +25,8 @@ _BITS_OF_MORE_AHEAD, _MORE_AHEAD, _AHEAD = 4, 8, 4
 # compiled for multiples of the next number.
 _MOST_SHARED, _MOST_OF_SERVERS, _SERVERS = 96 << 10, 160 << 10, (80, 87, 90, 100, 103)
 _SHARED_STEP, _COPIED, _ALIGNED = 2 << 10, 16, 128
-# Outputs of a block, and bytes of their numbers, at most; of a gated pair so many where there is room, and enough of them
-# for half of the multiprocessors.
+# Outputs of a block, and bytes of their numbers, at most; of a gated pair so many where there is room for them, and
+# enough for half of the multiprocessors.
 _MOST_EACH, _MOST_NUMBERS, _GATED = 128, 32 << 10, (64, 32)
 # Two blocks may share the registers of a multiprocessor: those of a kernel and of the next one.
 _BLOCKS = 2

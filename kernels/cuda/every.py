@@ -65,11 +65,13 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         if matrix.form:
             found += [decode_kernel(matrix, groups, room) for groups in GROUPS]
             ways = lanes(matrix, room, gated=False)
-            found += [lanes_kernel(matrix, way, normed=normed) for way in ways for normed in (False, True)]
+            found += [lanes_kernel(matrix, way, normed=False) for way in ways]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
         found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
     for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
+        ways = lanes(matrix, room, gated=False)
+        found += [lanes_kernel(matrix, way, normed=True) for way in ways]
         ways = lanes(matrix, room, gated=True)
         found += [gated_lanes_kernel(matrix, activation, way, normed=True) for way in ways]
     found += [*route_kernels(), mix_kernel()]

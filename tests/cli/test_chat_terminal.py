@@ -53,6 +53,7 @@ def test_help_and_unknown_commands(terminal: Open) -> None:
     one.enter("/exi", "did you mean /exit")
     one.enter("/info", "fix: /help lists the commands")
     one.enter("/save", "/save without FILE")
+    one.enter("/save /", "cannot be saved")
     one.enter("/bye now", "/bye takes no argument")
     one.type("\x04")
     assert one.exit_code() == 0
@@ -329,8 +330,13 @@ def test_a_terminal_without_abilities(terminal: Open) -> None:
     one = chat(terminal, TERM="dumb")
     one.type("What is 12 + 7?\r")
     one.wait_for("19\n.*tok/s.*>>>")
+    for line in ('"""Say', 'hello."""'):
+        one.type(f"{line}\r")
+    one.wait_for("\\.\\.\\. .*tok/s.*>>>")
+    one.enter("/edit", "hello\\.")
+    one.enter("", "tok/s")
     one.type("\x04")
-    assert one.exit_code() == 0
+    assert one.exit_code() == 0 and "\x1b" not in one.seen
 
 
 def test_long_work_says_how_far_it_is(terminal: Open, tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from genai import Model
+from genai.cli.terminal import read_stdin
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, NotSupportedYetError
 from genai.model.config import Config
 from genai.model.reading import read_text_file
@@ -204,6 +206,13 @@ def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monk
     with pytest.raises(GenaiError, match="cannot be read") as caught:
         read(tmp_path)
     assert ("device" in caught.value.why) == (read is Config) and caught.value.fix
+
+
+def test_a_stream_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai.model.reading._MOST_BYTES", 1000)
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(InputError, match="stdin: cannot be read"):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless))
+        read_stdin()
 
 
 def test_a_pipe_where_a_file_should_be(tmp_path: Path) -> None:

@@ -226,6 +226,17 @@ def test_nothing_is_left_at_the_end_of_the_program(run_apart: Callable[..., str]
     assert not is_running(int(run_apart(code)))
 
 
+def test_an_interrupt_while_the_program_ends_is_not_shown(run_apart: Callable[..., str]) -> None:
+    run_apart(
+        "import os, signal\n"
+        "from genai.text.template_worker import SHARED\n"
+        "SHARED.render('x', {})\n"
+        "process = SHARED._process\n"
+        "kill = process.kill\n"
+        "process.kill = lambda: (os.kill(os.getpid(), signal.SIGINT), kill())\n"
+    )
+
+
 def is_running(pid: int) -> bool:
     """Whether a process is there and not only waiting for its parent to look."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tools.interrupts import PHASES, SIGNALS, Phase, workshop
+from tools.interrupts import PHASES, SIGNALS, Phase, without_pythons_own, workshop
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 PATIENCE = 10.0
@@ -32,3 +32,15 @@ def test_a_process_that_is_ended_leaves_nothing(run: Run, index: int) -> None:
 def test_many_processes_that_are_ended_leave_nothing(run: Run, seed: int) -> None:
     number = SIGNALS[seed // len(PHASES) % len(SIGNALS)]
     assert run(PHASES[seed % len(PHASES)], number, random.Random(1000 + seed)) == []
+
+
+def test_what_python_says_itself_when_it_ends() -> None:
+    """An interrupt in a script's last moment is Python's own; one with a line of anybody else is not."""
+    own = (
+        "Exception ignored in: <module 'threading' from '/usr/lib/python3.11/threading.py'>\n"
+        'Traceback (most recent call last):\n  File "/usr/lib/python3.11/threading.py", line 1541, in _shutdown\n'
+        "    def _shutdown():\n    \nKeyboardInterrupt: \n"
+    )
+    assert without_pythons_own(f"before\n{own}after") == "before\nafter"
+    ours = own.replace("KeyboardInterrupt", '  File "/genai/llm/engine.py", line 1, in close\nKeyboardInterrupt')
+    assert without_pythons_own(ours) == ours

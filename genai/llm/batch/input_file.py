@@ -9,8 +9,9 @@ from typing import BinaryIO
 
 from ...errors import InputError
 
-# No prompt that anybody means is longer.
+# No prompt that anybody means is longer. The rest of a longer line is passed over, but not for ever.
 MOST_LINE_BYTES = 2**24
+_LONGEST_SKIPPED = 2**30
 
 
 class InputFile:
@@ -69,11 +70,22 @@ def _unreadable(path: Path, error: OSError) -> InputError:
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length in bytes; of longer ones than MOST_LINE_BYTES, one byte more than those."""
+    """Each line with its length in bytes; of longer ones than MOST_LINE_BYTES, one byte more than those.
+
+    Raises InputError: one is so long that it may have no end.
+    """
+    number = 0
     while line := file.readline(MOST_LINE_BYTES + 1):
         size, end = len(line), line[-1:]
         while end != b"\n" and (more := file.readline(MOST_LINE_BYTES)):
             size, end = size + len(more), more[-1:]
+            if size > _LONGEST_SKIPPED:
+                raise InputError(
+                    f"line {number + 1} goes on for more than {_LONGEST_SKIPPED >> 20} MiB",
+                    "such an input may have no end",
+                    "write a line for each request",
+                )
+        number += 1
         yield line, size
 
 

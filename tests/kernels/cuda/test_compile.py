@@ -52,4 +52,4 @@ def test_occupancy_and_the_least_time() -> None:
     assert product.seconds == product.nbytes / 4.3e12
     assert WORK["gemm"].seconds > 200e-6
     text = page(every_kernel(), {kernel.name: Use(40, 0, 0) for kernel in every_kernel()})
-    assert "| `norm` | 2 | 256 | 40 | 0 B | 0.0 KiB | 75 % |" in text
+    assert "| `norm` | 2 | 512 | 40 | 0 B | 0.0 KiB | 75 % |" in text

@@ -80,8 +80,8 @@ def multiplied_by_warpgroups(driver: HostDriver) -> float:
 def decoded(driver: HostDriver, rows: int = 12) -> float:
     """The relative error of a product of some rows as bytes."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
-    weight = constants.block_weight(rng, 40, 4200)
-    whole = program([Product("x", Branch(weight), "out", False)], {"x": 4200, "out": 40}, constants, ["out"])
+    weight = constants.block_weight(rng, 36, 4200)
+    whole = program([Product("x", Branch(weight), "out", False)], {"x": 4200, "out": 36}, constants, ["out"])
     x, step = rng.standard_normal((rows, 4200)).astype(np.float32), step_of([1] * rows, [1] * rows)
     ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
     driver.check()
@@ -93,19 +93,20 @@ def decoded_by_lanes(driver: HostDriver) -> float:
     return decoded(driver, 1)
 
 
-BARRIER = "  __syncthreads();\n  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
+BARRIER = "  __syncthreads();\n  auto result = "
 IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 
 
 @pytest.mark.parametrize(
     ("compute", "old", "new", "found"),
     [
-        (attended, BARRIER, IN_LOOP, "wrong"),  # warps are put together before they are done
+        (attended, BARRIER, "  auto result = ", "wrong"),  # warps are put together before they are done
+        (attended, "    wait_groups<0>();\n", "", "wrong"),  # values are computed before they have come
         (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
          "a thread ends while others wait|have ended already"),
         (attended, "  sums.clear();\n", "  sums.clear();\n  if (lane < 16) __syncwarp();\n",
          "lanes meet in different operations"),
-        (attended, "SHARED(float, results, SPLIT_WARPS * ", "SHARED(float, results, (SPLIT_WARPS - 1) * ",
+        (attended, "memory, SPLIT_WARPS * OWN_BYTES)", "memory, SPLIT_WARPS * OWN_BYTES - 64)",
          "shared memory was written out of bounds"),
         (attended, "float* part = given.parts + place", "float* part = given.parts - 8 + place",
          "memory was written out of bounds"),
@@ -120,8 +121,12 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (decoded, "__syncthreads();  // the stage and its", "// the stage and its", "wrong"),
         (decoded, "(chunk ^ row % 8)", "(chunk ^ row % 4 ^ threadIdx.x % 2)", "wrong"),
         (decoded, "own + i % 2 * 8, chunk)", "own + i / 2 * 8, chunk)", "wrong"),
-        (decoded_by_lanes, "first * PHASES);\n    __syncthreads();", "first * PHASES);", "wrong"),
-        (decoded_by_lanes, "own + other);", "own + other % 7);", "wrong"),
+        (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", "wrong"),
+        (decoded_by_lanes, "wait_groups<AHEAD>();", "wait_groups<AHEAD + 1>();", "wrong"),
+        (decoded_by_lanes, "wait_groups<AHEAD - 1>();", "wait_groups<AHEAD>();", "wrong"),
+        (decoded_by_lanes, "part * PHASES) % WARP", "part * PHASES / 2) % WARP", "wrong"),
+        (decoded_by_lanes, "array = memory + before;", "array = memory;", "wrong"),
+        (decoded_by_lanes, "(blockIdx.x + 1) - first_unit", "(blockIdx.x + 1) - first_unit - 1", "wrong"),
         (multiplied_by_warpgroups, "      begin_products();\n", "", "since the last begin_products"),
         (multiplied_by_warpgroups, "wait_products<1>();", "wait_products<2>();", "products read"),
         (multiplied_by_warpgroups, "  wait_products<0>();\n", "", "a thread ends with products under way"),
@@ -137,7 +142,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (multiplied_by_warpgroups, "(1024 / 16) << 32", "(512 / 16) << 32", "wrong"),
         (multiplied_by_warpgroups, "1ull << 62", "2ull << 62", "a descriptor of another form"),
         (multiplied_by_warpgroups, "(place ^ turn)", "(place ^ turn / 2)", "wrong"),
-        (multiplied_by_warpgroups, "(0u - shared_address(memory)) % 1024u", "0", "wrong"),
+        (multiplied_by_warpgroups, "(0u - shared_address(memory)) % bytes", "0", "wrong"),
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new: str, found: str) -> None:

@@ -59,6 +59,16 @@ def test_a_long_line_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (len(line), size) == (2**10 + 1, 10**6 + 1)
 
 
+def test_a_line_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_file, "MOST_LINE_BYTES", 2**10)
+    monkeypatch.setattr(input_file, "_LONGEST_SKIPPED", 2**20)
+    with Path("/dev/zero").open("rb") as endless:
+        lines = input_file.bounded_lines(endless)
+        with pytest.raises(InputError, match=r"line 1 goes on for more than 1 MiB") as caught:
+            next(lines)
+    assert caught.value.why and caught.value.fix
+
+
 @given(
     st.lists(
         st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=2, max_size=2),
