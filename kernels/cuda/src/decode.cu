@@ -40,7 +40,7 @@ __device__ __forceinline__ void bring_rows(
 template <class Reader, int streams, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   using Ring = LaneRing<Reader, streams>;
-  using Slab = RowSlab<tokens, chunks>;
+  using Slab = RowSlab<Reader, tokens, chunks>;
   DYNAMIC_SHARED(whole);
   unsigned char* memory = aligned_shared<ALIGNED>(whole);
   const Slab slab(memory + Ring::BYTES);
@@ -55,10 +55,8 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   auto inside = [&](int stream, int round) { return min(place_of(stream, round), outputs - 1); };
   decode_lanes<tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, (own_units - warp + LANE_WARPS - 1) / LANE_WARPS, [&](int) -> const BlockMatrix& { return given.matrix; },
-      [&](int stream, int round) { return first + inside(stream, round); },
-      [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
-        Reader{own}.read_numbers(inside(stream, round), chunk, into);
-      },
+      [&](int stream, int round) { return first + inside(stream, round); }, inside,
+      [&](int, int place, int chunk, typename Reader::Chunk& into) { Reader{own}.read_numbers(place, chunk, into); },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[streams][tokens]) {
 #pragma unroll
@@ -128,7 +126,7 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
 template <class Reader, class Activation, int OUTPUTS, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   using Ring = LaneRing<Reader, 2>;
-  using Slab = RowSlab<tokens, chunks>;
+  using Slab = RowSlab<Reader, tokens, chunks>;
   constexpr int LINE = OUTPUTS + 1;
   DYNAMIC_SHARED(whole);
   unsigned char* memory = aligned_shared<ALIGNED>(whole);
@@ -144,8 +142,9 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS,
       [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
       [&](int, int round) { return first_output + min(place_of(round), outputs - 1); },
-      [&](int stream, int round, int chunk, typename Reader::Chunk& into) {
-        Reader{stream ? own_up : own_gate}.read_numbers(min(place_of(round), outputs - 1), chunk, into);
+      [&](int, int round) { return min(place_of(round), outputs - 1); },
+      [&](int stream, int place, int chunk, typename Reader::Chunk& into) {
+        Reader{stream ? own_up : own_gate}.read_numbers(place, chunk, into);
       },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[2][tokens]) {

@@ -26,8 +26,9 @@ struct NormedRows {
 };
 
 // Rows of activations in shared memory: [tokens][2 halves][CHUNKS] of 16 bytes, so that lanes with neighbouring chunks read
-// from different banks, and scales [tokens][CHUNKS].
-template <int tokens, int CHUNKS>
+// from different banks, and scales [tokens][CHUNKS] with the sums of the bytes: of halves as others write them, of whole
+// chunks as a float, which is not made of them for every row of the matrix.
+template <class Reader, int tokens, int CHUNKS>
 struct RowSlab {
   static constexpr int BYTES = tokens * CHUNKS * (CHUNK + (int)sizeof(float2)), STRIDES = CHUNKS * CHUNK / NORM_STRIDE;
   uint4* bytes;
@@ -59,7 +60,7 @@ struct RowSlab {
           const int chunk = start + i * (LANE_THREADS / 2);
           if (chunk >= x.chunks) break;
           bytes[(2 * token + odd) * CHUNKS + chunk] = held[i];
-          if (!odd) scales[token * CHUNKS + chunk] = number[i];
+          if (!odd) scales[token * CHUNKS + chunk] = with_sum(number[i]);
         }
       }
     }
@@ -77,9 +78,17 @@ struct RowSlab {
             const RoundedFour four({found[0], found[1], found[2], found[3]});
             const int chunk = column / CHUNK, word = threadIdx.x % RoundedFour::LANES, place = word % 4 * 2 + word / 4;
             reinterpret_cast<unsigned*>(bytes + (2 * token + place / 4) * CHUNKS + chunk)[place % 4] = four.bytes;
-            if (word == 0) scales[token * CHUNKS + chunk] = four.scale;
+            if (word == 0) scales[token * CHUNKS + chunk] = with_sum(four.scale);
           });
     }
+  }
+  __device__ __forceinline__ static float2 with_sum(const float2& scale) {
+    if constexpr (Reader::HALVES == 1) return {scale.x, Reader::ones_of((int)__float_as_uint(scale.y), 0)};
+    else return scale;
+  }
+  __device__ __forceinline__ static float ones_of(const float2& scale, int half) {
+    if constexpr (Reader::HALVES == 1) return scale.y;
+    else return Reader::ones_of((int)__float_as_uint(scale.y), half);
   }
 
   // A chunk's bytes in the order of its columns, and its scale.
@@ -169,69 +178,89 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row.
-// bring_numbers() asks for the numbers of a block, bring() fills the slab once the kernels before have ended;
-// numbers_of(stream, round, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
-template <int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
+// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row; place_of(stream,
+// round): that row among those whose numbers a block has. bring() fills the slab, once the kernels before have ended;
+// numbers_of(stream, place, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
+template <int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class PlaceOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
     const LaneRing<Reader, STREAMS>& ring, const Slab& slab, int rounds, const MatrixOf& matrix_of, const RowOf& row_of,
-    const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
+    const PlaceOf& place_of, const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
   using Chunk = typename Reader::Chunk;
   constexpr int AHEAD = LaneRing<Reader, STREAMS>::AHEAD;
-  const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, turns = (chunks + WARP - 1) / WARP;
+  const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, turns = (chunks + WARP - 1) / WARP, total = rounds * turns;
   int asked_round = 0, asked_turn = 0;
   auto ask = [&](int slot) {
-    if (asked_round < rounds) {
-      const int chunk = min(asked_turn * WARP + lane, chunks - 1);
+    const int chunk = min(asked_turn * WARP + lane, chunks - 1);
 #pragma unroll
-      for (int stream = 0; stream < STREAMS; ++stream)
-        ring.ask(slot, stream, matrix_of(stream), (long long)row_of(stream, asked_round) * chunks + chunk);
-      if (++asked_turn == turns) asked_turn = 0, ++asked_round;
-    }
-    end_group();
+    for (int stream = 0; stream < STREAMS; ++stream)
+      ring.ask(slot, stream, matrix_of(stream), (long long)row_of(stream, asked_round) * chunks + chunk);
+    if (++asked_turn == turns) asked_turn = 0, ++asked_round;
   };
 #pragma unroll 1
-  for (int i = 0; i < AHEAD; ++i) ask(i);
+  for (int i = 0; i < AHEAD; ++i) {
+    if (i < total) ask(i);
+    end_group();
+  }
   bring();
   wait_groups<AHEAD>();  // a block's numbers were asked for before
   __syncthreads();
-  int slot = 0;
-#pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
-    float sums[STREAMS][tokens] = {};
-#pragma unroll 2
-    for (int turn = 0; turn < turns; ++turn) {
-      wait_groups<AHEAD - 1>();
-      const int chunk = min(turn * WARP + lane, chunks - 1);
-      int words[STREAMS][BYTE_WORDS];
-      Factors<Reader::HALVES> factors[STREAMS];
+  int round = 0, turn = 0, slot = 0, places[STREAMS];
+  float sums[STREAMS][tokens];
+  auto begin = [&] {
+#pragma unroll
+    for (int stream = 0; stream < STREAMS; ++stream) {
+      places[stream] = place_of(stream, round);
+#pragma unroll
+      for (int token = 0; token < tokens; ++token) sums[stream][token] = 0.0f;
+    }
+  };
+  // Chunks behind the last one are multiplied with zeros.
+  auto compute = [&] {
+    wait_groups<AHEAD - 1>();
+    const int place = turn * WARP + lane, chunk = min(place, chunks - 1);
+    int words[STREAMS][BYTE_WORDS];
+    Factors<Reader::HALVES> factors[STREAMS];
+#pragma unroll
+    for (int stream = 0; stream < STREAMS; ++stream) {
+      const Reader reader{matrix_of(stream)};
+      Chunk own;
+      ring.take(slot, stream, own), numbers_of(stream, places[stream], chunk, own);
+      reader.bytes(own, words[stream]), factors[stream] = reader.factors(own);
+    }
+#pragma unroll
+    for (int token = 0; token < tokens; ++token) {
+      int own[BYTE_WORDS];
+      const float2 scale = slab.read(token, place, own);
 #pragma unroll
       for (int stream = 0; stream < STREAMS; ++stream) {
-        const Reader reader{matrix_of(stream)};
-        Chunk own;
-        ring.take(slot, stream, own), numbers_of(stream, round, chunk, own);
-        reader.bytes(own, words[stream]), factors[stream] = reader.factors(own);
+        const float sum = Reader{matrix_of(stream)}.dot(
+            words[stream], factors[stream], own, [&](int half) { return Slab::ones_of(scale, half); });
+        sums[stream][token] = fmaf(sum, scale.x, sums[stream][token]);
       }
-      if (turn * WARP + lane < chunks) {
+    }
+  };
+  auto pass = [&] { end_group(), slot = slot + 1 == AHEAD ? 0 : slot + 1, ++turn; };
+#pragma unroll 1
+  for (; round < rounds; ++round) {
+    begin();
+    const bool is_last = round + 1 == rounds && turns >= AHEAD;
+    const int asking = is_last ? turns - AHEAD : turns;
+#pragma unroll 2
+    while (turn < asking) {
+      compute();
+      if (asked_round < rounds) ask(slot);
+      pass();
+    }
+    if (is_last) {  // everything was asked for
 #pragma unroll
-        for (int token = 0; token < tokens; ++token) {
-          int own[BYTE_WORDS];
-          const float2 scale = slab.read(token, chunk, own);
-#pragma unroll
-          for (int stream = 0; stream < STREAMS; ++stream) {
-            const float total = Reader{matrix_of(stream)}.dot(words[stream], factors[stream], own, (int)__float_as_uint(scale.y));
-            sums[stream][token] = fmaf(total, scale.x, sums[stream][token]);
-          }
-        }
-      }
-      ask(slot);
-      slot = slot + 1 == AHEAD ? 0 : slot + 1;
+      for (int i = 0; i < AHEAD; ++i) compute(), pass();
     }
 #pragma unroll
     for (int stream = 0; stream < STREAMS; ++stream)
 #pragma unroll
       for (int token = 0; token < tokens; ++token) sums[stream][token] = join_lanes(sums[stream][token]);
     finish(round, sums);
+    turn = 0;
   }
   wait_groups<0>();
 }

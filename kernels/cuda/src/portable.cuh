@@ -157,6 +157,17 @@ __device__ __forceinline__ int dot4(int a, int b, int c) {
 #endif
 }
 
+// The same where those of a are unsigned.
+__device__ __forceinline__ int dot4_unsigned(unsigned a, int b, int c) {
+#ifndef HOST_SHIM
+  int result;
+  asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+#else
+  return shim::dot4_unsigned(a, b, c);
+#endif
+}
+
 // start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane with group g = lane / 4
 // and place t = lane % 4 holds of a the columns 4 t to 4 t + 3 of rows g and g + 8, then 16 columns further, of b the rows
 // 4 t to 4 t + 3 of column g, then 16 rows further; of the result rows g, g + 8 and columns 2 t, 2 t + 1.

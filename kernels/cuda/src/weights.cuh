@@ -211,6 +211,7 @@ struct BlockReader {
   using OwnOffset = Offset;
   static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM, IS_GRID = grid;
   static constexpr bool HAS_POINTS = HAS_ZERO && Offset::HAS_POINTS;
+  static constexpr bool ARE_IN_PLACE = bits == 4 && !grid && halves == 1;
   static_assert(!grid || bits <= 4, "tables have 16 entries");
 
   // As it was read: nothing waits for it before it is used.
@@ -257,9 +258,14 @@ struct BlockReader {
     return found;
   }
 
-  // The chunk's columns 4 g to 4 g + 3 as signed bytes in word g: codes less BIAS, or a grid's bytes.
+  // The chunk's columns 4 g to 4 g + 3 as signed bytes in word g: codes less BIAS, or a grid's bytes. Codes of four bits in
+  // the high half of a byte stay there, so that nothing is shifted: `dot` knows it.
   __device__ __forceinline__ void bytes(const Chunk& chunk, int (&words)[BYTE_WORDS]) const {
-    if constexpr (grid) {
+    if constexpr (ARE_IN_PLACE) {
+#pragma unroll
+      for (int s = 0; s < BYTE_WORDS / 2; ++s)
+        words[s] = chunk.codes[s] & 0x0f0f0f0fu, words[s + BYTE_WORDS / 2] = chunk.codes[s] & 0xf0f0f0f0u;
+    } else if constexpr (grid) {
 #pragma unroll
       for (int s = 0; s < BYTE_WORDS / 2; ++s) {
         const unsigned eight = slice(chunk, s);
@@ -279,19 +285,36 @@ struct BlockReader {
     else return slice_of(code, q);
   }
 
-  // What the chunk adds to a sum: its bytes times those of a row, in units of the row's scale. `sums`: of the row's
-  // bytes, 16 bits per half.
+  // Of a row's bytes the sums of a chunk's halves, or of it all, of two numbers of 16 bits.
+  __device__ __forceinline__ static float ones_of(int sums, int half) {
+    const int low = (short)sums, high = sums >> 16;
+    return (float)(halves == 1 ? low + high : half ? high : low);
+  }
+
+  // What the chunk adds to a sum: its bytes times those of a row, in units of the row's scale. ones(half): of the row's
+  // bytes the sum, as `ones_of` has it.
+  template <class Ones>
   __device__ __forceinline__ float dot(
-      const int (&words)[BYTE_WORDS], const Factors<halves>& given, const int (&x)[BYTE_WORDS], int sums) const {
+      const int (&words)[BYTE_WORDS], const Factors<halves>& given, const int (&x)[BYTE_WORDS], const Ones& ones_of_half) const {
     float total = 0.0f;
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
-      int sum = 0;
+      float whole;
+      if constexpr (ARE_IN_PLACE) {
+        int low = 0, high = 0;
 #pragma unroll
-      for (int i = 0; i < COLUMNS / 4; ++i) sum = dot4(words[half * (COLUMNS / 4) + i], x[half * (COLUMNS / 4) + i], sum);
-      const int low = (short)sums, high = sums >> 16;
-      const float ones = (float)(halves == 1 ? low + high : half ? high : low);
-      float whole = (float)sum;
+        for (int i = 0; i < BYTE_WORDS / 2; ++i) {
+          low = dot4(words[i], x[i], low);
+          high = dot4_unsigned(words[i + BYTE_WORDS / 2], x[i + BYTE_WORDS / 2], high);
+        }
+        whole = (float)(16 * low + high) * 0.0625f;  // exact
+      } else {
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) sum = dot4(words[half * (COLUMNS / 4) + i], x[half * (COLUMNS / 4) + i], sum);
+        whole = (float)sum;
+      }
+      const float ones = ones_of_half(half);
       if constexpr (HAS_ZERO) whole = fmaf((float)BIAS - given.zero[half], ones, whole);
       total = fmaf(whole, grid ? given.scale[half] * matrix.unit : given.scale[half], total);
       if constexpr (HAS_MINIMUM) total = fmaf(-given.minimum[half], ones, total);

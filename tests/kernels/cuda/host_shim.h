@@ -383,6 +383,10 @@ inline int dot4(int a, int b, int c) {
   for (int i = 0; i < 4; ++i) c += static_cast<int8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
   return c;
 }
+inline int dot4_unsigned(unsigned a, int b, int c) {
+  for (int i = 0; i < 4; ++i) c += static_cast<uint8_t>(a >> 8 * i) * static_cast<int8_t>(b >> 8 * i);
+  return c;
+}
 
 inline unsigned byte_perm(unsigned a, unsigned b, unsigned selector) {
   const uint64_t both = a | static_cast<uint64_t>(b) << 32;
