@@ -177,6 +177,8 @@ class SplitLaunch:
         else:
             split, self._join = any_kernels(layer.kind)
             self._splits = {1: split}
+        # Blocks that have a head each join its splits themselves.
+        self._joins = divides(record)
         self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
@@ -188,8 +190,9 @@ class SplitLaunch:
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
+        self._arrived = at.driver.zeros(4 * self._rows * record.heads)
         self._arguments = bind(
-            self._join, parts=at.driver.address(parts), first_row=0, rows=0, splits=0, head_size=record.head_size,
+            self._join, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0, rows=0, splits=0, head_size=record.head_size,
             v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
@@ -211,4 +214,5 @@ class SplitLaunch:
             together = 1 if is_small else max(self._splits)
             split, grid = self._splits[together], (splits, self._heads // together, rows)
             driver.launch(functions[split], split, grid, self._arguments)
-            driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)
+            if together > 1 or not self._joins:
+                driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)

@@ -4,7 +4,7 @@
 #include "pages.cuh"
 
 // rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
-// result. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none. The first `grouped_rows` rows also go where the next
+// result. arrived: [rows - first_row][heads], how many splits are there: zeros. sinks: [heads] or 0. window: -1 = all. softcap: 0 = none. The first `grouped_rows` rows also go where the next
 // product reads them.
 struct AttentionArguments {
   const float* rotated;
@@ -14,6 +14,7 @@ struct AttentionArguments {
   StepRows step;
   Pages pages;
   GroupedRows grouped;
+  int* arrived;
   long long out_stride;
   int first_row;
   int rows;

@@ -148,6 +148,76 @@ struct ValueSums {
   }
 };
 
+constexpr int JOIN_WARPS = 4, JOIN_THREADS = JOIN_WARPS * WARP;
+static_assert(JOIN_THREADS == SPLIT_THREADS, "a block of a split joins all");
+
+// The splits of a row and head: each warp adds up every fourth one in order, as much as they are below the largest maximum
+// so far; then the warps are added in order; a sink is a score without a value. `own`: the row among those that are joined.
+template <int v_head_size, class Wait>
+__device__ __forceinline__ void join_head(const AttentionArguments& given, int own, int head, const Wait& wait) {
+  constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
+  SHARED(float, maxima, JOIN_WARPS);
+  SHARED(float, totals, JOIN_WARPS);
+  SHARED(float, results, JOIN_WARPS * v_head_size);
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const long long row = given.first_row + own;
+  const int end = given.step.positions[row] + 1;
+  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end + SPLIT - 1) / SPLIT;
+  const float* parts = given.parts + ((long long)own * given.heads + head) * given.splits * STRIDE;
+  const bool has_sink = given.sinks || given.smooth;
+  const float sink = given.sinks ? given.sinks[head] : 0.0f;
+  wait();
+  float highest = NEVER, sum = 0.0f, numbers[PASSES][4] = {};
+#pragma unroll 4
+  for (int i = first + warp; i < last; i += JOIN_WARPS) {
+    const float* part = parts + i * STRIDE;
+    const float4 beside = load_published(reinterpret_cast<const float4*>(part));
+    const float before = highest;
+    highest = fmaxf(highest, beside.x);
+    const float left = expf(before - highest), kept = expf(beside.x - highest);
+    sum = fmaf(beside.y, kept, sum * left);
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass) {
+      const int column = 4 * (pass * WARP + lane);
+      const float4 four = load_published(reinterpret_cast<const float4*>(part + PART + (column < v_head_size ? column : 0)));
+      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0] * left);
+      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1] * left);
+      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2] * left);
+      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3] * left);
+    }
+  }
+#pragma unroll
+  for (int pass = 0; pass < PASSES; ++pass) {
+    const int column = 4 * (pass * WARP + lane);
+    if (column < v_head_size)
+      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
+  }
+  if (lane == 0) maxima[warp] = highest, totals[warp] = sum;
+  __syncthreads();
+  for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
+    float most = has_sink ? sink : NEVER;
+#pragma unroll
+    for (int other = 0; other < JOIN_WARPS; ++other) most = fmaxf(most, maxima[other]);
+    float total = has_sink ? expf(sink - most) : 0.0f, number = 0.0f;
+#pragma unroll
+    for (int other = 0; other < JOIN_WARPS; ++other) {
+      const float kept = expf(maxima[other] - most);
+      total = fmaf(totals[other], kept, total), number = fmaf(results[other * v_head_size + column], kept, number);
+    }
+    given.out[row * given.out_stride + head * v_head_size + column] = number / total;
+    // A warp has a chunk of 32 columns.
+    if constexpr (v_head_size % CHUNK == 0)
+      if (given.grouped.bytes && row < given.grouped_rows)
+        store_one(given.grouped, row, (head * v_head_size + column) / CHUNK, number / total);
+  }
+}
+
+// Grid (heads, rows).
+template <int v_head_size>
+__device__ __forceinline__ void join_splits(const AttentionArguments& given) {
+  join_head<v_head_size>(given, blockIdx.y, blockIdx.x, [] { wait_for_earlier(); });
+}
+
 // visit(i) for every `step`-th of so many bytes, by the lanes of a warp.
 template <int bytes, int step, class Visit>
 __device__ __forceinline__ void each_of_warp(const Visit& visit) {
@@ -252,67 +322,16 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     if (column == 0) part[0] = highest, part[1] = sum;
     part[PART + column] = number;
   }
-}
-
-constexpr int JOIN_WARPS = 4, JOIN_THREADS = JOIN_WARPS * WARP;
-
-// The splits of a row and head: each warp adds up every fourth one in order, as much as they are below the largest maximum
-// so far; then the warps are added in order; a sink is a score without a value. Grid (heads, rows).
-template <int v_head_size>
-__device__ __forceinline__ void join_splits(const AttentionArguments& given) {
-  constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
-  SHARED(float, maxima, JOIN_WARPS);
-  SHARED(float, totals, JOIN_WARPS);
-  SHARED(float, results, JOIN_WARPS * v_head_size);
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, head = blockIdx.x;
-  const long long row = given.first_row + blockIdx.y;
-  const int end = given.step.positions[row] + 1;
-  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end + SPLIT - 1) / SPLIT;
-  const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * STRIDE;
-  const bool has_sink = given.sinks || given.smooth;
-  const float sink = given.sinks ? given.sinks[head] : 0.0f;
-  wait_for_earlier();
-  float highest = NEVER, sum = 0.0f, numbers[PASSES][4] = {};
-#pragma unroll 4
-  for (int i = first + warp; i < last; i += JOIN_WARPS) {
-    const float* part = parts + i * STRIDE;
-    const float2 own = *reinterpret_cast<const float2*>(part);
-    const float before = highest;
-    highest = fmaxf(highest, own.x);
-    const float left = expf(before - highest), kept = expf(own.x - highest);
-    sum = fmaf(own.y, kept, sum * left);
-#pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) {
-      const int column = 4 * (pass * WARP + lane);
-      const float4 four = *reinterpret_cast<const float4*>(part + PART + (column < v_head_size ? column : 0));
-      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0] * left);
-      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1] * left);
-      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2] * left);
-      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3] * left);
+  if constexpr (together == 1) {  // whoever comes last joins the splits: a step has a kernel fewer
+    SHARED(int, is_last, 1);
+    publish();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* arrived = given.arrived + (long long)blockIdx.z * given.heads + first_head;
+      is_last[0] = count_up(arrived) + 1 == (end + SPLIT - 1) / SPLIT - begin / SPLIT;
+      if (is_last[0]) *arrived = 0;
     }
-  }
-#pragma unroll
-  for (int pass = 0; pass < PASSES; ++pass) {
-    const int column = 4 * (pass * WARP + lane);
-    if (column < v_head_size)
-      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
-  }
-  if (lane == 0) maxima[warp] = highest, totals[warp] = sum;
-  __syncthreads();
-  for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
-    float most = has_sink ? sink : NEVER;
-#pragma unroll
-    for (int other = 0; other < JOIN_WARPS; ++other) most = fmaxf(most, maxima[other]);
-    float total = has_sink ? expf(sink - most) : 0.0f, number = 0.0f;
-#pragma unroll
-    for (int other = 0; other < JOIN_WARPS; ++other) {
-      const float kept = expf(maxima[other] - most);
-      total = fmaf(totals[other], kept, total), number = fmaf(results[other * v_head_size + column], kept, number);
-    }
-    given.out[row * given.out_stride + head * v_head_size + column] = number / total;
-    // A warp has a chunk of 32 columns.
-    if constexpr (v_head_size % CHUNK == 0)
-      if (given.grouped.bytes && row < given.grouped_rows)
-        store_one(given.grouped, row, (head * v_head_size + column) / CHUNK, number / total);
+    __syncthreads();
+    if (is_last[0]) join_head<v_head_size>(given, blockIdx.z, first_head, [] {});
   }
 }

@@ -144,6 +144,35 @@ __device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
 #endif
 }
 
+// --- blocks that wait for nobody ----------------------------------------------------------------------------------------
+
+// What a thread wrote into global memory is seen by every thread that sees what it writes afterwards.
+__device__ __forceinline__ void publish() {
+#ifndef HOST_SHIM
+  __threadfence();
+#endif
+}
+
+// Adds one to a number in global memory; what it was before.
+__device__ __forceinline__ int count_up(int* place) {
+#ifndef HOST_SHIM
+  return atomicAdd(place, 1);
+#else
+  return (*place)++;
+#endif
+}
+
+// Numbers that other blocks of the same kernel have written: the first-level cache may hold older ones.
+__device__ __forceinline__ float4 load_published(const float4* from) {
+#ifndef HOST_SHIM
+  float4 four;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "l"(from));
+  return four;
+#else
+  return *from;
+#endif
+}
+
 // --- products -------------------------------------------------------------------------------------------------------
 
 // c + a . b, each four signed bytes.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.attention import divides
+from genai.kernels.cuda.attention import divides, heads_together
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.step import row_tiles
 from genai.kernels.executor import StepContext, StepError
@@ -58,6 +58,10 @@ def run(
     if pages is not layer:  # a GPU's are copies
         layer.keys[...], layer.values[...] = (executor.host(array) for array in (pages.keys, pages.values))
     return found.reshape(-1, widths["out"])
+
+
+def without_kind(case: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in case.items() if name != "kind"}
 
 
 ROPE = Rope("cos", "sin")
@@ -324,3 +328,21 @@ def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[s
     with pytest.raises(StepError, match=text):
         run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows_for(record, 1, rng))
     assert not driver.launched
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if divides(attention(**without_kind(case)))])
+def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Few of them have blocks of their own, of which the last one joins the splits."""
+    case = CASES[name]
+    record, rng = attention(**without_kind(case)), np.random.default_rng(0)
+    constants, layer = constants_for(record, rng), made_layer(record, case.get("kind", "float32"), rng)
+    step = step_of([1, 130, 300], [1, 1, 1], num_blocks=BLOCKS, rng=rng)
+    rows, found = rows_for(record, 3, rng), []
+    for multiprocessors in (0, 1000, 1000):  # and once more: counts of blocks are zero again
+        monkeypatch.setattr(driver, "multiprocessors", multiprocessors)
+        del driver.launched[:]
+        found.append(run(CudaExecutor(driver, 1), record, constants, copy_of(layer), step, rows))
+        joins = sum("join_splits" in one for one in driver.launched)
+        assert joins == int(multiprocessors == 0 and heads_together(record.heads, record.kv_heads) > 1)
+    driver.check()
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])

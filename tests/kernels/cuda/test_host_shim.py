@@ -103,9 +103,10 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (attended, BARRIER, "  auto result = ", "wrong"),  # warps are put together before they are done
         (attended, "    wait_groups<0>();\n", "", "wrong"),  # values are computed before they have come
         (attended, IN_LOOP, "  if (threadIdx.x < 64) __syncthreads();\n" + IN_LOOP,
-         "a thread ends while others wait|have ended already"),
+         "threads of the block meet at different barriers"),
         (attended, "  sums.clear();\n", "  sums.clear();\n  if (lane < 16) __syncwarp();\n",
          "lanes meet in different operations"),
+        (attended, "count_up(arrived) + 1 ==", "count_up(arrived) ==", "wrong"),  # nobody comes last
         (attended, "memory, SPLIT_WARPS * OWN_BYTES)", "memory, SPLIT_WARPS * OWN_BYTES - 64)",
          "shared memory was written out of bounds"),
         (attended, "float* part = given.parts + place", "float* part = given.parts - 8 + place",
