@@ -192,8 +192,8 @@ class SplitLaunch:
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
         self._arrived = at.driver.zeros(4 * self._rows * record.heads)
         self._arguments = bind(
-            self._join, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0, rows=0, splits=0, head_size=record.head_size,
-            v_head_size=size, grouped=grouped, grouped_rows=0, **given,
+            self._join, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0, rows=0,
+            splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property
