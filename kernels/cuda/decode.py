@@ -21,26 +21,27 @@ if TYPE_CHECKING:
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
-# With fewer rows there are more blocks instead.
+# With fewer rows there are more blocks instead, and their rows stay in registers.
 _GROUPS_OF_TWO_TILES = 4
-# Bytes of the totals of a tile of the most groups.
-_TILE_TOTALS = 4 * 4 * GROUPS[-1] * _THREADS
+# Bytes of the totals of a tile of the most groups; of a group of rows that is brought a stage ahead.
+_TILE_TOTALS, _RING_GROUP = 4 * 4 * GROUPS[-1] * _THREADS, 2 * _STAGE_CHUNKS * GROUP * (32 + 8)
 
 
 def decode_kernel(matrix: DeviceMatrix, groups: int, room: Room) -> CudaKernel:
     """The kernel of so many groups of rows."""
     assert matrix.form is not None
-    tiles = _tiles(matrix, groups, room)
-    shared = tiles * _TILE_TOTALS if groups == GROUPS[-1] else 0
-    function = f"decode<{matrix.form.reader}, {tiles}, {groups}>"
+    tiles, ringed = _tiles(matrix, groups, room), _is_ringed(groups, room)
+    shared = _RING_GROUP * groups if ringed else tiles * _TILE_TOTALS if groups == GROUPS[-1] else 0
+    function = f"decode<{matrix.form.reader}, {tiles}, {groups}, {int(ringed)}>"
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), shared, early=True)
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
     """The kernel of a gated pair."""
     assert matrix.form is not None
+    shared = _RING_GROUP * groups if groups == GATED_GROUPS[-1] else 0
     function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
-    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(groups), early=True)
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(groups), shared, early=True)
 
 
 def _blocks(groups: int) -> int:
@@ -48,11 +49,14 @@ def _blocks(groups: int) -> int:
     return int(groups >= _GROUPS_OF_TWO_TILES)
 
 
+def _is_ringed(groups: int, room: Room) -> bool:
+    """Whether rows are brought into shared memory, beside codes and numbers, a stage ahead."""
+    return groups >= _GROUPS_OF_TWO_TILES and 4 * _SHARED_WORDS + _RING_GROUP * groups <= room.shared
+
+
 def _tiles(matrix: DeviceMatrix, groups: int, room: Room) -> int:
-    """Of the most groups totals take shared memory as well."""
-    has_room = groups == _GROUPS_OF_TWO_TILES or (
-        groups == GROUPS[-1] and room.shared > 4 * _SHARED_WORDS + 2 * _TILE_TOTALS
-    )
+    """Of the most groups totals leave room for two where rows do not take registers."""
+    has_room = groups == _GROUPS_OF_TWO_TILES or (groups == GROUPS[-1] and _is_ringed(groups, room))
     return 1 + int(has_room and _is_small(matrix))
 
 

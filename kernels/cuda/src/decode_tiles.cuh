@@ -224,12 +224,11 @@ struct WarpSums {
   }
 };
 
-// Sums of the passes that are done, of a thread: in registers, or where those do not suffice in shared memory, of which
-// `memory` is the first float then.
-template <int tiles, int groups>
+// Sums of the passes that are done, of a thread: in registers, or in shared memory, of which `memory` is the first float
+// then.
+template <int tiles, int groups, bool IN_REGISTERS>
 struct PassTotals {
   static constexpr int COUNT = tiles * groups * 4;
-  static constexpr bool IN_REGISTERS = COUNT < 128 && groups < 8;
   float own[IN_REGISTERS ? COUNT : 1];
   float* memory;
 
@@ -250,15 +249,52 @@ struct PassTotals {
   }
 };
 
+// Rows of activations that are under way into shared memory, a stage ahead: a warp reads only what it asked for itself.
+template <int groups>
+struct RowRing {
+  static constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS, ROW_BYTES = GROUP * CHUNK, SCALE_BYTES = GROUP * (int)sizeof(float2);
+  static constexpr int PART_BYTES = groups * (ROW_BYTES + SCALE_BYTES), BYTES = 2 * PARTS * DECODE_WARPS * PART_BYTES;
+  unsigned char* memory;
+
+  __device__ __forceinline__ unsigned char* place(int stage, int part) const {
+    return memory + ((stage % 2 * PARTS + part) * DECODE_WARPS + threadIdx.x / WARP) * PART_BYTES;
+  }
+  // Of groups that are not there nothing is read.
+  __device__ __forceinline__ void ask(const GroupedRows& x, int first_group, int chunk, int rows, int stage, int part) const {
+    copy<ROW_BYTES>(place(stage, part), x, x.bytes, first_group, chunk, rows);
+    copy<SCALE_BYTES>(place(stage, part) + groups * ROW_BYTES, x, x.scales, first_group, chunk, rows);
+  }
+  __device__ __forceinline__ GroupChunk read(int stage, int part, int group) const {
+    const int lane = threadIdx.x % WARP;
+    const unsigned char* own = place(stage, part);
+    GroupChunk found;
+    found.bytes = reinterpret_cast<const uint2*>(own + group * ROW_BYTES)[lane];
+    found.scales = reinterpret_cast<const float4*>(own + groups * ROW_BYTES + group * SCALE_BYTES)[lane % 4];
+    return found;
+  }
+
+ private:
+  template <int bytes>
+  __device__ __forceinline__ static void copy(
+      unsigned char* to, const GroupedRows& x, const void* from, int first_group, int chunk, int rows) {
+    constexpr int COPIES = bytes / 16;  // of a group
+#pragma unroll
+    for (int start = 0; start < groups * COPIES; start += WARP) {
+      const int i = start + threadIdx.x % WARP, group = first_group + i / COPIES;
+      if (i < groups * COPIES && group * GROUP < rows)
+        copy_later(to + i * 16, static_cast<const unsigned char*>(from) + ((long long)group * x.chunks + chunk) * bytes + i % COPIES * 16);
+    }
+  }
+};
+
 // The sums of a block's tiles with groups of rows from first_group on: finish(tile, found), as `WarpSums` has them. The
-// numbers' memory is free by then.
-template <int groups, class Own, class MatrixOf, class RowOf, class Finish>
+// numbers' memory is free by then. more: memory of a RowRing, or of totals.
+template <int groups, bool ringed, class Own, class MatrixOf, class RowOf, class Finish>
 __device__ __forceinline__ void decode_tiles(
     const Own& own, unsigned char* more, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of, const RowOf& row_of,
     const Finish& finish) {
   using Sums = WarpSums<groups>;
-  constexpr int tiles = Own::TILES;
-  constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS;
+  constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
   const int warp = threadIdx.x / WARP, strides = own.strides, parts = PASSES * strides, stages = parts / PARTS;
   for (int stage = 0; stage < Own::COUNT - 1; ++stage) own.ask(stage, stages, matrix_of, row_of);
   typename Own::Read read[Own::AHEAD][tiles];
@@ -266,18 +302,31 @@ __device__ __forceinline__ void decode_tiles(
   for (int i = 0; i < Own::AHEAD; ++i) own.read_numbers(min(i, stages - 1), matrix_of, row_of, read[i]);
   wait_for_earlier();
   float sums[tiles][groups][4] = {};
-  PassTotals<tiles, groups> totals(more);
-  // Activations come from the second-level cache, some chunks ahead.
-  constexpr int ROWS_AHEAD = groups == 1 ? 4 : groups == 2 ? 2 : 1;
+  PassTotals<tiles, groups, ringed || groups < 8> totals(more);
+  // Activations come from the second-level cache: some chunks ahead into registers, or many rows a stage ahead.
+  constexpr int ROWS_AHEAD = ringed || groups > 2 ? 1 : groups == 1 ? 4 : 2;
+  const RowRing<groups> ring{more};
   GroupChunk next[ROWS_AHEAD][groups] = {};
+  auto chunk_at = [&](int part) { return chunk_of(min(part, parts - 1), warp, strides); };  // x has whole strides
   auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
-    const int chunk = chunk_of(min(part, parts - 1), warp, strides);  // x has whole strides
 #pragma unroll
     for (int group = 0; group < groups; ++group)
-      if (group == 0 || (first_group + group) * GROUP < rows) into[group].read(x, first_group + group, chunk, rows);
+      if (group == 0 || (first_group + group) * GROUP < rows) into[group].read(x, first_group + group, chunk_at(part), rows);
   };
+  auto ask_rows = [&](int stage) {
+    if (stage < stages) {
 #pragma unroll
-  for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
+      for (int part = 0; part < PARTS; ++part) ring.ask(x, first_group, chunk_at(stage * PARTS + part), rows, stage, part);
+    }
+    end_group();
+  };
+  if constexpr (ringed) {
+    ask_rows(0);
+    end_group();  // in a stage the codes' group is the last one
+  } else {
+#pragma unroll
+    for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
+  }
   int left = strides;  // turns of this pass
   for (int base = 0; base < stages; base += Own::AHEAD)
 #pragma unroll
@@ -286,15 +335,22 @@ __device__ __forceinline__ void decode_tiles(
       if (stage >= stages) break;
       own.keep_numbers(stage, matrix_of, read[i]);
       own.read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
-      wait_groups<Own::COUNT - 2>();
+      if constexpr (ringed) wait_groups<Own::COUNT == 2 ? 0 : 1>();
+      else wait_groups<Own::COUNT - 2>();
       __syncthreads();  // the stage and its numbers are there, the stage before has been computed
+      if constexpr (ringed) ask_rows(stage + 1);
       own.ask(stage + Own::COUNT - 1, stages, matrix_of, row_of);
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
         GroupChunk now[groups];
+        if constexpr (ringed) {
 #pragma unroll
-        for (int group = 0; group < groups; ++group) now[group] = next[(i * PARTS + part) % ROWS_AHEAD][group];
-        read_rows(stage * PARTS + part + ROWS_AHEAD, next[(i * PARTS + part) % ROWS_AHEAD]);
+          for (int group = 0; group < groups; ++group) now[group] = ring.read(stage, part, group);
+        } else {
+#pragma unroll
+          for (int group = 0; group < groups; ++group) now[group] = next[(i * PARTS + part) % ROWS_AHEAD][group];
+          read_rows(stage * PARTS + part + ROWS_AHEAD, next[(i * PARTS + part) % ROWS_AHEAD]);
+        }
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile)
           own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);

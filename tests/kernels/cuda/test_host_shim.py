@@ -93,6 +93,11 @@ def decoded_by_lanes(driver: HostDriver) -> float:
     return decoded(driver, 1)
 
 
+def decoded_by_many(driver: HostDriver) -> float:
+    """The same of many rows, which come through shared memory as well."""
+    return decoded(driver, 40)
+
+
 BARRIER = "  __syncthreads();\n  auto result = "
 IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_THREADS) {"
 
@@ -122,6 +127,10 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (decoded, "__syncthreads();  // the stage and its", "// the stage and its", "wrong"),
         (decoded, "(chunk ^ row % 8)", "(chunk ^ row % 4 ^ threadIdx.x % 2)", "wrong"),
         (decoded, "own + i % 2 * 8, chunk)", "own + i / 2 * 8, chunk)", "wrong"),
+        (decoded_by_many, "COUNT == 2 ? 0 : 1>", "COUNT == 2 ? 1 : 2>", "wrong"),
+        (decoded_by_many, "    end_group();  // in a stage", "    // in a stage", "wrong"),
+        (decoded_by_many, "(stage % 2 * PARTS", "(stage % 1 * PARTS", "wrong"),
+        (decoded_by_many, "[lane % 4]", "[lane / 8]", "wrong"),
         (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", "wrong"),
         (decoded_by_lanes, "wait_groups<AHEAD>();", "wait_groups<AHEAD + 1>();", "wrong"),
         (decoded_by_lanes, "wait_groups<AHEAD - 1>();", "wait_groups<AHEAD>();", "wrong"),
@@ -157,7 +166,19 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         assert planted.planted
 
 
-@pytest.mark.parametrize("compute", [attended, prompted, prompted_bytes, multiplied, multiplied_by_warpgroups, decoded])
+@pytest.mark.parametrize(
+    "compute",
+    [
+        attended,
+        prompted,
+        prompted_bytes,
+        multiplied,
+        multiplied_by_warpgroups,
+        decoded,
+        decoded_by_lanes,
+        decoded_by_many,
+    ],
+)
 def test_what_is_not_planted_is_right(driver: HostDriver, compute: Any) -> None:
     assert compute(driver) < 1e-2
 
