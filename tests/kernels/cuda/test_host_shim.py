@@ -129,7 +129,6 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (decoded, "own + i % 2 * 8, chunk)", "own + i / 2 * 8, chunk)", "wrong"),
         (decoded_by_many, "COUNT == 2 ? 0 : 1>", "COUNT == 2 ? 1 : 2>", "wrong"),
         (decoded_by_many, "    end_group();  // in a stage", "    // in a stage", "wrong"),
-        (decoded_by_many, "(stage % 2 * PARTS", "(stage % 1 * PARTS", "wrong"),
         (decoded_by_many, "[lane % 4]", "[lane / 8]", "wrong"),
         (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", "wrong"),
         (decoded_by_lanes, "wait_groups<AHEAD>();", "wait_groups<AHEAD + 1>();", "wrong"),
