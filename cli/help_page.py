@@ -12,6 +12,8 @@ from genai.errors import OptionError
 MODEL, SAMPLING, OUTPUT, ADVANCED = "Model", "Sampling", "Output", "Advanced"
 _KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
 _KIND = r"<(?:list\[)?(\w+)(?: range)?\]?>"
+# Stands for a hyphen while lines are made, which would be broken behind one: "--no-" is not an option.
+_WHOLE = "\ue000"
 # What other programs call an option of ours.
 _ELSEWHERE = {
     "--context-length": "--ctx-size",
@@ -66,11 +68,12 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
                 group = "Arguments"
             # Types as people write them: "<int range>" is N.
             named = re.sub(_KIND, lambda found: _KINDS.get(found[1].lower(), found[1].upper()), record[0])
-            groups[group].append((named, record[1]))
+            groups[group].append((named, record[1].replace("-", _WHOLE)))
     for name, rows in groups.items():
         if rows:
             with formatter.section(name):
                 formatter.write_dl(rows)
+                formatter.buffer[:] = [piece.replace(_WHOLE, "-") for piece in formatter.buffer]
     with formatter.section("Environment"):
         formatter.write_text("Every option has a variable too, such as GENAI_THREADS=2. The option itself wins.")
 

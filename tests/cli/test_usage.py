@@ -21,7 +21,7 @@ def leaves(one: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield from leaves(child, (*names, name))
 
 
-@pytest.mark.parametrize("columns", ["52", "60", "120"])
+@pytest.mark.parametrize("columns", ["52", "60", "80", "120"])
 def test_help_at_any_width(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     for names, one in leaves(command()):
@@ -29,6 +29,7 @@ def test_help_at_any_width(columns: str, monkeypatch: pytest.MonkeyPatch, capsys
         page = capsys.readouterr().out
         assert max(map(len, page.splitlines())) <= int(columns)
         assert "..." not in page.replace("[ARGS]...", ""), "nothing is cut"
+        assert not re.search(r"\w-$", page, re.M), "no line ends inside a word"
         assert not re.search(r"env var|<\w", page)
         said = re.sub(r"\s+", "", page)
         for parameter in one.params:
