@@ -395,7 +395,8 @@ def test_load_and_unload_leaves_memory_flat(original: Path, tmp_path: Path) -> N
     for _ in range(3):
         cycle()
     sizes = [cycle() for _ in range(20)]
-    assert max(sizes) - min(sizes[:3]) < 4e6, sizes
+    # What earlier tests have left may go meanwhile: that is no growth.
+    assert max(sizes[3:]) - min(sizes[:3]) < 4e6, sizes
 
 
 def test_dense_decoding_equals_paged(folder: Path) -> None:
