@@ -330,6 +330,7 @@ def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[s
     assert not driver.launched
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if divides(attention(**without_kind(case)))])
 def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Few of them have blocks of their own, of which the last one joins the splits."""

@@ -80,6 +80,7 @@ def test_wide_rows(driver: HostDriver, columns: int) -> None:
     assert any("decode_few" in name for name in driver.launched) == (columns < 32 * CAPACITIES[-1])
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("rows", [1, 5, 63, 64, 65, 129, 300])
 def test_outputs_are_shared_out(driver: HostDriver, rows: int) -> None:
     """Over as many blocks as there are multiprocessors, or twice as many; also numbers that begin anywhere."""
