@@ -34,7 +34,7 @@ Written from the code by `python -m tools.command_table`; a test compares the tw
 | `HF_ENDPOINT` | The hub's address [default: `https://huggingface.co`]. |
 | `HF_HUB_OFFLINE` | 1 forbids the network: names are looked for in the cache alone. |
 | `HF_HOME`, `HF_HUB_CACHE` | Where Hugging Face's library keeps downloads: `genai pull` takes over what is there. |
-| `NO_COLOR`, `TERM=dumb` | No colours and no dimmed text. |
+| `NO_COLOR`, `TERM=dumb` | No colours and no dimmed text; with the latter the chat draws nothing. |
 
 ## Options of commands
 
