@@ -41,11 +41,11 @@ def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKern
     assert matrix.form is not None
     shared = _RING_GROUP * groups if groups == GATED_GROUPS[-1] else 0
     function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
-    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(groups), shared, early=True)
+    return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(2 * groups), shared, early=True)
 
 
 def _blocks(groups: int) -> int:
-    """One block of many groups may have all registers of a multiprocessor."""
+    """One block of many groups, or of a pair with half as many, may have all registers of a multiprocessor."""
     return int(groups >= _GROUPS_OF_TWO_TILES)
 
 
