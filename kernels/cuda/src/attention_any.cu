@@ -67,18 +67,17 @@ __device__ __forceinline__ void attend_any(const AttentionArguments& given) {
 __device__ __forceinline__ void join_any(const AttentionArguments& given) {
   const int head = blockIdx.x, stride = given.v_head_size + ANY_PART;
   const long long row = given.first_row + blockIdx.y;
-  const int end = given.step.positions[row] + 1;
-  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end - 1) / SPLIT + 1;
+  const SeenSplits seen(given, given.step.positions[row] + 1);
   const float* parts = given.parts + ((long long)blockIdx.y * given.heads + head) * given.splits * stride;
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
   float highest = has_sink ? sink : NEVER;
-  for (int i = first; i < last; ++i) highest = fmaxf(highest, parts[i * stride]);
+  for (int i = seen.first; i < seen.last; ++i) highest = fmaxf(highest, parts[i * stride]);
   float total = has_sink ? expf(sink - highest) : 0.0f;
-  for (int i = first; i < last; ++i) total = fmaf(parts[i * stride + 1], expf(parts[i * stride] - highest), total);
+  for (int i = seen.first; i < seen.last; ++i) total = fmaf(parts[i * stride + 1], expf(parts[i * stride] - highest), total);
   for (int column = threadIdx.x; column < given.v_head_size; column += SPLIT_THREADS) {
     float number = 0.0f;
-    for (int i = first; i < last; ++i)
+    for (int i = seen.first; i < seen.last; ++i)
       number = fmaf(parts[i * stride + ANY_PART + column], expf(parts[i * stride] - highest), number);
     given.out[row * given.out_stride + head * given.v_head_size + column] = number / total;
   }

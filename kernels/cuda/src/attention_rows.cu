@@ -161,15 +161,14 @@ __device__ __forceinline__ void join_head(const AttentionArguments& given, int o
   SHARED(float, results, JOIN_WARPS * v_head_size);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   const long long row = given.first_row + own;
-  const int end = given.step.positions[row] + 1;
-  const int first = given.window < 0 ? 0 : max(0, end - given.window) / SPLIT, last = (end + SPLIT - 1) / SPLIT;
+  const SeenSplits seen(given, given.step.positions[row] + 1);
   const float* parts = given.parts + ((long long)own * given.heads + head) * given.splits * STRIDE;
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
   wait();
   float highest = NEVER, sum = 0.0f, numbers[PASSES][4] = {};
 #pragma unroll 4
-  for (int i = first + warp; i < last; i += JOIN_WARPS) {
+  for (int i = seen.first + warp; i < seen.last; i += JOIN_WARPS) {
     const float* part = parts + i * STRIDE;
     const float4 beside = load_published(reinterpret_cast<const float4*>(part));
     const float before = highest;
@@ -190,7 +189,8 @@ __device__ __forceinline__ void join_head(const AttentionArguments& given, int o
   for (int pass = 0; pass < PASSES; ++pass) {
     const int column = 4 * (pass * WARP + lane);
     if (column < v_head_size)
-      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
+      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {
+          numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
   }
   if (lane == 0) maxima[warp] = highest, totals[warp] = sum;
   __syncthreads();
@@ -328,7 +328,8 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     __syncthreads();
     if (threadIdx.x == 0) {
       int* arrived = given.arrived + (long long)blockIdx.z * given.heads + first_head;
-      is_last[0] = count_up(arrived) + 1 == (end + SPLIT - 1) / SPLIT - begin / SPLIT;
+      const SeenSplits seen(given, end);
+      is_last[0] = count_up(arrived) + 1 == seen.last - seen.first;
       if (is_last[0]) *arrived = 0;
     }
     __syncthreads();

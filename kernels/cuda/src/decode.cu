@@ -36,7 +36,8 @@ __device__ __forceinline__ void bring_rows(
 }
 
 // Grid (blocks, rows / tokens): a block has as many outputs as the others, one or two more or fewer, and a warp every
-// sixteenth of its pairs (or single ones). chunks: that a row has room for.
+// sixteenth of its pairs (or single ones). chunks: that a row has room for. memory_bytes: what the launch gives, so that
+// kernels which take another amount have another name.
 template <class Reader, int streams, int tokens, int chunks, bool normed, int memory_bytes>
 __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   using Ring = LaneRing<Reader, streams>;
@@ -54,8 +55,8 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * streams + stream; };
   auto inside = [&](int stream, int round) { return min(place_of(stream, round), outputs - 1); };
   decode_lanes<tokens>(
-      Ring{reinterpret_cast<unsigned*>(memory)}, slab, (own_units - warp + LANE_WARPS - 1) / LANE_WARPS, [&](int) -> const BlockMatrix& { return given.matrix; },
-      [&](int stream, int round) { return first + inside(stream, round); }, inside,
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, (own_units - warp + LANE_WARPS - 1) / LANE_WARPS, first,
+      [&](int) -> const BlockMatrix& { return given.matrix; }, inside,
       [&](int, int place, int chunk, typename Reader::Chunk& into) { Reader{own}.read_numbers(place, chunk, into); },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[streams][tokens]) {
@@ -83,7 +84,8 @@ __device__ __forceinline__ void decode(const DecodeArguments& given) {
   }
   const int first_output = blockIdx.x * (TILE * tiles), first_group = blockIdx.y * groups;
   decode_tiles<groups, ringed>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, more, given.x, first_group, given.rows, [&](int) -> const BlockMatrix& { return given.matrix; },
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, more, given.x, first_group, given.rows,
+      [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int tile, int row) { return min(first_output + tile * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[WarpSums<groups>::EACH]) {
 #pragma unroll
@@ -118,7 +120,8 @@ __device__ __forceinline__ void store_results(const GatedArguments& given, const
   constexpr int CHUNKS = outputs / CHUNK;
   for (int i = threadIdx.x / WARP; i < rows * CHUNKS; i += warps) {
     const int row = i / CHUNKS, chunk = i % CHUNKS;
-    store_one(given.grouped, first_row + row, first_output / CHUNK + chunk, results[row * (outputs + 1) + chunk * CHUNK + threadIdx.x % WARP]);
+    const float result = results[row * (outputs + 1) + chunk * CHUNK + threadIdx.x % WARP];
+    store_one(given.grouped, first_row + row, first_output / CHUNK + chunk, result);
   }
 }
 
@@ -139,9 +142,8 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   end_group();
   auto place_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
   decode_lanes<tokens>(
-      Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS,
+      Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS, first_output,
       [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
-      [&](int, int round) { return first_output + min(place_of(round), outputs - 1); },
       [&](int, int round) { return min(place_of(round), outputs - 1); },
       [&](int stream, int place, int chunk, typename Reader::Chunk& into) {
         Reader{stream ? own_up : own_gate}.read_numbers(place, chunk, into);

@@ -16,7 +16,7 @@
 constexpr int LANE_WARPS = 16, LANE_THREADS = LANE_WARPS * WARP, COPIED = 16, ALIGNED = 128;
 static_assert(LANE_THREADS == NORM_THREADS, "the threads of a block norm rows, too");
 
-// Rows that a product norms itself, four columns at a time; x = 0: it reads bytes that others have made.
+// Rows that a product norms itself, four columns at a time; zeros where it reads bytes that others have made.
 struct NormedRows {
   const float* x;
   const float* weight;
@@ -178,12 +178,13 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row; place_of(stream,
-// round): that row among those whose numbers a block has. bring() fills the slab, once the kernels before have ended;
+// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; place_of(stream, round): its row, among those of
+// a block, of which `first` is the first one. bring() fills the slab, once the kernels before have ended;
 // numbers_of(stream, place, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
-template <int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class PlaceOf, class NumbersOf, class Bring, class Finish>
+template <
+    int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class PlaceOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
-    const LaneRing<Reader, STREAMS>& ring, const Slab& slab, int rounds, const MatrixOf& matrix_of, const RowOf& row_of,
+    const LaneRing<Reader, STREAMS>& ring, const Slab& slab, int rounds, int first, const MatrixOf& matrix_of,
     const PlaceOf& place_of, const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
   using Chunk = typename Reader::Chunk;
   constexpr int AHEAD = LaneRing<Reader, STREAMS>::AHEAD;
@@ -193,7 +194,7 @@ __device__ __forceinline__ void decode_lanes(
     const int chunk = min(asked_turn * WARP + lane, chunks - 1);
 #pragma unroll
     for (int stream = 0; stream < STREAMS; ++stream)
-      ring.ask(slot, stream, matrix_of(stream), (long long)row_of(stream, asked_round) * chunks + chunk);
+      ring.ask(slot, stream, matrix_of(stream), (long long)(first + place_of(stream, asked_round)) * chunks + chunk);
     if (++asked_turn == turns) asked_turn = 0, ++asked_round;
   };
 #pragma unroll 1

@@ -253,7 +253,7 @@ struct PassTotals {
 template <int groups>
 struct RowRing {
   static constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS, ROW_BYTES = GROUP * CHUNK, SCALE_BYTES = GROUP * (int)sizeof(float2);
-  static constexpr int PART_BYTES = groups * (ROW_BYTES + SCALE_BYTES), BYTES = 2 * PARTS * DECODE_WARPS * PART_BYTES;
+  static constexpr int PART_BYTES = groups * (ROW_BYTES + SCALE_BYTES);
   unsigned char* memory;
 
   __device__ __forceinline__ unsigned char* place(int stage, int part) const {
@@ -282,7 +282,9 @@ struct RowRing {
     for (int start = 0; start < groups * COPIES; start += WARP) {
       const int i = start + threadIdx.x % WARP, group = first_group + i / COPIES;
       if (i < groups * COPIES && group * GROUP < rows)
-        copy_later(to + i * 16, static_cast<const unsigned char*>(from) + ((long long)group * x.chunks + chunk) * bytes + i % COPIES * 16);
+        copy_later(
+            to + i * 16,
+            static_cast<const unsigned char*>(from) + ((long long)group * x.chunks + chunk) * bytes + i % COPIES * 16);
     }
   }
 };
@@ -291,8 +293,8 @@ struct RowRing {
 // numbers' memory is free by then. more: memory of a RowRing, or of totals.
 template <int groups, bool ringed, class Own, class MatrixOf, class RowOf, class Finish>
 __device__ __forceinline__ void decode_tiles(
-    const Own& own, unsigned char* more, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of, const RowOf& row_of,
-    const Finish& finish) {
+    const Own& own, unsigned char* more, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of,
+    const RowOf& row_of, const Finish& finish) {
   using Sums = WarpSums<groups>;
   constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
   const int warp = threadIdx.x / WARP, strides = own.strides, parts = PASSES * strides, stages = parts / PARTS;

@@ -104,7 +104,8 @@ struct byte_sums {
         const float2 scale = reinterpret_cast<const float2*>(given.scales)[at * WARP + lane];
 #pragma unroll
         for (int output = 0; output < count; ++output) {
-          const float total = reader.dot(words[output], factors[output], x, [&](int half) { return Reader::ones_of((int)__float_as_uint(scale.y), half); });
+          const float total = reader.dot(
+              words[output], factors[output], x, [&](int half) { return Reader::ones_of((int)__float_as_uint(scale.y), half); });
           sums[output][token] = fmaf(total, scale.x, sums[output][token]);
         }
       }

@@ -40,11 +40,12 @@ __device__ __forceinline__ void norm(const NormArguments& given) {
   const long long row = blockIdx.x / given.groups;
   const int first = (int)(blockIdx.x % given.groups) * given.width, width = given.width;
   auto bytes_of = [](const void* place) { return (unsigned long long)place; };
-  const bool aligned = are_aligned(
-      width | given.x_stride | given.skip_stride | given.out_stride | given.total_stride,
-      bytes_of(given.x) | bytes_of(given.skip) | bytes_of(given.out) | bytes_of(given.total));
-  const NormRow<false> own{given.x + row * given.x_stride + first, given.skip ? given.skip + row * given.skip_stride + first : nullptr,
-                    given.input_bias ? given.input_bias + first : nullptr, width, aligned};
+  const bool aligned =
+      (width | given.x_stride | given.skip_stride | given.out_stride | given.total_stride) % NORM_FOUR == 0 &&
+      (bytes_of(given.x) | bytes_of(given.skip) | bytes_of(given.out) | bytes_of(given.total)) % sizeof(float4) == 0;
+  const NormRow<false> own{
+      given.x + row * given.x_stride + first, given.skip ? given.skip + row * given.skip_stride + first : nullptr,
+      given.input_bias ? given.input_bias + first : nullptr, width, aligned};
   const NormWeights<KEPT> weights(own, given.weight);  // they come while the kernels before end
   wait_for_earlier();
   const bool grouped = given.grouped.bytes && row < given.grouped_rows;

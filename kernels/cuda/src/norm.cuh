@@ -114,8 +114,3 @@ __device__ __forceinline__ void norm_row(
     visit(column, found);
   });
 }
-
-// Whether rows can be read four columns at a time.
-__device__ __forceinline__ bool are_aligned(long long strides, unsigned long long places) {
-  return strides % NORM_FOUR == 0 && places % sizeof(float4) == 0;
-}
