@@ -56,6 +56,11 @@ class BlockForm:
         return f"BlockReader<{self.bits}, {self.halves}, {str(self.grid).lower()}, {self.factor}, {self.offset}>"
 
     @property
+    def has_minimum(self) -> bool:
+        """Whether a number is subtracted from the products with factors."""
+        return self.offset.startswith("Minimum")
+
+    @property
     def words(self) -> tuple[int, int]:
         """32-bit words that a chunk takes in the two planes of memory."""
         first = 4 if self.bits >= 4 else 2

@@ -22,41 +22,46 @@ GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
 # With fewer rows there are more blocks instead, and their rows stay in registers.
-_GROUPS_OF_TWO_TILES = 4
-# Bytes of the totals of a tile of the most groups; of a group of rows that is brought a stage ahead.
-_TILE_TOTALS, _RING_GROUP = 4 * 4 * GROUPS[-1] * _THREADS, 2 * _STAGE_CHUNKS * GROUP * (32 + 8)
+_MANY_GROUPS = 4
+# Bytes of a group of rows that is brought a stage ahead.
+_RING_GROUP = 2 * _STAGE_CHUNKS * GROUP * (32 + 8)
 
 
-def decode_kernel(matrix: DeviceMatrix, groups: int, room: Room) -> CudaKernel:
+def groups_of(room: Room) -> tuple[int, ...]:
+    """Those for which a block has room beside codes and numbers."""
+    return tuple(groups for groups in GROUPS if 4 * _SHARED_WORDS + _ring_bytes(groups) <= room.shared)
+
+
+def _ring_bytes(groups: int) -> int:
+    return _RING_GROUP * groups if groups >= _MANY_GROUPS else 0
+
+
+def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
     """The kernel of so many groups of rows."""
     assert matrix.form is not None
-    tiles, ringed = _tiles(matrix, groups, room), _is_ringed(groups, room)
-    shared = _RING_GROUP * groups if ringed else tiles * _TILE_TOTALS if groups == GROUPS[-1] else 0
-    function = f"decode<{matrix.form.reader}, {tiles}, {groups}, {int(ringed)}>"
+    function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
+    shared = _ring_bytes(groups)
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), shared, early=True)
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
     """The kernel of a gated pair."""
     assert matrix.form is not None
-    shared = _RING_GROUP * groups if groups == GATED_GROUPS[-1] else 0
     function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
+    shared = _ring_bytes(groups)
     return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(2 * groups), shared, early=True)
 
 
 def _blocks(groups: int) -> int:
     """One block of many groups, or of a pair with half as many, may have all registers of a multiprocessor."""
-    return int(groups >= _GROUPS_OF_TWO_TILES)
+    return int(groups >= _MANY_GROUPS)
 
 
-def _is_ringed(groups: int, room: Room) -> bool:
-    """Whether rows are brought into shared memory, beside codes and numbers, a stage ahead."""
-    return groups >= _GROUPS_OF_TWO_TILES and 4 * _SHARED_WORDS + _RING_GROUP * groups <= room.shared
-
-
-def _tiles(matrix: DeviceMatrix, groups: int, room: Room) -> int:
-    """Of the most groups totals leave room for two where rows do not take registers."""
-    has_room = groups == _GROUPS_OF_TWO_TILES or (groups == GROUPS[-1] and _is_ringed(groups, room))
+def _tiles(matrix: DeviceMatrix, groups: int) -> int:
+    """Of the most groups registers do not suffice for two with minima."""
+    has_room = groups == _MANY_GROUPS or (
+        groups == GROUPS[-1] and matrix.form is not None and not matrix.form.has_minimum
+    )
     return 1 + int(has_room and _is_small(matrix))
 
 
@@ -85,9 +90,9 @@ def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, 
     room = room_of(at.driver)
     normed, ways = at.normed.get(x, NOT_NORMED), lanes(matrix, room, gated=False)
     choices = [(lanes_kernel(matrix, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted)) for way in ways]
-    for groups in GROUPS:
-        blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups, room)))
-        choices.append((decode_kernel(matrix, groups, room), _grid(GROUPS, groups, blocks, ways, counted)))
+    for groups in groups_of(room):
+        blocks = -(-matrix.rows // (_TILE * _tiles(matrix, groups)))
+        choices.append((decode_kernel(matrix, groups), _grid(groups_of(room), groups, blocks, ways, counted)))
     own = given | {"x": rows, "normed": normed, "blocks": ways[0].blocks if ways else 0, "rows": 0}
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **own), {"rows": counted}, grid))

@@ -6,7 +6,7 @@ from ..formats import can_turn
 from .array_kernels import array_kernels
 from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
-from .decode import GATED_GROUPS, GROUPS, decode_kernel, gated_kernel
+from .decode import GATED_GROUPS, decode_kernel, gated_kernel, groups_of
 from .decode_lanes import Room, gated_lanes_kernel, lanes, lanes_kernel
 from .executor import TAKE_CHOSEN
 from .experts import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
@@ -63,7 +63,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
     for matrix in matrices:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
         if matrix.form:
-            found += [decode_kernel(matrix, groups, room) for groups in GROUPS]
+            found += [decode_kernel(matrix, groups) for groups in groups_of(room)]
             ways = lanes(matrix, room, gated=False)
             found += [lanes_kernel(matrix, way, normed=False) for way in ways]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]

@@ -71,20 +71,26 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
       });
 }
 
+// Shared memory that a launch gives for rows of so many groups.
+template <int groups>
+__device__ __forceinline__ unsigned char* rows_memory() {
+  if constexpr (IS_RINGED<groups>) {
+    DYNAMIC_SHARED(memory);
+    return memory;
+  } else {
+    return nullptr;
+  }
+}
+
 // Grid (outputs / (16 tiles), rows / (8 groups)).
-template <class Reader, int tiles, int groups, bool ringed>
+template <class Reader, int tiles, int groups>
 __device__ __forceinline__ void decode(const DecodeArguments& given) {
   using Own = Stages<Reader, tiles>;
   SHARED(unsigned, codes, Own::template MEMORY<groups>);
   SHARED(float, numbers, 2 * Own::NUMBER_COUNT);
-  unsigned char* more = nullptr;
-  if constexpr (ringed || groups == 8) {
-    DYNAMIC_SHARED(memory);
-    more = memory;
-  }
   const int first_output = blockIdx.x * (TILE * tiles), first_group = blockIdx.y * groups;
-  decode_tiles<groups, ringed>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, more, given.x, first_group, given.rows,
+  decode_tiles<groups>(
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, first_group, given.rows,
       [&](int) -> const BlockMatrix& { return given.matrix; },
       [&](int tile, int row) { return min(first_output + tile * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[WarpSums<groups>::EACH]) {
@@ -178,14 +184,8 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   const int first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * ROWS;
   const float none[3] = {};
   float gates[tiles][EACH];
-  constexpr bool RINGED = groups == 4;
-  unsigned char* more = nullptr;
-  if constexpr (RINGED) {
-    DYNAMIC_SHARED(memory);
-    more = memory;
-  }
-  decode_tiles<groups, RINGED>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, more, given.x, blockIdx.y * groups, given.rows,
+  decode_tiles<groups>(
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, blockIdx.y * groups, given.rows,
       [&](int tile) -> const BlockMatrix& { return tile < tiles ? given.gate : given.up; },
       [&](int tile, int row) { return min(first_output + tile % tiles * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[EACH]) {

@@ -224,30 +224,9 @@ struct WarpSums {
   }
 };
 
-// Sums of the passes that are done, of a thread: in registers, or in shared memory, of which `memory` is the first float
-// then.
-template <int tiles, int groups, bool IN_REGISTERS>
-struct PassTotals {
-  static constexpr int COUNT = tiles * groups * 4;
-  float own[IN_REGISTERS ? COUNT : 1];
-  float* memory;
-
-  __device__ __forceinline__ explicit PassTotals(unsigned char* given)
-      : own{}, memory(reinterpret_cast<float*>(given) + threadIdx.x) {
-    if constexpr (!IN_REGISTERS)
-#pragma unroll
-      for (int i = 0; i < COUNT; ++i) memory[i * DECODE_THREADS] = 0.0f;
-  }
-  // Adds a pass, which leaves zeros for the next one; at the end it leaves the totals themselves.
-  __device__ __forceinline__ void add(float (&sums)[tiles][groups][4], bool is_last) {
-    float* flat = &sums[0][0][0];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      float& total = IN_REGISTERS ? own[IN_REGISTERS ? i : 0] : memory[i * DECODE_THREADS];
-      total += flat[i], flat[i] = is_last ? total : 0.0f;
-    }
-  }
-};
+// Whether rows of so many groups come through shared memory.
+template <int groups>
+constexpr bool IS_RINGED = groups >= 4;
 
 // Rows of activations that are under way into shared memory, a stage ahead: a warp reads only what it asked for itself.
 template <int groups>
@@ -290,24 +269,24 @@ struct RowRing {
 };
 
 // The sums of a block's tiles with groups of rows from first_group on: finish(tile, found), as `WarpSums` has them. The
-// numbers' memory is free by then. more: memory of a RowRing, or of totals.
-template <int groups, bool ringed, class Own, class MatrixOf, class RowOf, class Finish>
+// numbers' memory is free by then. rows_memory: of a RowRing, which many groups have: registers do not suffice for them.
+template <int groups, class Own, class MatrixOf, class RowOf, class Finish>
 __device__ __forceinline__ void decode_tiles(
-    const Own& own, unsigned char* more, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of,
+    const Own& own, unsigned char* rows_memory, const GroupedRows& x, int first_group, int rows, const MatrixOf& matrix_of,
     const RowOf& row_of, const Finish& finish) {
   using Sums = WarpSums<groups>;
   constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
+  constexpr bool RINGED = IS_RINGED<groups>;
   const int warp = threadIdx.x / WARP, strides = own.strides, parts = PASSES * strides, stages = parts / PARTS;
   for (int stage = 0; stage < Own::COUNT - 1; ++stage) own.ask(stage, stages, matrix_of, row_of);
   typename Own::Read read[Own::AHEAD][tiles];
 #pragma unroll
   for (int i = 0; i < Own::AHEAD; ++i) own.read_numbers(min(i, stages - 1), matrix_of, row_of, read[i]);
   wait_for_earlier();
-  float sums[tiles][groups][4] = {};
-  PassTotals<tiles, groups, ringed || groups < 8> totals(more);
+  float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
   // Activations come from the second-level cache: some chunks ahead into registers, or many rows a stage ahead.
-  constexpr int ROWS_AHEAD = ringed || groups > 2 ? 1 : groups == 1 ? 4 : 2;
-  const RowRing<groups> ring{more};
+  constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
+  const RowRing<groups> ring{rows_memory};
   GroupChunk next[ROWS_AHEAD][groups] = {};
   auto chunk_at = [&](int part) { return chunk_of(min(part, parts - 1), warp, strides); };  // x has whole strides
   auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
@@ -322,7 +301,7 @@ __device__ __forceinline__ void decode_tiles(
     }
     end_group();
   };
-  if constexpr (ringed) {
+  if constexpr (RINGED) {
     ask_rows(0);
     end_group();  // in a stage the codes' group is the last one
   } else {
@@ -337,15 +316,15 @@ __device__ __forceinline__ void decode_tiles(
       if (stage >= stages) break;
       own.keep_numbers(stage, matrix_of, read[i]);
       own.read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
-      if constexpr (ringed) wait_groups<Own::COUNT == 2 ? 0 : 1>();
+      if constexpr (RINGED) wait_groups<Own::COUNT == 2 ? 0 : 1>();
       else wait_groups<Own::COUNT - 2>();
       __syncthreads();  // the stage and its numbers are there, the stage before has been computed
-      if constexpr (ringed) ask_rows(stage + 1);
+      if constexpr (RINGED) ask_rows(stage + 1);
       own.ask(stage + Own::COUNT - 1, stages, matrix_of, row_of);
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
         GroupChunk now[groups];
-        if constexpr (ringed) {
+        if constexpr (RINGED) {
 #pragma unroll
           for (int group = 0; group < groups; ++group) now[group] = ring.read(stage, part, group);
         } else {
@@ -358,14 +337,19 @@ __device__ __forceinline__ void decode_tiles(
           own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);
         if (--left) continue;
         left = strides;
-        totals.add(sums, stage * PARTS + part == parts - 1);
+#pragma unroll
+        for (int tile = 0; tile < tiles; ++tile)
+#pragma unroll
+          for (int group = 0; group < groups; ++group)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) totals[tile][group][j] += sums[tile][group][j], sums[tile][group][j] = 0.0f;
       }
     }
   wait_groups<0>();
 #pragma unroll
   for (int tile = 0; tile < tiles; ++tile) {
     float found[Sums::EACH];
-    Sums::add(sums[tile], reinterpret_cast<float*>(own.codes), found);
+    Sums::add(totals[tile], reinterpret_cast<float*>(own.codes), found);
     finish(tile, found);
   }
 }
