@@ -22,7 +22,7 @@ GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)
 _TILE, _THREADS, _STAGE_CHUNKS, _SHARED_WORDS, _CODE_WORDS = 16, 256, 16, 11 << 10, 8 << 10
 _BITS_OF_TWO_TILES, _CHUNK = 4, 32
 # With fewer rows there are more blocks instead, and their rows stay in registers.
-_MANY_GROUPS = 4
+_RINGED_GROUPS = 4
 # Bytes of a group of rows that is brought a stage ahead.
 _RING_GROUP = 2 * _STAGE_CHUNKS * GROUP * (32 + 8)
 
@@ -33,7 +33,7 @@ def groups_of(room: Room) -> tuple[int, ...]:
 
 
 def _ring_bytes(groups: int) -> int:
-    return _RING_GROUP * groups if groups >= _MANY_GROUPS else 0
+    return _RING_GROUP * groups if groups >= _RINGED_GROUPS else 0
 
 
 def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
@@ -54,12 +54,12 @@ def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKern
 
 def _blocks(groups: int) -> int:
     """One block of many groups, or of a pair with half as many, may have all registers of a multiprocessor."""
-    return int(groups >= _MANY_GROUPS)
+    return int(groups >= _RINGED_GROUPS)
 
 
 def _tiles(matrix: DeviceMatrix, groups: int) -> int:
     """Of the most groups registers do not suffice for two with minima."""
-    has_room = groups == _MANY_GROUPS or (
+    has_room = groups == _RINGED_GROUPS or (
         groups == GROUPS[-1] and matrix.form is not None and not matrix.form.has_minimum
     )
     return 1 + int(has_room and _is_small(matrix))
