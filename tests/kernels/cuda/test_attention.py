@@ -20,6 +20,8 @@ from genai.kernels.reference.pages import read_pages
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, layer_of, packed_layer_of, program, relative_error, step_of
 
+pytestmark = pytest.mark.gpu
+
 BLOCKS = 32
 
 

@@ -24,6 +24,8 @@ from ...drawing import Draw
 from .host_driver import HostDriver
 from .programs import Load
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("accuracy", ["fp32", "int8"])
 def test_the_bundled_model_answers(load: Load, driver: HostDriver, accuracy: str) -> None:
