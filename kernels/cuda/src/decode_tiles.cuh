@@ -20,16 +20,15 @@ static_assert(DECODE_WARPS == PHASES, "a warp has a phase in every pass");
 
 // The chunks that a warp takes in turn: pass by pass, of every stride one.
 struct Turns {
-  int strides, chunk, left;
+  int chunks, chunk;
 
   // From turn `part` on, which is below 2.
-  __device__ __forceinline__ Turns(int strides, int warp, int part) : strides(strides), chunk(warp), left(strides) {
+  __device__ __forceinline__ Turns(int strides, int warp, int part) : chunks(strides * STRIDE_CHUNKS), chunk(warp) {
     if (part) next();
   }
   __device__ __forceinline__ void next() {
-    const bool is_last = --left == 0;  // of this pass
-    chunk += is_last ? PHASES - (strides - 1) * STRIDE_CHUNKS : STRIDE_CHUNKS;
-    if (is_last) left = strides;
+    chunk += STRIDE_CHUNKS;
+    if (chunk >= chunks) chunk += PHASES - chunks;  // a pass further
   }
 };
 
@@ -249,30 +248,29 @@ struct RowRing {
   static_assert(WARP % ROW_COPIES == 0 && groups <= WARP / SCALE_COPIES, "all scales are copied at once");
   unsigned char *own, *into;
   const unsigned char *bytes, *scales;
-  long long step;
-  int rows_there, scales_there;
+  int step, there;
 
   // Of groups that are not there nothing is read.
   __device__ __forceinline__ RowRing(unsigned char* memory, const GroupedRows& x, int first_group, int rows) {
-    const int lane = threadIdx.x % WARP, there = min(groups, (rows + GROUP - 1) / GROUP - first_group);
-    const int row_group = lane / ROW_COPIES, scale_group = lane / SCALE_COPIES;
+    const int lane = threadIdx.x % WARP;
+    there = min(groups, (rows + GROUP - 1) / GROUP - first_group);
     own = memory + threadIdx.x / WARP * PART_BYTES, into = own + lane * 16;
     bytes = static_cast<const unsigned char*>(x.bytes) + lane % ROW_COPIES * 16 +
-            (long long)(first_group + row_group) * x.chunks * ROW_BYTES;
+            (long long)(first_group + lane / ROW_COPIES) * x.chunks * ROW_BYTES;
     scales = reinterpret_cast<const unsigned char*>(x.scales) + lane % SCALE_COPIES * 16 +
-             (long long)(first_group + scale_group) * x.chunks * SCALE_BYTES;
-    step = (long long)x.chunks * (ROW_STEP * ROW_BYTES);
-    rows_there = there - row_group, scales_there = there - scale_group;
+             (long long)(first_group + lane / SCALE_COPIES) * x.chunks * SCALE_BYTES;
+    step = x.chunks * (ROW_STEP * ROW_BYTES);
   }
   __device__ __forceinline__ static constexpr int place(int parity, int part) {
     return (parity * PARTS + part) * DECODE_WARPS * PART_BYTES;
   }
   __device__ __forceinline__ void ask(int chunk, int parity, int part) const {
+    const int lane = threadIdx.x % WARP;
     const unsigned char* from = bytes + (long long)chunk * ROW_BYTES;
 #pragma unroll
     for (int start = 0; start < groups; start += ROW_STEP, from += step)
-      if (start < rows_there) copy_later(into + (place(parity, part) + start * ROW_BYTES), from);
-    if (scales_there > 0)
+      if (start + lane / ROW_COPIES < there) copy_later(into + (place(parity, part) + start * ROW_BYTES), from);
+    if (lane / SCALE_COPIES < there)
       copy_later(into + (place(parity, part) + groups * ROW_BYTES), scales + (long long)chunk * SCALE_BYTES);
   }
   __device__ __forceinline__ GroupChunk read(int parity, int part, int group) const {
@@ -295,7 +293,9 @@ __device__ __forceinline__ void decode_tiles(
   constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
   constexpr bool RINGED = IS_RINGED<groups>;
   constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
-  static_assert(Own::AHEAD % 2 == 0 && Own::AHEAD * PARTS % ROWS_AHEAD == 0, "places are known when loops are unrolled");
+  // Stages whose numbers are under way: stages of many rows take longer than memory.
+  constexpr int AHEAD = RINGED ? 2 : Own::AHEAD;
+  static_assert(AHEAD % 2 == 0 && AHEAD * PARTS % ROWS_AHEAD == 0, "places are known when loops are unrolled");
   const int warp = threadIdx.x / WARP, parts = PASSES * own.strides, stages = parts / PARTS;
   // Codes are asked for some stages ahead, numbers others, rows again others.
   Turns codes = own.brought(), numbers = own.brought(), asked_rows(own.strides, warp, 0);
@@ -304,14 +304,14 @@ __device__ __forceinline__ void decode_tiles(
     if (stage < stages) own.ask(into, codes.chunk, matrix_of, row_of), codes.next(), codes.next();
     end_group();
   };
-  typename Own::Read read[Own::AHEAD][tiles];
+  typename Own::Read read[AHEAD][tiles];
   auto read_numbers = [&](int stage, typename Own::Read(&into)[tiles]) {
     if (stage < stages) own.read_numbers(numbers.chunk, matrix_of, row_of, into), numbers.next(), numbers.next();
   };
 #pragma unroll
   for (int stage = 0; stage < Own::COUNT - 1; ++stage) ask_codes(stage, stage);
 #pragma unroll
-  for (int i = 0; i < Own::AHEAD; ++i) read_numbers(i, read[i]);
+  for (int i = 0; i < AHEAD; ++i) read_numbers(i, read[i]);
   wait_for_earlier();
   float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
   // Activations come from the second-level cache: some chunks ahead into registers, or many rows a stage ahead.
@@ -341,13 +341,13 @@ __device__ __forceinline__ void decode_tiles(
     for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
   }
   int left = own.strides;  // turns of this pass
-  for (int base = 0; base < stages; base += Own::AHEAD)
+  for (int base = 0; base < stages; base += AHEAD)
 #pragma unroll
-    for (int i = 0; i < Own::AHEAD; ++i) {
+    for (int i = 0; i < AHEAD; ++i) {
       const int stage = base + i, parity = i % 2;
       if (stage >= stages) break;
       own.keep_numbers(parity, matrix_of, read[i]);
-      read_numbers(stage + Own::AHEAD, read[i]);
+      read_numbers(stage + AHEAD, read[i]);
       if constexpr (RINGED) wait_groups<Own::COUNT == 2 ? 0 : 1>();
       else wait_groups<Own::COUNT - 2>();
       __syncthreads();  // the stage and its numbers are there, the stage before has been computed
