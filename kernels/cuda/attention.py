@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SPLITS_AT_ONCE = 2048
 # Query heads of a KV head that one block computes: of single rows their sums are in registers.
 _MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
-_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 128, 4
+_STORE_THREADS, _SPLIT_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 4
 _TILE_ROWS = 64
 # Blocks of a multiprocessor that have a head each.
 _BLOCKS_APART = 2
@@ -70,20 +70,17 @@ def divides(record: Attention) -> bool:
 
 
 def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
-    """The kernels of single rows with heads of any size."""
+    """The kernels of single rows with heads of any size: of splits, and the one that joins them."""
     return (
         CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AttentionArguments", _SPLIT_THREADS),
         CudaKernel("attention_any.cu", "join_any", "AttentionArguments", _SPLIT_THREADS),
     )
 
 
-def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[CudaKernel, CudaKernel]:
-    """The kernels of single rows: of splits, and the one that joins them."""
+def split_kernel(kind: str, head_size: int, v_head_size: int, together: int) -> CudaKernel:
+    """The kernel of single rows."""
     shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}"
-    return (
-        CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True),
-        CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS, early=True),
-    )
+    return CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True)
 
 
 def tile_kernel(kind: str, head_size: int, v_head_size: int) -> CudaKernel:
@@ -160,31 +157,30 @@ def _tile_launch(record: Attention, layer: PagedLayer, at: CudaLowering, given: 
 
 
 class SplitLaunch:
-    """Rows over their pages one by one: splits, then what joins them, for as many rows after another as there is
-    memory for.
+    """Rows over their pages one by one: splits, which the last block of a row joins (heads of odd sizes have a kernel
+    for that), for as many rows after another as there is memory for.
     """
 
     def __init__(
         self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
     ) -> None:
         size = record.v_head_size
+        self._join: CudaKernel | None
         if divides(record):
             most = heads_together(record.heads, record.kv_heads)
             self._splits = {
-                together: split_kernels(layer.kind, record.head_size, size, together)[0] for together in (most, 1)
+                together: split_kernel(layer.kind, record.head_size, size, together) for together in (most, 1)
             }
-            self._join = split_kernels(layer.kind, record.head_size, size, most)[1]
+            self._join = None  # the last block of a row does it
         else:
             split, self._join = any_kernels(layer.kind)
             self._splits = {1: split}
-        # Blocks that have a head each join its splits themselves.
-        self._joins = divides(record)
         self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
         out = at.values[record.out]
-        # A warp of what joins splits has a chunk of columns.
+        # Eight lanes of what joins splits have a chunk of columns.
         can_group = divides(record) and size % _CHUNK == 0 and layer.kind != "int4"
         grouped = made_with(at, record.out, out, whole_strides=True) if can_group else NOBODY
         splits = at.capacity.splits
@@ -192,14 +188,14 @@ class SplitLaunch:
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
         self._arrived = at.driver.zeros(4 * self._rows * record.heads)
         self._arguments = bind(
-            self._join, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0, rows=0,
-            splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
+            self.kernels[0], parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0,
+            rows=0, splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it starts."""
-        return *self._splits.values(), self._join
+        return (*self._splits.values(), *([self._join] if self._join else []))
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start them over the rows of a step."""
@@ -214,5 +210,5 @@ class SplitLaunch:
             together = 1 if is_small else max(self._splits)
             split, grid = self._splits[together], (splits, self._heads // together, rows)
             driver.launch(functions[split], split, grid, self._arguments)
-            if together > 1 or not self._joins:
+            if self._join:
                 driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)

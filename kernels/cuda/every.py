@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..formats import can_turn
 from .array_kernels import array_kernels
-from .attention import KINDS, any_kernels, heads_together, split_kernels, store_kernel_of, tile_kernel, turn_kernel
+from .attention import KINDS, any_kernels, heads_together, split_kernel, store_kernel_of, tile_kernel, turn_kernel
 from .block_forms import BlockForm
 from .decode import GATED_GROUPS, decode_kernel, gated_kernel, groups_of
 from .decode_lanes import Room, gated_lanes_kernel, lanes, lanes_kernel
@@ -88,7 +88,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         for size, group in _HEADS:
             if kind == "int4" and not can_turn(size):
                 continue
-            found += split_kernels(kind, size, size, heads_together(group, 1))
+            found.append(split_kernel(kind, size, size, heads_together(group, 1)))
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
     found += [GATHER, TAKE_CHOSEN, *SAMPLING_KERNELS, *SPEED_KERNELS]

@@ -345,7 +345,8 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
         monkeypatch.setattr(driver, "multiprocessors", multiprocessors)
         del driver.launched[:]
         found.append(run(CudaExecutor(driver, 1), record, constants, copy_of(layer), step, rows))
-        joins = sum("join_splits" in one for one in driver.launched)
-        assert joins == int(multiprocessors == 0 and heads_together(record.heads, record.kv_heads) > 1)
+        together = 1 if multiprocessors else heads_together(record.heads, record.kv_heads)
+        (name_of_split,) = [one for one in driver.launched if "attend_split" in one]
+        assert name_of_split.endswith(f"_{together}") and "join" not in " ".join(driver.launched)
     driver.check()
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
