@@ -52,6 +52,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
 # Seconds that may pass until tests, the building of models, PyTorch's steps of a model, a check are ended.
 _TESTED, _BUILT, _PYTORCH, _SANITIZED = 120, 240, 45, 60
+_LAST_WORDS = 10
 # Kernels that the sanitizer sees: of each kind, in small sizes.
 _SMALL_STAGES = ("products", "experts", "attention", "adapters")
 _CHECKS = ("memcheck", "racecheck", "synccheck")
@@ -189,8 +190,12 @@ def _run(command: Sequence[str], seconds: float, environment: dict[str, str]) ->
             said, _ = process.communicate(timeout=seconds)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said, _ = process.communicate()
+            process.send_signal(signal.SIGINT)  # so that it says what it has found
+            try:
+                said, _ = process.communicate(timeout=_LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
         finally:
             with contextlib.suppress(ProcessLookupError):  # workers that outlive it
                 os.killpg(process.pid, signal.SIGKILL)
@@ -403,12 +408,14 @@ def sanitized(day: Day) -> Iterator[Row]:
     if tool is None:
         yield {"what": "compute-sanitizer", "value": "not there"}
         return
+    work = [sys.executable, "-m", "tools.gpu_day", "--small", "--no-pool", "--device", str(day.index)]
+    work += [word for stage in _SMALL_STAGES for word in ("--stage", stage)]
+    code, said = _run([*work, "-o", str(day.folder / "unchecked")], _SANITIZED, {})  # what it needs is compiled then
+    if code != 0:
+        raise RuntimeError(f"what is to be checked ended with {code}: {said[-1000:]}")
     failed = []
     for check in _CHECKS:
-        folder = day.folder / check
-        command = [tool, "--tool", check, "--target-processes", "all", sys.executable, "-m", "tools.gpu_day", "--small"]
-        command += ["--no-pool", "-o", str(folder), "--device", str(day.index)]
-        command += [word for stage in _SMALL_STAGES for word in ("--stage", stage)]
+        command = [tool, "--tool", check, "--target-processes", "all", *work, "-o", str(day.folder / check)]
         code, said = _run(command, _SANITIZED, {})
         (day.folder / f"{check}.txt").write_text(said, encoding="utf-8")
         found = re.findall(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?", said)

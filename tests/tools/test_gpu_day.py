@@ -80,10 +80,14 @@ def a_day(folder: Path) -> Any:
     return gpu_day.Day(SimpleNamespace(name="a GPU"), None, gpu_day.SMALL, folder, [], 0)
 
 
-def test_a_program_that_takes_too_long_is_ended_with_what_it_started(tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_is_ended_with_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     child = "import subprocess, sys; print('begun', flush=True); subprocess.run(['sleep', '1000'])"
     begin = time.monotonic()
-    assert gpu_day._run([sys.executable, "-c", child], 2, {}) == (None, "begun\n")
+    code, said = gpu_day._run([sys.executable, "-c", child], 2, {})
+    assert code is None and said.startswith("begun\n") and "KeyboardInterrupt" in said
+    deaf = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {child}"
+    monkeypatch.setattr(gpu_day, "_LAST_WORDS", 0.5)
+    assert gpu_day._run([sys.executable, "-c", deaf], 2, {}) == (None, "begun\n")
     assert gpu_day._run(["sh", "-c", "echo $WORD; exit 3"], 10, {"WORD": "a word"}) == (3, "a word\n")
     assert time.monotonic() - begin < 100
 
@@ -100,9 +104,17 @@ def test_checks_of_the_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     day = a_day(tmp_path)
     monkeypatch.setattr(gpu_day, "STAGES", (gpu_day.sanitized,))
+    monkeypatch.setattr(gpu_day.sys, "executable", "true")  # what is checked, without the checks
     assert gpu_day.run(day, 1, ["sanitized"]) == failed
     assert [row["what"] for row in day.stages["sanitized"]] == [*gpu_day._CHECKS, *["FAILED"] * failed]
     assert said in (tmp_path / "memcheck.txt").read_text()
+
+
+def test_what_the_sanitizer_is_to_see_must_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(gpu_day.shutil, "which", lambda name: name)
+    monkeypatch.setattr(gpu_day, "_run", lambda *_: (1, "no such GPU"))
+    with pytest.raises(RuntimeError, match="ended with 1: no such GPU"):
+        list(gpu_day.sanitized(a_day(tmp_path)))
 
 
 def test_without_a_sanitizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
