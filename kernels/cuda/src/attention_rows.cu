@@ -232,8 +232,9 @@ __device__ __forceinline__ void each_of_warp(const Visit& visit) {
 // A page of values that is brought into shared memory; larger ones are read as they are needed.
 constexpr int MOST_STAGED = 8 << 10;
 
-// Grid (splits, heads / together, rows).
-template <class Kind, int head_size, int v_head_size, int together>
+// Grid (splits, heads / together, rows). fresh: keys and values of the rows are in no page yet, and none is of another
+// row's sequence. Then every block of a head puts them there that reads them, all of them the same bytes.
+template <class Kind, int head_size, int v_head_size, int together, bool fresh>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, queries, together * head_size);
   SHARED(float, shares, SPLIT_WARPS * together * PAGE);
@@ -264,22 +265,40 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     each_of_warp<KEY_BYTES, LINE_BYTES>([&](int i) { fetch(keys + i); });
     each_of_warp<PAGE_BYTES, LINE_BYTES>([&](int i) { fetch(values + i); });
   }
-  wait_for_earlier();
   unsigned char* own = memory + warp * OWN_BYTES;
   PageKeys<Kind, head_size> first_keys;
+  auto bring_values = [&] {
+    if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
+  };
+  bool has_newest = false;
+  if constexpr (fresh) {  // the warp whose page it is writes the key, the next one makes the query, another one the value
+    const int newest = (end - 1) / PAGE % SPLIT_WARPS, role = (warp - newest + SPLIT_WARPS) % SPLIT_WARPS;
+    const bool is_newest = blockIdx.x == (end - 1) / SPLIT;
+    const int part = role == 1 ? first_head : given.heads + kv_head + (role == 2 ? given.kv_heads : 0);
+    const Turn turned(given.fresh, given.step, row, role < 2 ? head_size : 0);
+    wait_for_earlier();
+    if (role == 1 || (is_newest && role < 3)) store_head<Kind>(given, turned, row, part, queries, given.scale);
+    __syncwarp();
+    has_newest = is_newest && role == 0;
+  } else {
+    wait_for_earlier();
+  }
   if (sees) {  // all that a warp needs is under way before it computes
     first_keys.read(keys, 0);
-    if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
+    if (!has_newest) bring_values();
   }
   end_group();
-  const float* rotated = given.rotated + (row * given.heads + first_head) * head_size;
-  constexpr int NUMBERS = together * head_size;
+  if constexpr (!fresh) {
+    const float* rotated = given.rotated + (row * given.heads + first_head) * head_size;
+    constexpr int NUMBERS = together * head_size;
 #pragma unroll
-  for (int start = 0; start < NUMBERS; start += SPLIT_THREADS) {
-    const int i = start + threadIdx.x;
-    if (NUMBERS % SPLIT_THREADS == 0 || i < NUMBERS) queries[i] = rotated[i] * given.scale;
+    for (int start = 0; start < NUMBERS; start += SPLIT_THREADS) {
+      const int i = start + threadIdx.x;
+      if (NUMBERS % SPLIT_THREADS == 0 || i < NUMBERS) queries[i] = rotated[i] * given.scale;
+    }
   }
   __syncthreads();
+  if (has_newest) bring_values(), end_group();
 
   float* own_shares = shares + warp * together * PAGE;
   ValueSums<Kind, v_head_size, together> sums;
