@@ -99,8 +99,10 @@ class ModelFlags:
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
         from genai.model.model import Model
+        from genai.runtime.device import check_device
 
         with interrupts_end_the_process():
+            check_device(self.device)
             return Model(folder_of(folder), lora=lora, **self.options)
 
     @property
@@ -178,7 +180,10 @@ class EngineFlags(ModelFlags):
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
     def folder_of(self, given: Path | None) -> Path:
-        """The model folder that MODEL stands for."""
+        """The model folder that MODEL stands for; a GPU that is asked for is looked for first."""
+        from genai.runtime.device import check_device
+
+        check_device(self.device)
         return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
 
     def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:

@@ -23,6 +23,7 @@ from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
 from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions
+from ..runtime.device import check_device
 from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
@@ -757,6 +758,7 @@ def _loaded(
     if isinstance(model, (str, Path)):
         from ..builder.references import loadable
 
+        check_device(options.get("device"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return Model(folder, **options)
     if pull or precision is not None:

@@ -13,6 +13,7 @@ from ..graph.reader import read_model
 from ..model.config import Config
 from ..model.decoder_graph import count_activations, read_decoder
 from ..model.folders import folder_errors
+from ..model.loading import refused_by
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
 from ..runtime.device import open_executor
 from ..runtime.plan import missing_operators
@@ -49,7 +50,10 @@ def describe(
         DeviceError: the device cannot be used.
     """
     executor = None if device == "cpu" else open_executor(device)
-    free = executor.free_bytes() if executor is not None else None
+    free = None
+    if executor is not None:
+        with refused_by(executor):
+            free = executor.free_bytes()
     config = source if isinstance(source, Config) else Config(source)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)

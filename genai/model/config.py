@@ -20,6 +20,7 @@ CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
 _SEED = "search.random_seed"
 _CPU = ("cpu", "cpuexecutionprovider")
+_CUDA = ("cuda", "cudaexecutionprovider")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Config:
         self.folder = model_folder_of(path)
         self.model_data: dict[str, bytes] = {}
         self.providers: list[str] = []
+        self._gpu = ""
         self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
         self._check()
 
@@ -130,7 +132,8 @@ class Config:
         del self.model_data[model_filename]
 
     def append_provider(self, name: str) -> None:
-        """Choose an execution provider; one other than "cpu" is refused when a model is loaded."""
+        """Choose an execution provider: "cpu", or "cuda" for a GPU, unless Model is told a device; others are refused
+        when a model is loaded."""
         self.providers.append(str(name))
 
     def clear_providers(self) -> None:
@@ -138,7 +141,9 @@ class Config:
         self.providers.clear()
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """An option of a provider, without effect: the CPU has none, and others are refused when they are chosen."""
+        """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect."""
+        if name.lower() in _CUDA and key == "device_id":
+            self._gpu = str(value)
 
     def _hardware(self, provider: str, value: Any = None) -> None:
         """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
@@ -151,12 +156,22 @@ class Config:
     clear_decoder_provider_options_hardware_vendor_id = _hardware
 
     def check_providers(self) -> None:
-        """Whether the chosen providers are there. Raises NotSupportedYetError: one of them is not."""
+        """Whether the chosen providers are known. Raises NotSupportedYetError: one of them is not."""
         for name in self.providers:
-            if name.lower() not in _CPU:
+            if name.lower() not in (*_CPU, *_CUDA):
                 raise NotSupportedYetError(
-                    f"provider {name!r} is not available", "this version runs on the CPU", 'use "cpu", or none'
+                    f"provider {name!r} is not available",
+                    "this version runs on the CPU and on GPUs of NVIDIA",
+                    'use "cpu" or "cuda", or none',
                 )
+
+    @property
+    def device(self) -> str:
+        """The device that the chosen providers stand for, as Model takes it; "" = none was chosen."""
+        chosen = [name.lower() for name in self.providers]
+        if any(name in _CUDA for name in chosen):
+            return f"cuda:{self._gpu}" if self._gpu else "cuda"
+        return "cpu" if chosen else ""
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:

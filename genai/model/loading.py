@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +24,11 @@ from ..engine.decoder import Decoder
 from ..engine.dense import DenseDecoder, DenseInput
 from ..engine.paged import PagedDecoder
 from ..engine.state_file import Identity
-from ..errors import DeviceError, UnsupportedModelError
+from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
-from ..runtime.device import open_executor, report_progress
+from ..runtime.device import open_executor, report_progress, tell_of_the_cpu
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
 from .adapters.inputs import with_defaults
@@ -57,51 +58,68 @@ def load_decoder(
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     if device == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
+    options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with report_progress((lambda current, total: None) if quiet else None):
         executor = open_executor(device, threads)
-        source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+        if device == "auto" and executor.name != "cpu":
+            try:
+                return _load_on(executor, config, **options)
+            except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
+                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "))
+            executor = open_executor("cpu", threads)
+        return _load_on(executor, config, **options)
+
+
+def _load_on(
+    executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
+    context_size: int | None, quiet: bool, lora: bool,
+) -> tuple[Decoder, DecoderInfo, Places | None]:  # fmt: skip
+    """The same on a device."""
+    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+    with refused_by(executor):
         free = executor.free_bytes()
-        cache = budget_cache(
-            plan_memory(source, config, on_device=free is not None),
-            free_bytes=budget.available_memory() if free is None else free,
-            context_size=context_size,
-            cache_bytes=cache_bytes,
+    cache = budget_cache(
+        plan_memory(source, config, on_device=free is not None),
+        free_bytes=budget.available_memory() if free is None else free,
+        context_size=context_size,
+        cache_bytes=cache_bytes,
+    )
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    if source.flat is None or source.layout is None:
+        if not quiet:
+            tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
+        info = replace(source.info, context_size=cache.context_size)
+        if lora:
+            raise _no_places(info)
+        with refused_by(executor):
+            return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
+    names = config.model.decoder.names
+    kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
+    inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
+    most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
+    num_blocks = min(budget.blocks_that_fit(source.layout, cache.cache_bytes), most)
+    progress = ProgressLine(
+        "Packing weights",
+        source.info.weight_bytes,
+        amount=lambda count: budget.format_bytes(int(count)),
+        after=_QUIET_SECONDS,
+    )
+    options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
+    with progress, refused_by(executor):
+        program, places = build_row_program(source.model, inputs, options), None
+        if lora:
+            program, places = with_places(program)
+        decoder = PagedDecoder(
+            executor,
+            program,
+            vocab_size=config.model.vocab_size,
+            pool=BlockPool(num_blocks),
+            storage=PagedStorage(source.layout, num_blocks, executor.allocate),
+            rope_threshold=source.flat.rope_threshold,
+            files=source.model.files,
+            output_names=source.flat.output_names,
         )
-        kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
-        if source.flat is None or source.layout is None:
-            if not quiet:
-                tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
-            info = replace(source.info, context_size=cache.context_size)
-            if lora:
-                raise _no_places(info)
-            with refused_by(executor):
-                return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
-        names = config.model.decoder.names
-        kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
-        inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
-        most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
-        num_blocks = min(budget.blocks_that_fit(source.layout, cache.cache_bytes), most)
-        progress = ProgressLine(
-            "Packing weights",
-            source.info.weight_bytes,
-            amount=lambda count: budget.format_bytes(int(count)),
-            after=_QUIET_SECONDS,
-        )
-        options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
-        with progress, refused_by(executor):
-            program, places = build_row_program(source.model, inputs, options), None
-            if lora:
-                program, places = with_places(program)
-            decoder = PagedDecoder(
-                executor,
-                program,
-                vocab_size=config.model.vocab_size,
-                pool=BlockPool(num_blocks),
-                storage=PagedStorage(source.layout, num_blocks, executor.allocate),
-                rope_threshold=source.flat.rope_threshold,
-                files=source.model.files,
-                output_names=source.flat.output_names,
-            )
     info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
     return decoder, info, places
 
@@ -144,11 +162,11 @@ def refused_by(executor: Executor) -> Iterator[None]:
         yield
     except UnsupportedRecord as error:
         raise UnsupportedModelError(
-            f"device = {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
+            f"the device {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
         ) from error
     except DeviceFailed as error:
         raise DeviceError(
-            f"device = {executor.name!r} failed while the model was loaded",
+            f"the device {executor.name!r} failed while the model was loaded",
             str(error),
             'genai doctor shows what is there; device="cpu" runs without it',
         ) from error

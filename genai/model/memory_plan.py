@@ -40,6 +40,7 @@ class MemoryPlan:
             their pages back when it needs them.
         packing: bytes that loading takes meanwhile: weights inside the model's own file, the largest matrix as it is
             stored, and where it is packed from half precision, as fp32; activations take that place later.
+        where: of whose memory errors speak.
     """
 
     weights: int
@@ -49,6 +50,7 @@ class MemoryPlan:
     block_size: int = BLOCK_SIZE
     mapped: int = 0
     packing: int = 0
+    where: str = ""
 
     @property
     def temporary(self) -> int:
@@ -106,6 +108,7 @@ def plan_memory(decoder: DecoderGraph, config: Config, *, on_device: bool = Fals
         workspace=workspace_bytes(graph, min(DEFAULT_TOKEN_BUDGET, limit), config.model.decoder.hidden_size),
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
+        where=" on the GPU" if on_device else "",
     )
 
 
@@ -124,7 +127,7 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
     context = plan.context_within(room // 2)
     if context < 1:
         raise CacheCapacityError(
-            f"the model needs {format_bytes(plan.needed(1))}, {format_bytes(free_bytes)} are free",
+            f"the model needs {format_bytes(plan.needed(1))}, {format_bytes(free_bytes)} are free{plan.where}",
             f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, and the smallest cache "
             f"{format_bytes(plan.cache(1))}, which may take half of the rest",
             "free memory, raise the limit, or use a smaller or more strongly quantised model "
@@ -150,7 +153,7 @@ def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
         most = plan.context_within(usable(free_bytes) - plan.fixed)
         raise CacheCapacityError(
             f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, "
-            f"{format_bytes(free_bytes)} are free, and a twentieth of that is to stay free",
+            f"{format_bytes(free_bytes)} are free{plan.where}, and a twentieth of that is to stay free",
             f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}, "
             f"workspace {format_bytes(plan.temporary)}",
             f"use a context size of at most {most}, or free memory"

@@ -90,6 +90,9 @@ class Model(Single, AbstractContextManager["Model"]):
         }
         self.config = source if isinstance(source, Config) else Config(source)
         self.config.check_providers()
+        if device == "cpu" and self.config.device:
+            options["device"] = self.config.device
+            _check_choice("device", gpu_name(self.config.device) or self.config.device, DEVICES)
         self.folder, self.accuracy = self.config.folder, accuracy
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
@@ -282,6 +285,8 @@ def gpu_name(device: str) -> str:
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
-        why = f"allowed: {', '.join(allowed)}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
-        fix = did_you_mean(str(value).lower(), allowed, f"pass one of them, or leave {name} out")
+        more = " (and cuda:1, cuda:2 and so on for other GPUs)" if name == "device" else ""
+        why = f"allowed: {', '.join(allowed)}{more}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
+        likely = "cuda" if str(value).lower().startswith("gpu") else str(value).lower()
+        fix = did_you_mean(likely, allowed, f"pass one of them, or leave {name} out")
         raise OptionError(f"{name} = {value!r}", why, fix)

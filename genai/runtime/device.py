@@ -8,7 +8,7 @@ from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.isa import IsaError, isa
 from genai.kernels.cpu.jit import LIBRARY, report_progress as report_progress
 from genai.kernels.cpu.program.pool import MAX_THREADS
-from genai.kernels.cuda.driver import Driver
+from genai.kernels.cuda.driver import Driver, NoDevice
 from genai.kernels.executor import Executor
 from genai.kernels.messages import tell
 
@@ -50,17 +50,12 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
 
         return ReferenceExecutor(threads)
     if device.startswith(("cuda", "auto")):
-        from genai.kernels.cuda.driver import NoDevice
-
         try:
-            return _open_gpu(int(device.partition(":")[2] or 0), threads)
+            return _open_gpu(device, threads)
         except NoDevice as error:
             if device != "auto":
-                fix = "genai doctor shows what is there; leave device out for the CPU; docs/cuda.md has more"
-                raise DeviceError(f"device = {device!r} cannot be used", str(error), fix) from error
-            if not _told:
-                _told.add(device)
-                tell(f"genai: computing on the CPU: {error}")
+                raise no_gpu(f"device = {device!r} cannot be used", error) from error
+            tell_of_the_cpu(str(error))
     try:
         isa()
     except IsaError as error:
@@ -68,12 +63,52 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     return CpuExecutor(threads)
 
 
-def _open_gpu(index: int, threads: int | None) -> Executor:
-    """The executor of a GPU. Raises NoDevice: it cannot be used."""
-    from genai.kernels.cuda.cupy_driver import open_driver
+def no_gpu(what: str, error: NoDevice) -> DeviceError:
+    """The error where a GPU was asked for that cannot be used."""
+    from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
+
+    fix = "genai doctor shows what is there; leave device out for the CPU; docs/cuda.md has more"
+    if str(error) == NOT_INSTALLED:
+        fix = f"pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580); {fix}"
+    return DeviceError(what, str(error), fix)
+
+
+def check_device(device: object) -> None:
+    """See now whether a GPU that is asked for can be used: before anything is fetched or built.
+
+    Raises:
+        DeviceError: it cannot.
+    """
+    kind, _, number = str(device).partition(":")
+    if kind == "cuda" and (not number or (number.isascii() and number.isdecimal())):
+        open_executor(str(device))
+
+
+def why_no_gpu() -> str:
+    """Why no GPU can be used, in one line; "" = one can."""
+    from genai.kernels.cuda.cupy_driver import open_any
+
+    try:
+        open_any()
+    except NoDevice as error:
+        return str(error)
+    return ""
+
+
+def tell_of_the_cpu(why: str) -> None:
+    """Say once that the CPU computes though a GPU might, and why."""
+    if not _told:
+        _told.add(why)
+        tell(f"genai: computing on the CPU: {why}")
+
+
+def _open_gpu(device: str, threads: int | None) -> Executor:
+    """The executor of a GPU, for "auto" of the first one that can be used. Raises NoDevice: there is none."""
+    from genai.kernels.cuda.cupy_driver import open_any, open_driver
     from genai.kernels.cuda.executor import CudaExecutor
 
-    return CudaExecutor(open_driver(index), threads)
+    driver = open_any() if device == "auto" else open_driver(int(device.partition(":")[2] or 0))
+    return CudaExecutor(driver, threads)
 
 
 def open_gpu(index: int) -> Driver:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
 from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
-from genai.kernels.cuda.driver import Driver
+from genai.kernels.cuda.driver import NoDevice
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
 from ..errors import OptionError
@@ -244,11 +244,10 @@ def _shape(node: Node, value: Given) -> NDArray[np.int64]:
     return np.asarray(value.shape[node.integer("start", 0) : end if end is None else int(end)], np.int64)
 
 
-def usable(index: int = 0) -> Driver | None:
-    """The GPU with a number, None where it cannot be used."""
-    from genai.kernels.cuda.driver import NoDevice
-
+def why_not_usable(index: int = 0) -> str:
+    """Why the GPU with a number cannot be used; "" = it can."""
     try:
-        return open_gpu(index)
-    except NoDevice:
-        return None
+        open_gpu(index)
+    except NoDevice as error:
+        return str(error)
+    return ""

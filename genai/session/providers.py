@@ -24,7 +24,7 @@ from ..graph.shapes import infer_shapes
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
 from .assignment import PROVIDED, OrtEpAssignedSubgraph
-from .cuda_provider import CUDA_PROVIDER, CudaProvider, usable
+from .cuda_provider import CUDA_PROVIDER, CudaProvider, why_not_usable
 from .errors import EPFail, InvalidArgument
 from .islands import islands, keep_apart
 from .options import SessionOptions
@@ -98,7 +98,7 @@ class _PlugIn:
 
 def get_available_providers() -> list[str]:
     """Names of the providers that sessions can use here, the CPU last."""
-    return [*([] if usable() is None else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
+    return [*([] if why_not_usable() else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
 
 
 get_all_providers = get_available_providers  # what is not installed is not known
@@ -106,7 +106,7 @@ get_all_providers = get_available_providers  # what is not installed is not know
 
 def get_device() -> str:
     """The kind of device that sessions can run on: "GPU" where there is one."""
-    return "CPU" if usable() is None else "GPU"
+    return "CPU" if why_not_usable() else "GPU"
 
 
 def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
@@ -151,23 +151,40 @@ def chosen_providers(
             )
         given = list(zip(given, more, strict=True))
     pairs = [_pair(item) for item in given]
-    available = get_available_providers()
     used: dict[str, dict[str, Any]] = {}
     for name, own in pairs:
-        if must_exist and name not in available and name not in _ELSEWHERE:
+        reason = _why_not(name, own)
+        if must_exist and reason and name not in _ELSEWHERE:
             raise InvalidArgument(
-                f"provider {name!r} is unknown", f"available are {', '.join(available)}", "choose one of these"
+                f"provider {name!r} is unknown",
+                f"available are {', '.join(get_available_providers())}",
+                "choose one of these",
             )
-        if name not in available:
+        if reason:
             warnings.warn(
                 f"Specified provider '{name}' is not in available provider names. "
-                f"Available providers: '{', '.join(available)}'",
+                f"Available providers: '{', '.join(get_available_providers())}'{reason}",
                 stacklevel=4,
             )
         elif used.setdefault(name, own) is not own:
             warnings.warn(f"provider '{name}' is named twice; what was said first counts", stacklevel=4)
     used.setdefault(CPU_PROVIDER, {})
     return list(used.items())
+
+
+def _why_not(name: str, options: Mapping[str, Any]) -> str:
+    """What to say of a provider that is not there; "" = it is. For a GPU is looked only where one is asked for."""
+    if name == CUDA_PROVIDER:
+        index = options.get("device_id", 0)
+        try:
+            index = int(index)
+        except (TypeError, ValueError):
+            return ""  # setting it up says what is wrong
+        reason = why_not_usable()  # with one that can be used, setting another up says why it cannot
+        if reason and index:
+            reason = why_not_usable(index)
+        return f". {reason}" if reason else ""
+    return "" if name == CPU_PROVIDER or name in _plug_ins() else "."
 
 
 def _listed(name: str, value: Any) -> list[Any]:

@@ -48,13 +48,20 @@ _FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.
 
 
 def is_cuda_available() -> bool:
-    """False, as of every device but the CPU."""
+    """Whether a GPU of NVIDIA can be used."""
+    from .cuda_provider import why_not_usable
+
+    return not why_not_usable()
+
+
+def is_dml_available() -> bool:
+    """False, as of every device but the CPU and GPUs of NVIDIA."""
     return False
 
 
-is_dml_available = is_openvino_available = is_qnn_available = is_webgpu_available = is_cuda_available
+is_openvino_available = is_qnn_available = is_webgpu_available = is_dml_available
 AVAILABLE = tuple(name for name in globals() if name.startswith("is_"))
-"""What scripts ask of devices: none of them is there."""
+"""What scripts ask of devices."""
 
 
 def refuse(name: str, reason: str, fix: str = _SESSION_PAGE) -> NoReturn:

@@ -15,7 +15,7 @@ from genai.kernels.cuda.driver import Driver, NoDevice
 
 from ..errors import InputError
 from ..graph.types import DataType
-from ..runtime.device import open_gpu
+from ..runtime.device import no_gpu, open_gpu
 from .errors import typed, typed_errors
 from .refused import REASONS, refuse, refusing_method
 
@@ -164,7 +164,7 @@ def device_of(name: str, device_id: int = 0) -> Driver | None:
     """The GPU that values are to lie on, None for the CPU.
 
     Raises:
-        InputError: the device is not here.
+        InputError: there is no such device. DeviceError: its GPU cannot be used.
     """
     if name.lower() not in (CUDA, "gpu"):
         check_device(name, device_id)
@@ -172,9 +172,7 @@ def device_of(name: str, device_id: int = 0) -> Driver | None:
     try:
         return open_gpu(device_id)
     except NoDevice as error:
-        raise InputError(
-            f"device {name!r} number {device_id}", f"values of a session lie on the CPU: {error}", "use 'cpu', 0"
-        ) from error
+        raise no_gpu(f"device {name!r} number {device_id} cannot hold values", error) from error
 
 
 @typed_errors

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -67,14 +68,24 @@ class KernelCompiler:
 
     def _compiled(self, source: str) -> bytes:
         nvrtc = self._nvrtc
-        program = nvrtc.createProgram(source, "kernels.cu", (), ())
+        try:
+            program = nvrtc.createProgram(source, "kernels.cu", (), ())
+        except nvrtc.NVRTCError as error:
+            raise CompileError(f"{error}") from error
         try:
             nvrtc.compileProgram(program, (f"-arch={self._target}", *OPTIONS))
             return bytes(nvrtc.getCUBIN(program) if self._is_binary else nvrtc.getPTX(program))
         except nvrtc.NVRTCError as error:
-            raise CompileError(f"{error}\n{nvrtc.getProgramLog(program)}") from error
+            raise CompileError(f"{error}{self._log(program)}") from error
         finally:
-            nvrtc.destroyProgram(program)
+            with suppress(nvrtc.NVRTCError):
+                nvrtc.destroyProgram(program)
+
+    def _log(self, program: Any) -> str:
+        try:
+            return f"\n{self._nvrtc.getProgramLog(program)}"
+        except self._nvrtc.NVRTCError:
+            return ""
 
 
 def target(capability: int, known: Collection[int]) -> tuple[str, bool]:

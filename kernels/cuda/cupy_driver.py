@@ -20,6 +20,7 @@ from .sources import CudaKernel, modules
 
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
 OLDEST_CAPABILITY = 80
+NOT_INSTALLED = "CuPy is not installed"
 # Reading the text costs a tenth of what a kernel does; one that another model needed, too, is there already.
 _KERNELS_OF_A_MODULE = 1
 
@@ -30,33 +31,67 @@ def open_driver(index: int = 0) -> CupyDriver:
     Raises:
         NoDevice: it cannot be used; says why in one line.
     """
-    try:
-        import cupy
-    except ImportError:
-        raise NoDevice("CuPy is not installed") from None
-    except Exception as error:  # such as a home that it cannot write to
-        raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:
-        raise NoDevice(f"the NVIDIA driver does not answer: {_line(error)}") from error
+    cupy, count = _counted()
     if not 0 <= index < count:
         raise NoDevice(f"there is no GPU {index}: the driver shows {count}")
-    device = cupy.cuda.Device(index)
-    if int(device.compute_capability) < OLDEST_CAPABILITY:
-        raise NoDevice(
-            f"GPU {index} is of compute capability {device.compute_capability}, {OLDEST_CAPABILITY} is needed"
-        )
+    return _opened(cupy, index)
+
+
+def open_any() -> CupyDriver:
+    """The first GPU that can be used.
+
+    Raises:
+        NoDevice: none can; says why the first one cannot, in one line.
+    """
+    cupy, count = _counted()
+    refused: list[NoDevice] = []
+    for index in range(count):
+        try:
+            return _opened(cupy, index)
+        except NoDevice as error:
+            refused.append(error)
+    raise refused[0] if refused else NoDevice("the driver shows no GPU")
+
+
+def _counted() -> tuple[Any, int]:
+    """CuPy, and how many GPUs there are."""
+    try:
+        import cupy
+    except ModuleNotFoundError as error:
+        if error.name == "cupy":
+            raise NoDevice(NOT_INSTALLED) from None
+        raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
+    except Exception as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
+        raise NoDevice(f"CuPy cannot be imported: {_line(error.__cause__ or error)}") from error
+    try:
+        return cupy, int(cupy.cuda.runtime.getDeviceCount())
+    except Exception as error:
+        raise NoDevice(f"the NVIDIA driver is not there or does not answer: {_line(error)}") from error
+
+
+def _opened(cupy: Any, index: int) -> CupyDriver:
+    try:
+        capability = str(cupy.cuda.Device(index).compute_capability)
+        is_too_old = int(capability) < OLDEST_CAPABILITY
+    except Exception as error:
+        raise NoDevice(f"GPU {index} does not answer: {_line(error)}") from error
+    if is_too_old:
+        raise NoDevice(f"GPU {index} is of compute capability {capability}, {OLDEST_CAPABILITY} is needed")
     try:
         cupy.cuda.nvrtc.getVersion()
     except Exception as error:
         raise NoDevice(f"the compiler NVRTC cannot be loaded: {_line(error)}") from error
-    return CupyDriver(cupy, index)
+    try:
+        driver = CupyDriver(cupy, index)
+        driver.free_bytes()  # which others may hold, or whose memory is full
+    except Exception as error:
+        raise NoDevice(f"GPU {index} cannot be opened: {_line(error)}") from error
+    return driver
 
 
-def _line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =-")]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # cudaMemcpyKind.
@@ -94,7 +129,10 @@ class _Here:
 
     def _leave(self, entered: int, error: BaseException | None) -> None:
         for context in reversed(self._contexts[:entered]):
-            context.__exit__(None, None, None)
+            try:
+                context.__exit__(None, None, None)
+            except self._errors as failed:
+                error = error or failed
         if isinstance(error, self._errors):
             raise CudaError(f"{self.name}: {_line(error)}") from error
 
@@ -133,7 +171,7 @@ class CupyDriver:
         self._dependent = open_dependent_launches(self.capability, self._pointer)
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
-        self.name = name.decode() if isinstance(name, bytes) else str(name)
+        self.name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
         self._entered.name = self._named.name = self._waiting.name = self.name
 
     def here(self) -> _Here:

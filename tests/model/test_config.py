@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 
 from genai import Model
 from genai.cli.terminal import read_stdin
-from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, NotSupportedYetError
+from genai.errors import (
+    ConfigError,
+    DeviceError,
+    GenaiError,
+    InputError,
+    ModelFolderError,
+    NotSupportedYetError,
+    OptionError,
+)
 from genai.model.config import Config
 from genai.model.reading import read_text_file
 
@@ -172,7 +181,7 @@ def test_overlay_merges_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
     assert config.model.context_length == 32
 
 
-def test_providers(tmp_path: Path) -> None:
+def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config(write(tmp_path, minimal()))
     config.clear_providers()
     config.append_provider("cpu")
@@ -180,9 +189,18 @@ def test_providers(tmp_path: Path) -> None:
     config.append_provider("cuda")
     config.set_provider_option("cuda", "device_id", "1")
     config.set_decoder_provider_options_hardware_device_id("cuda", 1)
-    with pytest.raises(NotSupportedYetError, match="'cuda' is not available"):
+    assert config.device == "cuda:1"
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="cuda:1"):
+        Model(config)
+    config.set_provider_option("cuda", "device_id", "x")
+    with pytest.raises(OptionError, match="cuda:x"):
+        Model(config)
+    config.append_provider("slide rule")
+    with pytest.raises(NotSupportedYetError, match="'slide rule' is not available"):
         Model(config)
     config.clear_providers()
+    assert config.device == ""
     config.check_providers()
     config.set_provider_option("cpu", "x", "1")  # of no effect, as there
     config.check_providers()

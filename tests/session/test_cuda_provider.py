@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import genai as ort
+from genai.errors import DeviceError
 from genai.runtime import device as devices
 from genai.session.cuda_operators import TABLE
 from tests.kernels.cuda.devices import IS_THERE, Device
@@ -587,7 +588,7 @@ def test_where_there_is_no_gpu(network: onnx.ModelProto, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match=f"Specified provider '{CUDA}' is not in available provider names"):
         made = ort.InferenceSession(network, providers=[CUDA])
     assert made.get_providers() == ["CPUExecutionProvider"]
-    with pytest.raises(ort.InputError, match="device 'cuda' number 0") as caught:
+    with pytest.raises(DeviceError, match="device 'cuda' number 0") as caught:
         ort.OrtValue.ortvalue_from_numpy(numbers(2), "cuda", 0)
     assert "CuPy is not installed" in caught.value.why
 

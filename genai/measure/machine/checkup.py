@@ -238,17 +238,23 @@ def _threads(count: int) -> str:
 
 
 def check_gpu(place: Place) -> Finding:
-    """GPUs found, or why not. No driver is called, so what it would refuse is not known yet."""
+    """GPUs found, or why none can be used, in the words of whoever asks for one."""
     found = find_gpus(place.root)
-    cupy = "installed" if found.cupy else "not installed"
-    why = [*found.hints, f"cupy is {cupy}"]
-    if found.names:
-        text = f"{', '.join(found.names)} (driver {found.driver}), {'; '.join(why)}"
-        if found.cupy:
-            return Finding("gpu", Mark.OK, f"{text}; models run there with --device cuda", facts=asdict(found))
-        fix = "pip install onnx-genai-toolkit[cuda13] (or cuda12, for a driver older than 580), then --device cuda"
-        return Finding("gpu", Mark.NOTE, f"{text}; models run on the CPU", fix, facts=asdict(found))
-    return Finding("gpu", Mark.OK, f"none: {'; '.join(why)}; models run on the CPU", facts=asdict(found))
+    facts, named = asdict(found), f"{', '.join(found.names)} (driver {found.driver})" if found.names else "none"
+    if not found.cupy:
+        text = f"{named}: {'; '.join([*found.hints, 'cupy is not installed'])}; models run on the CPU"
+        fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), then --device cuda"
+        return (
+            Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
+        )
+    from ...runtime.device import why_no_gpu
+
+    if why := why_no_gpu():
+        text = f"{named}: {'; '.join([*found.hints, why])}; models run on the CPU"
+        return Finding("gpu", Mark.NOTE if found.names else Mark.OK, text, facts=facts)
+    if not found.names:  # such as in a container
+        named = "a GPU of NVIDIA's"
+    return Finding("gpu", Mark.OK, f"{named}; models run there with --device cuda", facts=facts)
 
 
 def check_cache(place: Place) -> Finding:

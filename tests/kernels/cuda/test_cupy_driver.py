@@ -298,7 +298,10 @@ def test_errors_of_cupy_become_ours(monkeypatch: pytest.MonkeyPatch, kind: type[
     def lost() -> None:
         raise kind("cudaErrorECCUncorrectable: uncorrectable ECC error encountered\nmore")
 
-    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lost))
+    cupy = fake_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    gpu = open_driver()
+    cupy.cuda.runtime.memGetInfo = lost
     with pytest.raises(CudaError, match=r"^a made-up GPU: CUDA.*: cudaErrorECCUncorrectable: uncorrectable") as raised:
-        open_driver().free_bytes()
+        gpu.free_bytes()
     assert "more" not in str(raised.value)

@@ -1,0 +1,165 @@
+"""GPUs that are there and cannot be used: what is said, by whom, and that nobody looks for one without need."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import genai
+from genai.errors import CacheCapacityError, DeviceError
+from genai.kernels.cuda import cupy_driver
+from genai.kernels.cuda.driver import NoDevice
+from genai.measure.machine import checkup
+from genai.measure.model_info import describe
+from genai.runtime import device as devices
+from genai.session.refused import is_cuda_available
+
+from .test_cupy_driver import Context, CUDARuntimeError, NVRTCError, fake_cupy
+
+BUSY = "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable"
+
+
+def busy(*_: object, **__: object) -> Any:
+    raise CUDARuntimeError(BUSY)
+
+
+class Busy(Context):
+    """Its stream cannot be made."""
+
+    __init__ = busy
+
+
+def broken(which: str) -> Any:
+    """A CuPy of one GPU of which something fails."""
+    cupy = fake_cupy(**({"memory": busy} if which == "memory" else {}))
+    if which == "stream":
+        cupy.cuda.Stream = Busy
+    elif which == "capability":
+        cupy.cuda.Device = busy
+    elif which == "properties":
+        cupy.cuda.runtime.getDeviceProperties = busy
+    elif which == "leaving":
+        cupy.cuda.Device = lambda index: type("Left", (Context,), {"__exit__": busy})()
+    elif which == "architectures":
+        cupy.cuda.nvrtc.getSupportedArchs = busy
+    return cupy
+
+
+WAYS = ("memory", "stream", "capability", "properties", "leaving", "architectures")
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said_or_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_told", set())
+    monkeypatch.setattr(devices, "_gpus", {})
+
+
+@pytest.mark.parametrize("which", WAYS)
+def test_a_gpu_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, which: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", broken(which))
+    for call in (genai.Model, genai.LLM, describe):
+        with pytest.raises(DeviceError, match="cudaErrorDevicesUnavailable") as raised:
+            call(bundled_folder, device="cuda")  # type: ignore[operator]
+        assert "cuda" in raised.value.what and "genai doctor" in raised.value.fix
+    assert not is_cuda_available() and genai.get_device() == "CPU"
+    with genai.LLM(bundled_folder, device="auto", quiet=True) as llm:
+        assert llm.model.device_type == "CPU"
+    assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
+    assert line.startswith("genai: computing on the CPU: GPU 0 ")
+
+
+def model() -> onnx.ModelProto:
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_sessions_on_the_cpu_look_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cupy_driver, "_counted", lambda: pytest.fail("somebody asked for a GPU"))
+    for options in ({}, {"providers": ["CPUExecutionProvider"]}):
+        session = genai.InferenceSession(model().SerializeToString(), **options)
+        np.testing.assert_array_equal(session.run(None, {"x": np.ones(2, np.float32)})[0], [-1, -1])
+
+
+def test_a_session_that_asks_for_a_gpu_is_told_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", broken("stream"))
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    with pytest.warns(UserWarning, match="not in available provider names(.|\n)*busy or unavailable"):
+        session = genai.InferenceSession(model().SerializeToString(), providers=providers)
+    np.testing.assert_array_equal(session.run(None, {"x": np.ones(2, np.float32)})[0], [-1, -1])
+    with pytest.raises(DeviceError, match="busy or unavailable"):
+        genai.OrtValue.ortvalue_from_numpy(np.ones(2), "cuda", 0)
+
+
+def test_auto_takes_the_first_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy, asked = fake_cupy(count=lambda: 3), []
+
+    def device(index: int) -> Any:
+        asked.append(index)
+        return Context(compute_capability="75" if index < 2 else "90")
+
+    cupy.cuda.Device = device
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert devices.open_executor("auto").name == "cuda" and asked[-1] == 2
+    cupy.cuda.Device = lambda index: Context(compute_capability="75")
+    with pytest.raises(NoDevice, match="GPU 0 is of compute capability 75"):
+        cupy_driver.open_any()
+
+
+@pytest.mark.parametrize("which", ["compiler", "memory"])
+def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    bundled_folder: Path,
+    tmp_path: Path,
+    which: str,
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise NVRTCError("NVRTC_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path))
+    cupy = fake_cupy(memory=lambda: (1 << 20 if which == "memory" else 1 << 30, 1 << 31))
+    if which == "compiler":
+        cupy.cuda.nvrtc.createProgram = no_memory
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(DeviceError if which == "compiler" else CacheCapacityError) as raised:
+        genai.Model(bundled_folder, device="cuda", quiet=True)
+    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the GPU") in str(raised.value)
+    with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
+        assert loaded.device_type == "CPU"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
+    assert len(lines) == 1 and "genai: computing on the CPU: the " in lines[0]
+
+
+def test_a_cupy_that_is_broken_is_not_one_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CuPy's own text is a page around the cause."""
+    text = """
+try:
+    raise ImportError("libnvrtc.so.13: no such file")
+except ImportError as error:
+    raise ImportError(f"=====\\nFailed to import CuPy.\\n\\nOriginal error:\\n  {error}\\n=====") from error
+"""
+    (tmp_path / "cupy.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(NoDevice, match=r"^CuPy cannot be imported: ImportError: libnvrtc.so.13: no such file$"):
+        cupy_driver.open_driver()
+    found = checkup.check_gpu(checkup.Place(tmp_path))
+    assert "libnvrtc.so.13" in found.text and "not installed" not in found.text
+
+
+def test_a_gpu_is_looked_for_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.setattr("genai.builder.references.loadable", lambda *_, **__: pytest.fail("it was looked for"))
+    with pytest.raises(DeviceError, match="CuPy is not installed") as raised:
+        genai.LLM("somebody/something", device="cuda", pull=True)
+    assert "pip install cupy-cuda13x" in raised.value.fix
