@@ -166,8 +166,8 @@ class SplitLaunch:
     """Keys and values into pages, then rows over them one by one: splits, which the last block of a row joins (heads of
     odd sizes have a kernel for that), for as many rows after another as there is memory for.
 
-    Where even blocks of one head each do not occupy the GPU they have one, and put keys and values into pages
-    themselves, unless rows see each other's. Bits are the same.
+    Blocks of few rows put keys and values into pages themselves, unless rows see each other's; where even blocks of one
+    head each do not occupy the GPU they have one. Bits are the same.
     """
 
     def __init__(
@@ -176,12 +176,15 @@ class SplitLaunch:
     ) -> None:  # fmt: skip
         size = record.v_head_size
         self._join: CudaKernel | None = None
-        self._fresh: CudaKernel | None = None
+        self._fresh: dict[int, CudaKernel] = {}
         self._store, self._together = store, 1
         if divides(record):
             self._together = heads_together(record.heads, record.kv_heads)
             self._split = split_kernel(layer.kind, record.head_size, size, self._together)
-            self._fresh = split_kernel(layer.kind, record.head_size, size, 1, fresh=True)
+            self._fresh = {
+                together: split_kernel(layer.kind, record.head_size, size, together, fresh=True)
+                for together in dict.fromkeys((1, self._together))
+            }
         else:
             self._split, self._join = any_kernels(layer.kind)
         self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
@@ -204,7 +207,7 @@ class SplitLaunch:
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it starts."""
-        return tuple(one for one in (self._store.kernel, self._split, self._fresh, self._join) if one)
+        return tuple(one for one in (self._store.kernel, self._split, *self._fresh.values(), self._join) if one)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start them over the rows of a step."""
@@ -212,10 +215,12 @@ class SplitLaunch:
         self._arguments["rows"], self._arguments["splits"] = total, splits
         self._arguments["grouped_rows"] = counts["decode_rows"]
         self._arguments["first_row"] = 0
-        is_small = splits * self._heads * total <= self._most_apart
-        if self._fresh and is_small and counts["apart"] and total == counts["tokens"]:
-            driver.launch(functions[self._fresh], self._fresh, (splits, self._heads, total), self._arguments)
-            return
+        if counts["apart"] and total == counts["tokens"]:
+            for together, kernel in self._fresh.items():
+                grid = splits, self._heads // together, total
+                if math.prod(grid) <= self._most_apart:
+                    driver.launch(functions[kernel], kernel, grid, self._arguments)
+                    return
         self._store.start(driver, functions, counts)
         for first in range(0, total, self._rows):
             rows = min(self._rows, total - first)

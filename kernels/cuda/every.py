@@ -89,7 +89,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
             if kind == "int4" and not can_turn(size):
                 continue
             found.append(split_kernel(kind, size, size, heads_together(group, 1)))
-            found.append(split_kernel(kind, size, size, 1, fresh=True))
+            found += [split_kernel(kind, size, size, one, fresh=True) for one in {1, heads_together(group, 1)}]
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
     found += [GATHER, TAKE_CHOSEN, *SAMPLING_KERNELS, *SPEED_KERNELS]

@@ -233,7 +233,7 @@ __device__ __forceinline__ void each_of_warp(const Visit& visit) {
 constexpr int MOST_STAGED = 8 << 10;
 
 // Grid (splits, heads / together, rows). fresh: keys and values of the rows are in no page yet, and none is of another
-// row's sequence. Then every block of a head puts them there that reads them, all of them the same bytes.
+// row's sequence. Then every block puts them there that reads them, all of them the same bytes.
 template <class Kind, int head_size, int v_head_size, int together, bool fresh>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, queries, together * head_size);
@@ -270,22 +270,27 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   auto bring_values = [&] {
     if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
   };
-  bool has_newest = false;
-  if constexpr (fresh) {  // the warp whose page it is writes the key, the next one makes the query, another one the value
-    const int newest = (end - 1) / PAGE % SPLIT_WARPS, role = (warp - newest + SPLIT_WARPS) % SPLIT_WARPS;
+  auto bring_page = [&] {
+    first_keys.read(keys, 0);
+    bring_values();
+  };
+  bool has_newest = false;  // a page that is not complete yet
+  if constexpr (fresh) {
     const bool is_newest = blockIdx.x == (end - 1) / SPLIT;
-    const int part = role == 1 ? first_head : given.heads + kv_head + (role == 2 ? given.kv_heads : 0);
-    const Turn turned(given.fresh, given.step, row, role < 2 ? head_size : 0);
+    has_newest = is_newest && page == (end - 1) / PAGE;
+    const Turn turned(given.fresh, given.step, row, head_size);
     wait_for_earlier();
-    if (role == 1 || (is_newest && role < 3)) store_head<Kind>(given, turned, row, part, queries, given.scale);
-    __syncwarp();
-    has_newest = is_newest && role == 0;
+    if (sees && !has_newest) bring_page();
+    // Queries, then the key and the value, a warp each; that of the newest page begins with the last one.
+    const int count = together + (is_newest ? 2 : 0), own = (warp - (end - 1) / PAGE % SPLIT_WARPS - 1 + 2 * SPLIT_WARPS) % SPLIT_WARPS;
+#pragma unroll 1
+    for (int i = own; i < count; i += SPLIT_WARPS) {
+      const int head = i < together ? first_head + i : given.heads + kv_head + (i > together ? given.kv_heads : 0);
+      store_head<Kind>(given, turned, row, head, queries + i * head_size, given.scale);
+    }
   } else {
     wait_for_earlier();
-  }
-  if (sees) {  // all that a warp needs is under way before it computes
-    first_keys.read(keys, 0);
-    if (!has_newest) bring_values();
+    if (sees) bring_page();  // all that a warp needs is under way before it computes
   }
   end_group();
   if constexpr (!fresh) {
@@ -298,7 +303,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     }
   }
   __syncthreads();
-  if (has_newest) bring_values(), end_group();
+  if (has_newest) bring_page(), end_group();
 
   float* own_shares = shares + warp * together * PAGE;
   ValueSums<Kind, v_head_size, together> sums;

@@ -342,7 +342,9 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
     step = step_of([1, 130, 300, 33], [1, 1, 1, 1], num_blocks=BLOCKS, rng=rng)
     rows, found, layers = rows_for(record, 4, rng), [], []
     together = heads_together(record.heads, record.kv_heads)
-    for multiprocessors, order in ((0, 0), (1000, 0), (1000, 5)):  # once more: counts of blocks are zero again
+    # Two blocks on each of them; there are four rows of four splits (a power of two).
+    some, enough = -(-4 * 4 * record.heads // together // 2), 1000
+    for multiprocessors, order in ((0, 0), (some, 3), (enough, 0), (enough, 5)):  # counts of blocks are zero again
         monkeypatch.setattr(driver, "multiprocessors", multiprocessors)
         driver.order = order
         del driver.launched[:]
@@ -352,9 +354,10 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
         kinds = [one.split("_")[1] for one in names if "turn_back" not in one]
         assert kinds == (["attend"] if multiprocessors else ["store", "attend"]), names
         (of_split,) = [one for one in names if "attend_split" in one]
-        assert of_split.endswith("_1_true" if multiprocessors else f"_{together}_false")
+        of_block = 1 if multiprocessors == enough else together
+        assert of_split.endswith(f"_{of_block}_{str(multiprocessors > 0).lower()}")
     driver.check()
-    for other in (1, 2):
+    for other in (1, 2, 3):
         assert np.array_equal(found[0], found[other])
         assert np.array_equal(layers[0].keys, layers[other].keys)
         assert np.array_equal(layers[0].values, layers[other].values)
