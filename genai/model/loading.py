@@ -34,6 +34,7 @@ from .adapters.inputs import with_defaults
 from .adapters.places import Places, with_places
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
+from .kv_types import check_kv_type
 from .memory_plan import budget_cache, plan_memory
 
 # A pool larger than this many full contexts would only cost memory for its free list.
@@ -59,6 +60,7 @@ def load_decoder(
         accuracy = "fp32"
     with report_progress((lambda current, total: None) if quiet else None):
         executor = open_executor(device, threads)
+        check_kv_type(kv_dtype, executor.name, device)
         source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         free = executor.free_bytes()
         cache = budget_cache(
