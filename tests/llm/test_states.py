@@ -88,7 +88,10 @@ def test_a_pause_changes_nothing_with_any_cache(bundled_folder: Path, tmp_path: 
     with genai.LLM(bundled_folder, **options) as llm:
         assert llm.load_state(tmp_path / "a.state").resume(max_tokens=12).token_ids == rest.token_ids
     other = "int8" if kv_dtype != "int8" else "fp16"
-    with genai.LLM(bundled_folder, kv_dtype=other, **device) as llm, pytest.raises(StateMismatchError, match="numerics"):
+    with (
+        genai.LLM(bundled_folder, kv_dtype=other, **device) as llm,
+        pytest.raises(StateMismatchError, match="numerics"),
+    ):
         llm.load_state(tmp_path / "a.state")
 
 
