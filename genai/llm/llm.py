@@ -757,7 +757,8 @@ def _loaded(
     if isinstance(model, (str, Path)):
         from ..builder.references import loadable
 
-        check_model_options(**{name: value for name, value in options.items() if name != "quiet"})
+        given: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
+        check_model_options(**given)  # before a model is fetched or built
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return Model(folder, **options)
     if pull or precision is not None:
