@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["tests.drawing"]
+pytest_plugins = ["tests.drawing", "tests.on_gpu"]
 
 # The same examples in every run: what a change breaks shows in the change's own run.
 settings.register_profile("repeatable", derandomize=True)

@@ -2,14 +2,21 @@
 
 A pytest plugin. `@pytest.mark.drawn(n)` on a test or on some of its cases: one in n of those is run, and at least one;
 cases without the mark, a sweep's core, always are. The fixture `draw` is for tests that go through cases themselves.
+
+Of tests of which a case takes long (tests/costly.txt) a run of all tests takes every other one or case, so that what it
+takes is always about as much; one that names files or tests takes all of them. `python -m tests.drawing LOG` writes the
+file anew from what `pytest --durations=0` printed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +24,9 @@ import pytest
 
 VARIABLE = "TEST_CASES"  # processes that tests start, and xdist's, draw the same cases
 ALL = "all"
+IS_WHOLE = "TEST_EVERY_OTHER"  # set where all tests are run
+COSTLY = Path(__file__).with_name("costly.txt")
+LEAST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,37 @@ class Draw:
         """One in so many of the names (rounded up)."""
         ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))
         return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
+
+    def every_other(self, names: Sequence[str]) -> set[str]:
+        """One of the first two names, one of the next two, and so on."""
+        pairs = [names[first : first + 2] for first in range(0, len(names), 2)]
+        return (
+            set(names)
+            if self.word == ALL
+            else {min(pair, key=lambda name: _digest(f"{self.word} {name}")) for pair in pairs}
+        )
+
+
+def costly() -> dict[str, int]:
+    """Seconds of the longest case of tests that take long, the longest first."""
+    lines = (line.split(maxsplit=1) for line in COSTLY.read_text(encoding="utf-8").splitlines())
+    return {name: int(seconds) for seconds, name in lines}
+
+
+def durations(logs: Iterable[str]) -> str:
+    """The lines of costly.txt, from what pytest printed of durations."""
+    cases: Counter[str] = Counter()
+    for log in logs:
+        for taken, name in re.findall(r"^([\d.]+)s +(?:call|setup) +(tests/.*)$", log, re.MULTILINE):
+            cases[name] += float(taken)
+    longest: dict[str, float] = {}
+    for name, taken in cases.most_common():
+        longest.setdefault(_function(name), taken)
+    return "".join(f"{taken:.0f} {name}\n" for name, taken in longest.items() if taken >= LEAST_SECONDS)
+
+
+def _function(name: str) -> str:
+    return name.split("[")[0]
 
 
 def _digest(text: str) -> bytes:
@@ -69,6 +110,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "drawn(n): one in n of these cases is run, drawn by the commit (see --cases)")
     os.environ[VARIABLE] = config.getoption("cases") or os.environ.get(VARIABLE) or commit(config.rootpath)
+    if not hasattr(config, "workerinput"):  # xdist's processes do as they are told
+        os.environ[IS_WHOLE] = "1" if config.args_source is config.ArgsSource.TESTPATHS else ""
 
 
 @pytest.hookimpl(trylast=True)  # of the cases that -m and -k leave
@@ -76,10 +119,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sweeps: dict[tuple[str, int], list[str]] = {}
     for item in items:
         if mark := item.get_closest_marker("drawn"):
-            sweeps.setdefault((item.nodeid.split("[")[0], mark.args[0]), []).append(item.nodeid)
+            sweeps.setdefault((_function(item.nodeid), mark.args[0]), []).append(item.nodeid)
     left_out: set[str] = set()
     for (_, one_in), names in sweeps.items():
         left_out |= set(names) - Draw(os.environ[VARIABLE]).part(names, one_in)
+    if os.environ[IS_WHOLE]:
+        seconds = costly()
+        long = [item.nodeid for item in items if _function(item.nodeid) in seconds and item.nodeid not in left_out]
+        long.sort(key=lambda name: (-seconds[_function(name)], name))
+        left_out |= set(long) - Draw(os.environ[VARIABLE]).every_other(long)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
 
@@ -89,3 +137,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     word = os.environ[VARIABLE]
     said = "all cases" if word == ALL else f"cases drawn by {word} (again: --cases={word}; all of them: --cases={ALL})"
     terminalreporter.write_line(said)
+
+
+if __name__ == "__main__":
+    COSTLY.write_text(durations(Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]), encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import drawing
 from tests.drawing import ALL, VARIABLE, Draw, commit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +55,12 @@ def test_the_commit_or_all_where_there_is_none(tmp_path: Path, monkeypatch: pyte
 def run(tmp_path: Path, *options: str, word: str = "") -> tuple[set[str], str]:
     """Run the sweep; the cases that were run, and what pytest wrote."""
     (tmp_path / "test_sweep.py").write_text(SWEEP)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", VARIABLE: word}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{tmp_path}",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        VARIABLE: word,
+    }
     command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.drawing", "-p", "no:cacheprovider", *options]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     return set(re.findall(r"core|case\d+", done.stdout)), done.stdout
@@ -77,3 +83,38 @@ def test_all_of_it_or_the_one_that_is_named(tmp_path: Path) -> None:
     missing = min(every - run(tmp_path, word="abc")[0])
     assert run(tmp_path, f"test_sweep.py::test_sweep[{missing}]", word="abc")[0] == {missing}
     assert run(tmp_path, "-k", missing, word="abc")[0] == {missing}
+
+
+LOG = """
+12.50s call     tests/a.py::test_long[a b]
+3.00s setup    tests/a.py::test_long[a b]
+6.10s call     tests/a.py::test_long[c]
+4.00s call     tests/a.py::test_short
+9.00s call     tests/b.py::test_other
+"""
+
+
+def test_every_other_of_those_that_take_long(tmp_path: Path) -> None:
+    names = [*NAMES, "the last one"]
+    drawn = [Draw(word).every_other(names) for word in "abcdefgh"]
+    assert all(
+        len(some) == 6 and all(len(some & set(names[i : i + 2])) == 1 for i in range(0, 11, 2)) for some in drawn
+    )
+    assert set().union(*drawn) == set(names) == Draw(ALL).every_other(names)
+    assert drawing.durations([LOG]) == "16 tests/a.py::test_long\n9 tests/b.py::test_other\n"
+
+
+def test_tests_that_take_long_are_there() -> None:
+    for name in drawing.costly():
+        file, first, *_ = name.split("::")
+        assert re.search(rf"(def|class) {first}\b|\b{first} = ", (ROOT / file).read_text()), name
+
+
+def test_a_run_of_everything_leaves_some_out(tmp_path: Path) -> None:
+    """Two cases take long here: one of them is run, both where the file is named."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = .\n")
+    costly = "{'test_sweep.py::test_sweep': 9}"
+    (tmp_path / "here.py").write_text(f"import tests.drawing\ntests.drawing.costly = lambda: {costly}\n")
+    whole, said = run(tmp_path, "-p", "here", "-k", "case1 or case2", "--cases=abc")
+    assert len(whole) == 1, said
+    assert len(run(tmp_path, "-p", "here", "-k", "case1 or case2", "--cases=all")[0]) == 2

@@ -149,7 +149,6 @@ WORK = {
     ),
     "store_heads": Work("keys and values of a token, float16", 8 * HIDDEN + 12 * KV_HEADS * HEAD, 6 * HIDDEN),
     "attend_split": Work("attention of a token, float16", 4 * KV_HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
-    "join_splits": Work("32 splits of a token", 4 * HEADS * (HEAD + 4) * 33, 4 * HEADS * HEAD * 32),
     # Half of the pairs of tokens are visible; a tile of rows reads what is before it once, out of L2.
     "attend_tile": Work(
         "attention of a prompt, float16",

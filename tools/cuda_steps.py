@@ -1,4 +1,4 @@
-"""What the time of a model's steps on a GPU is made of: a stage of tools/cuda_day.py.
+"""What the time of a model's steps on a GPU is made of: a stage of tools/gpu_day.py.
 
 Kernels of one name are captured as a graph of their own and timed: of all layers, so that no weight stays in a cache.
 """

@@ -1,19 +1,28 @@
-"""Fill the data file of a model folder with made-up numbers: `python -m tools.random_data FOLDER`.
+"""Fill the data file of a model folder with made-up numbers: `python -m tools.random_data FOLDER [--shape SHAPE]`.
 
 How fast a model computes does not depend on its numbers. So a graph of some hundred kilobytes can travel alone to where
-speed is measured, and gets a data file of the size that it asks for there, in seconds.
+speed is measured, and gets a data file of the size that it asks for there, in seconds. With a shape the folder is built
+first, with matrices whose rows are all the same: drawing billions of numbers to quantise would take minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
+
+from genai.builder import DecoderSpec
+from genai.builder.folder import write_model_folder
+from genai.builder.options import ExportOptions
+from genai.builder.tensors import Shape, tensor_shapes
+
+from .peers.shapes import SHAPES
+from .random_weights import random_tensor
 
 _TYPES = {
     onnx.TensorProto.FLOAT: np.dtype(np.float32),
@@ -72,11 +81,41 @@ def _parts(tensor: onnx.TensorProto, drawn: NDArray[np.uint8], numbers: NDArray[
         yield part
 
 
+class EvenWeights(Mapping[str, NDArray[np.float32]]):
+    """Weights by Hugging Face name: a matrix has one row of random numbers, again and again."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        self._shapes: Mapping[str, Shape] = tensor_shapes(spec)
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        shape = self._shapes[name]
+        return np.broadcast_to(random_tensor(name, (*[1] * (len(shape) - 1), shape[-1]), 0), shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def make(folder: Path, shape: str) -> Path:
+    """Build a model folder of a real model's shape, INT4 in blocks of 32, and fill it."""
+    spec = SHAPES[shape].spec
+    write_model_folder(folder, spec, ExportOptions(), EvenWeights(spec))
+    fill(folder)
+    return folder
+
+
 def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    print(f"{fill(parser.parse_args().folder) / 1e6:.0f} MB")
+    parser.add_argument("--shape", choices=SHAPES, help="build the folder, which must not be there")
+    asked = parser.parse_args()
+    if asked.shape:
+        make(asked.folder, asked.shape)
+    else:
+        print(f"{fill(asked.folder) / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from ..formats import PagedLayer
 from ..records import Attention
 from .driver import Driver
 from .grouped import NOBODY, made_with
-from .launches import Counts, Functions, Launch, bind
+from .launches import COUNTED, Counts, Functions, Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .step import tiles_name
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SPLITS_AT_ONCE = 2048
 # Query heads of a KV head that one block computes: of single rows their sums are in registers.
 _MOST_TOGETHER, _MOST_IN_A_TILE = 8, 16
-_STORE_THREADS, _SPLIT_THREADS, _JOIN_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 128, 4
+_STORE_THREADS, _SPLIT_THREADS, _TILE_THREADS, _WARPS = 128, 128, 128, 4
 _TILE_ROWS = 64
 # Blocks of a multiprocessor that have a head each.
 _BLOCKS_APART = 2
@@ -70,20 +70,17 @@ def divides(record: Attention) -> bool:
 
 
 def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
-    """The kernels of single rows with heads of any size."""
+    """The kernels of single rows with heads of any size: of splits, and the one that joins them."""
     return (
         CudaKernel("attention_any.cu", f"attend_any<{KINDS[kind]}>", "AttentionArguments", _SPLIT_THREADS),
         CudaKernel("attention_any.cu", "join_any", "AttentionArguments", _SPLIT_THREADS),
     )
 
 
-def split_kernels(kind: str, head_size: int, v_head_size: int, together: int) -> tuple[CudaKernel, CudaKernel]:
-    """The kernels of single rows: of splits, and the one that joins them."""
-    shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}"
-    return (
-        CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True),
-        CudaKernel("attention_rows.cu", f"join_splits<{v_head_size}>", "AttentionArguments", _JOIN_THREADS, early=True),
-    )
+def split_kernel(kind: str, head_size: int, v_head_size: int, together: int, *, fresh: bool = False) -> CudaKernel:
+    """The kernel of single rows, or that of rows whose keys and values it puts into their pages itself."""
+    shape = f"{KINDS[kind]}, {head_size}, {v_head_size}, {together}, {str(fresh).lower()}"
+    return CudaKernel("attention_rows.cu", f"attend_split<{shape}>", "AttentionArguments", _SPLIT_THREADS, early=True)
 
 
 def tile_kernel(kind: str, head_size: int, v_head_size: int) -> CudaKernel:
@@ -108,13 +105,6 @@ def tile_rows(record: Attention, layer: PagedLayer | None) -> int:
     return _TILE_ROWS // heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
 
 
-def store_kernel(record: Attention, layer: PagedLayer, driver: Driver) -> tuple[CudaKernel, dict[str, Any]]:
-    """What puts keys and values into pages, and those of its arguments that the record and the layer say."""
-    sizes = {name: getattr(record, name) for name in ("heads", "kv_heads", "head_size", "v_head_size", "epsilon")}
-    interleaved = int(record.rope is not None and record.rope.interleaved)
-    return store_kernel_of(layer.kind), {"pages": pages(layer, driver), "interleaved": interleaved, **sizes}
-
-
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
     """The fields of `Pages` in pages.cuh."""
     return {
@@ -129,9 +119,22 @@ def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int
     return max(count for count in range(1, most + 1) if group % count == 0)
 
 
-def add_attention(record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows) -> None:
-    """Add what computes rows over their pages."""
+def add_attention(
+    record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows, fresh: dict[str, Any]
+) -> None:
+    """Add what puts keys and values into pages, and what computes rows over them.
+
+    Args:
+        fresh: the fields of `FreshRows`.
+    """
     rows = tile_rows(record, layer)
+    kernel, blocks = store_kernel_of(layer.kind), -(-(record.heads + 2 * record.kv_heads) // _WARPS)
+    sizes = {name: getattr(record, name) for name in ("heads", "kv_heads", "head_size", "v_head_size")}
+    arguments = bind(
+        kernel, fresh=fresh, rotated=rotated.address, step=at.table.rows, pages=pages(layer, at.driver), rows=0, **sizes
+    )
+    counted = COUNTED[rotated.per]
+    store = Launch(kernel, arguments, {"rows": counted}, lambda counts: (blocks, counts[counted], 1))
     given: dict[str, Any] = {
         "rotated": rotated.address, "sinks": at.vector(record.sinks), "out": out.address, "step": at.table.rows,
         "pages": pages(layer, at.driver), "out_stride": out.stride, "heads": record.heads,
@@ -139,14 +142,14 @@ def add_attention(record: Attention, layer: PagedLayer, at: CudaLowering, rotate
         "scale": record.scale or 1 / math.sqrt(record.head_size), "softcap": record.softcap,
         "smooth": int(record.smooth_softmax),
     }  # fmt: skip
-    at.starts.append(SplitLaunch(record, layer, at, given, decode_only=bool(rows)))
+    at.starts.append(SplitLaunch(record, layer, at, given | {"fresh": fresh}, store, decode_only=bool(rows)))
     if rows:
         at.starts.append(_tile_launch(record, layer, at, given, rows))
     if layer.kind == "int4":
-        kernel, blocks = turn_kernel(), -(-record.heads // _WARPS)
-        sizes: dict[str, Any] = {"heads": record.heads, "v_head_size": record.v_head_size}
+        turns = -(-record.heads // _WARPS)
         at.launch(
-            kernel, out.per, lambda count: (blocks, count, 1), out=out.address, out_stride=out.stride, **sizes
+            turn_kernel(), out.per, lambda count: (turns, count, 1), out=out.address, out_stride=out.stride,
+            heads=record.heads, v_head_size=record.v_head_size,
         )  # fmt: skip
 
 
@@ -160,31 +163,33 @@ def _tile_launch(record: Attention, layer: PagedLayer, at: CudaLowering, given: 
 
 
 class SplitLaunch:
-    """Rows over their pages one by one: splits, then what joins them, for as many rows after another as there is
-    memory for.
+    """Keys and values into pages, then rows over them one by one: splits, which the last block of a row joins (heads of
+    odd sizes have a kernel for that), for as many rows after another as there is memory for.
+
+    Where even blocks of one head each do not occupy the GPU they have one, and put keys and values into pages
+    themselves, unless rows see each other's. Bits are the same.
     """
 
     def __init__(
-        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], *, decode_only: bool
-    ) -> None:
+        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], store: Launch, *,
+        decode_only: bool,
+    ) -> None:  # fmt: skip
         size = record.v_head_size
+        self._join: CudaKernel | None = None
+        self._fresh: CudaKernel | None = None
+        self._store, self._together = store, 1
         if divides(record):
-            most = heads_together(record.heads, record.kv_heads)
-            self._splits = {
-                together: split_kernels(layer.kind, record.head_size, size, together)[0] for together in (most, 1)
-            }
-            self._join = split_kernels(layer.kind, record.head_size, size, most)[1]
+            self._together = heads_together(record.heads, record.kv_heads)
+            self._split = split_kernel(layer.kind, record.head_size, size, self._together)
+            self._fresh = split_kernel(layer.kind, record.head_size, size, 1, fresh=True)
         else:
-            split, self._join = any_kernels(layer.kind)
-            self._splits = {1: split}
-        # Blocks that have a head each join its splits themselves.
-        self._joins = divides(record)
+            self._split, self._join = any_kernels(layer.kind)
         self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
         out = at.values[record.out]
-        # A warp of what joins splits has a chunk of columns.
+        # Eight lanes of what joins splits have a chunk of columns.
         can_group = divides(record) and size % _CHUNK == 0 and layer.kind != "int4"
         grouped = made_with(at, record.out, out, whole_strides=True) if can_group else NOBODY
         splits = at.capacity.splits
@@ -192,27 +197,30 @@ class SplitLaunch:
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
         self._arrived = at.driver.zeros(4 * self._rows * record.heads)
         self._arguments = bind(
-            self._join, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0, rows=0,
-            splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
+            self._split, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0,
+            rows=0, splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property
     def kernels(self) -> tuple[CudaKernel, ...]:
         """Those that it starts."""
-        return *self._splits.values(), self._join
+        return tuple(one for one in (self._store.kernel, self._split, self._fresh, self._join) if one)
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start them over the rows of a step."""
         total, splits = counts[self._rows_counted], counts[self._splits_counted]
         self._arguments["rows"], self._arguments["splits"] = total, splits
         self._arguments["grouped_rows"] = counts["decode_rows"]
+        self._arguments["first_row"] = 0
+        is_small = splits * self._heads * total <= self._most_apart
+        if self._fresh and is_small and counts["apart"] and total == counts["tokens"]:
+            driver.launch(functions[self._fresh], self._fresh, (splits, self._heads, total), self._arguments)
+            return
+        self._store.start(driver, functions, counts)
         for first in range(0, total, self._rows):
             rows = min(self._rows, total - first)
             self._arguments["first_row"] = first
-            # Where even heads apart do not occupy the GPU, a block has less to do. Bits are the same.
-            is_small = splits * self._heads * rows <= self._most_apart
-            together = 1 if is_small else max(self._splits)
-            split, grid = self._splits[together], (splits, self._heads // together, rows)
-            driver.launch(functions[split], split, grid, self._arguments)
-            if together > 1 or not self._joins:
+            grid = splits, self._heads // self._together, rows
+            driver.launch(functions[self._split], self._split, grid, self._arguments)
+            if self._join:
                 driver.launch(functions[self._join], self._join, (self._heads, rows, 1), self._arguments)

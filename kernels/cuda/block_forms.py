@@ -203,7 +203,7 @@ def _by_powers(array: NDArray[Any], columns: int) -> tuple[NDArray[Any], int]:
     return (array if size == columns else np.repeat(array, columns // size, axis=1)), size
 
 
-def _points(points: NDArray[Any], columns: int, default: float, more: float = 0.0) -> Numbers | None:
+def _points(points: NDArray[Any], columns: int, default: float | None = None, more: float = 0.0) -> Numbers | None:
     """Zero points, and what is added to them; None where all are the default one. Integers of a byte stay such."""
     if more or points.dtype != np.uint8:
         points = points.astype(np.float32) + np.float32(more)
@@ -268,6 +268,8 @@ def _arrays(
         kind: "Point" or "Minimum": what the offsets are, if there are any.
     """
     chunks = -(-columns // CHUNK)
+    if table is None and offsets[0] is None and not _leaves_bytes(bits, zero):
+        offsets, kind = (_points(np.full((len(codes), 1), zero, np.float32), 0), None), "Point"
     numbers = [one for one in (*factors, *offsets) if one is not None]
     halves = 2 if any(one.columns == _HALF for one in numbers) else 1
     factors, offsets = _share_bytes(factors, offsets)
@@ -292,6 +294,11 @@ def _arrays(
     offset = "Constant" if offsets[0] is None else f"{kind}<{_spelled(offsets, kind)}>"
     form = BlockForm(bits, halves, table is not None, _spelled(factors), offset)
     return BlockArrays(form, codes, arrays, fields)
+
+
+def _leaves_bytes(bits: int, zero: float) -> bool:
+    """Whether codes less this zero point are bytes with a sign."""
+    return zero == int(zero) and (1 << bits) - 1 - 127 <= zero <= 128
 
 
 def _share_bytes(factors: _Levels, offsets: _Levels) -> tuple[_Levels, _Levels]:

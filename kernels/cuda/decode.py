@@ -140,6 +140,6 @@ def _grid(choices: tuple[int, ...], groups: int, blocks: int, ways: tuple[Lanes,
     def grid(counts: Any) -> tuple[int, int, int]:
         rows = counts[counted]
         mine = fewer < rows and (rows <= most or is_last)
-        return (blocks, -(-rows // most), 1) if mine else (0, 0, 0)
+        return (blocks * -(-rows // most), 1, 1) if mine else (0, 0, 0)
 
     return grid

@@ -9,7 +9,7 @@ from .attention import (
     KINDS,
     any_kernels,
     heads_together,
-    split_kernels,
+    split_kernel,
     store_kernel_of,
     tile_kernel,
     turn_kernel,
@@ -97,7 +97,8 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         for size, group in _HEADS:
             if kind == "int4" and not can_turn(size):
                 continue
-            found += split_kernels(kind, size, size, heads_together(group, 1))
+            found.append(split_kernel(kind, size, size, heads_together(group, 1)))
+            found.append(split_kernel(kind, size, size, 1, fresh=True))
             if kind != "float32":
                 found.append(tile_kernel(kind, size, size))
     found += [GATHER, TAKE_CHOSEN, *SAMPLING_KERNELS, *SPEED_KERNELS]

@@ -170,6 +170,7 @@ class CudaStep:
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["chosen"] = 0 if places is None else len(places)
         counts["decode_rows"] = decode_rows = int(step.cu_seqlens_q[step.num_decode_sequences])
+        counts["apart"] = int(len(step.cu_seqlens_q) - 1 == len(step.tokens))
         counts["splits"] = _splits(step.positions, capacity)
         all_decode = decode_rows == counts["tokens"]
         counts["decode_splits"] = counts["splits"] if all_decode else _splits(step.positions[:decode_rows], capacity)

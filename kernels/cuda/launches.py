@@ -14,7 +14,8 @@ from .driver import Driver, Grid
 from .sources import CudaKernel
 
 # What grids depend on in a step: "tokens", of which the first "decode_rows" have decode numerics; "logits_rows";
-# "splits" of its longest sequence, "decode_splits" of the longest one whose rows have those; "tiles_N" of N rows.
+# "splits" of its longest sequence, "decode_splits" of the longest one whose rows have those; "tiles_N" of N rows;
+# "apart": whether every row is the only one of its sequence.
 Counts = Mapping[str, int]
 # What counts the rows of values.
 COUNTED = {Per.TOKEN: "tokens", Per.LOGITS: "logits_rows"}

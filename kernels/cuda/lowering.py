@@ -11,7 +11,7 @@ from .. import records
 from ..executor import UnsupportedRecord
 from ..formats import PagedLayer
 from ..records import Constants, Ids, Per
-from .attention import add_attention, store_kernel
+from .attention import add_attention
 from .block_forms import CHUNK, BlockForm
 from .decode import add_gated, can_gate
 from .driver import Driver, Grid
@@ -317,16 +317,14 @@ def _attention(record: records.Attention, at: CudaLowering) -> None:
         value = query.columns(sum(widths), record.kv_heads * record.v_head_size)
         query, key = query.columns(0, widths[0]), query.columns(widths[0], widths[1])
     rotated, released = at.values.temporary(record.heads * record.head_size, query.per)
-    kernel, given = store_kernel(record, layer, at.driver)
     rope, names = record.rope, ("cos", "sin", "long_cos", "long_sin")
-    given |= {name: at.vector(getattr(rope, name)) if rope else 0 for name in names}
+    fresh: dict[str, Any] = {name: at.vector(getattr(rope, name)) if rope else 0 for name in names}
     pairs = at.constants.array(rope.cos).shape[1] if rope else 0
-    warps = record.heads + 2 * record.kv_heads
-    at.launch(
-        kernel, query.per, lambda rows: (-(-warps // 4), rows, 1), query=query.address, key=key.address,
-        value=value.address, rotated=rotated.address, q_norm=at.vector(record.q_norm), k_norm=at.vector(record.k_norm),
-        long_rows=at.table.address("long_rows"), step=at.table.rows, query_stride=query.stride, key_stride=key.stride,
-        value_stride=value.stride, pairs=pairs, **given,
-    )  # fmt: skip
-    add_attention(record, layer, at, rotated, at.values.make(record.out))
+    fresh |= {
+        "query": query.address, "key": key.address, "value": value.address, "query_stride": query.stride,
+        "key_stride": key.stride, "value_stride": value.stride, "q_norm": at.vector(record.q_norm),
+        "k_norm": at.vector(record.k_norm), "long_rows": at.table.address("long_rows"), "pairs": pairs,
+        "interleaved": int(rope is not None and rope.interleaved), "epsilon": record.epsilon, "unused": 0,
+    }  # fmt: skip
+    add_attention(record, layer, at, rotated, at.values.make(record.out), fresh)
     at.values.release(released)

@@ -15,7 +15,7 @@ from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
 from tests.kernels.cuda.devices import IS_THERE, open_device
 
-pytestmark = pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")]
 PROMPT, STEPS = 17, 4
 
 

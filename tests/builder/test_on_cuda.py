@@ -18,6 +18,7 @@ from ..kernels.cuda.devices import IS_THERE, open_device
 GOLDENS = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))
 TOLERANCE = 1e-4
 STEPS = 4
+pytestmark = pytest.mark.gpu
 needs_a_compiler = pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")
 
 

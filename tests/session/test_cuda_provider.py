@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 import genai as ort
 from genai.runtime import device as devices
 from genai.session.cuda_operators import TABLE
-from tests.kernels.cuda.host_driver import COMPILER, HostDriver
+from tests.kernels.cuda.devices import IS_THERE, Device
 
 CUDA = "CUDAExecutionProvider"
-pytestmark = pytest.mark.skipif(
-    COMPILER is None or not sys.platform.startswith("linux"), reason="kernels run on Linux through g++"
-)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")]
 # Largest difference beside the largest value, by type: onnxruntime computes halves in float32 and rounds each result.
 TOLERANCE = {np.dtype(np.float32): 4e-6, np.dtype(np.float16): 3e-3}
 
 
-@dataclass(eq=False)
-class Counting(HostDriver):
+class Counting(Device):
     """Counts what is asked of it; `most` bytes can be had, 0 = any number."""
 
     allocations: int = 0

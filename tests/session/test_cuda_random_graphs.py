@@ -5,10 +5,8 @@ A first pass only notes which kernels the graphs need, so that they are compiled
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
@@ -16,27 +14,26 @@ import pytest
 
 from genai.kernels.cuda.sources import CudaKernel
 from genai.runtime import device as devices
-from tests.kernels.cuda.host_driver import COMPILER, HostDriver
+from tests.kernels.cuda.devices import IS_THERE, Device
 from tools.graph_fuzz.checking import check_seed
 
 pytestmark = [
     pytest.mark.oracle,
-    pytest.mark.skipif(
-        COMPILER is None or not sys.platform.startswith("linux"), reason="kernels run on Linux through g++"
-    ),
+    pytest.mark.gpu,
+    pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++"),
 ]
 CUDA = "CUDAExecutionProvider"
 # Whose graphs had something to teach: reductions over nothing, numbers without axes, what the host computes.
 TEACHERS = (205, 280, 293, 439, 2025, 2036, 2055)
 
 
-@dataclass(eq=False)
-class Collecting(HostDriver):
+class Collecting(Device):
     """Notes kernels, and starts none of them until it is `ready`."""
 
-    ready: bool = False
-    known: dict[CudaKernel, Any] = field(default_factory=dict)
-    started: int = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready, self.started = False, 0
+        self.known: dict[CudaKernel, Any] = {}
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         missing = [kernel for kernel in kernels if kernel not in self.known]
@@ -57,7 +54,8 @@ class Collecting(HostDriver):
 @pytest.mark.parametrize(("seeds", "order"), [(range(30), 0), (TEACHERS, 1), (range(1000, 1030), 3)])
 def test_random_graphs(monkeypatch: pytest.MonkeyPatch, seeds: Sequence[int], order: int) -> None:
     pytest.importorskip("onnxruntime")
-    driver = Collecting(order=order)
+    driver = Collecting()
+    driver.order = order
     monkeypatch.setattr(devices, "_gpus", {0: driver})
     for seed in seeds:
         check_seed(seed, Counter(), CUDA)

@@ -1,12 +1,14 @@
 // What attention of single rows is given, and how sequences are split: a block has a page for each of its warps.
 #pragma once
+#include "attention_store.cuh"
 #include "groups.cuh"
-#include "pages.cuh"
 
-// rotated: [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
+// fresh: rows whose keys and values are in no page yet, for kernels that put them there; others are given `rotated`:
+// [rows][heads * head_size]. parts: [rows - first_row][heads][splits], each a maximum, a sum and the unfinished
 // result. arrived: [rows - first_row][heads], how many splits are there: zeros. sinks: [heads] or 0. window: -1 = all.
 // softcap: 0 = none. The first `grouped_rows` rows also go where the next product reads them.
 struct AttentionArguments {
+  FreshRows fresh;
   const float* rotated;
   const float* sinks;
   float* parts;

@@ -148,74 +148,75 @@ struct ValueSums {
   }
 };
 
-constexpr int JOIN_WARPS = 4, JOIN_THREADS = JOIN_WARPS * WARP;
-static_assert(JOIN_THREADS == SPLIT_THREADS, "a block of a split joins all");
+// Splits of a row and head that are added up side by side.
+constexpr int SIDE_BY_SIDE = 4;
 
-// The splits of a row and head: each warp adds up every fourth one in order, as much as they are below the largest maximum
-// so far; then the warps are added in order; a sink is a score without a value. `own`: the row among those that are joined.
-template <int v_head_size, class Wait>
-__device__ __forceinline__ void join_head(const AttentionArguments& given, int own, int head, const Wait& wait) {
+// The splits of a row and head, by a warp: every fourth one in order, as much as they are below the largest maximum so far;
+// then those four sums in order; a sink is a score without a value. `own`: the row among those whose parts there are.
+template <int v_head_size>
+__device__ __forceinline__ void join_head(const AttentionArguments& given, const SeenSplits& seen, int own, int head) {
   constexpr int STRIDE = v_head_size + PART, PASSES = (v_head_size / 4 + WARP - 1) / WARP;
-  SHARED(float, maxima, JOIN_WARPS);
-  SHARED(float, totals, JOIN_WARPS);
-  SHARED(float, results, JOIN_WARPS * v_head_size);
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const int lane = threadIdx.x % WARP;
   const long long row = given.first_row + own;
-  const SeenSplits seen(given, given.step.positions[row] + 1);
   const float* parts = given.parts + ((long long)own * given.heads + head) * given.splits * STRIDE;
+  float highest[SIDE_BY_SIDE], sums[SIDE_BY_SIDE] = {}, numbers[SIDE_BY_SIDE][PASSES][4] = {};
+#pragma unroll
+  for (int side = 0; side < SIDE_BY_SIDE; ++side) highest[side] = NEVER;
+#pragma unroll 1
+  for (int base = seen.first; base < seen.last; base += SIDE_BY_SIDE) {
+    float4 beside[SIDE_BY_SIDE], four[SIDE_BY_SIDE][PASSES];
+#pragma unroll
+    for (int side = 0; side < SIDE_BY_SIDE; ++side) {  // all of them before the first is needed
+      const float* part = parts + (long long)min(base + side, seen.last - 1) * STRIDE;
+      beside[side] = load_published(reinterpret_cast<const float4*>(part));
+#pragma unroll
+      for (int pass = 0; pass < PASSES; ++pass) {
+        const int column = 4 * (pass * WARP + lane);
+        const float* numbers_of_lane = part + PART + (column < v_head_size ? column : 0);
+        four[side][pass] = load_published(reinterpret_cast<const float4*>(numbers_of_lane));
+      }
+    }
+#pragma unroll
+    for (int side = 0; side < SIDE_BY_SIDE; ++side) {
+      if (base + side >= seen.last) break;
+      const float before = highest[side];
+      highest[side] = fmaxf(before, beside[side].x);
+      const float left = expf(before - highest[side]), kept = expf(beside[side].x - highest[side]);
+      sums[side] = fmaf(beside[side].y, kept, sums[side] * left);
+#pragma unroll
+      for (int pass = 0; pass < PASSES; ++pass) {
+        float(&into)[4] = numbers[side][pass];
+        const float4& more = four[side][pass];
+        into[0] = fmaf(more.x, kept, into[0] * left), into[1] = fmaf(more.y, kept, into[1] * left);
+        into[2] = fmaf(more.z, kept, into[2] * left), into[3] = fmaf(more.w, kept, into[3] * left);
+      }
+    }
+  }
   const bool has_sink = given.sinks || given.smooth;
   const float sink = given.sinks ? given.sinks[head] : 0.0f;
-  wait();
-  float highest = NEVER, sum = 0.0f, numbers[PASSES][4] = {};
-#pragma unroll 4
-  for (int i = seen.first + warp; i < seen.last; i += JOIN_WARPS) {
-    const float* part = parts + i * STRIDE;
-    const float4 beside = load_published(reinterpret_cast<const float4*>(part));
-    const float before = highest;
-    highest = fmaxf(highest, beside.x);
-    const float left = expf(before - highest), kept = expf(beside.x - highest);
-    sum = fmaf(beside.y, kept, sum * left);
+  float most = has_sink ? sink : NEVER;
 #pragma unroll
-    for (int pass = 0; pass < PASSES; ++pass) {
-      const int column = 4 * (pass * WARP + lane);
-      const float4 four = load_published(reinterpret_cast<const float4*>(part + PART + (column < v_head_size ? column : 0)));
-      numbers[pass][0] = fmaf(four.x, kept, numbers[pass][0] * left);
-      numbers[pass][1] = fmaf(four.y, kept, numbers[pass][1] * left);
-      numbers[pass][2] = fmaf(four.z, kept, numbers[pass][2] * left);
-      numbers[pass][3] = fmaf(four.w, kept, numbers[pass][3] * left);
-    }
+  for (int side = 0; side < SIDE_BY_SIDE; ++side) most = fmaxf(most, highest[side]);
+  float total = has_sink ? expf(sink - most) : 0.0f, found[PASSES][4] = {};
+#pragma unroll
+  for (int side = 0; side < SIDE_BY_SIDE; ++side) {
+    const float kept = expf(highest[side] - most);
+    total = fmaf(sums[side], kept, total);
+#pragma unroll
+    for (int pass = 0; pass < PASSES; ++pass)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) found[pass][i] = fmaf(numbers[side][pass][i], kept, found[pass][i]);
   }
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) {
-    const int column = 4 * (pass * WARP + lane);
-    if (column < v_head_size)
-      *reinterpret_cast<float4*>(results + warp * v_head_size + column) = {
-          numbers[pass][0], numbers[pass][1], numbers[pass][2], numbers[pass][3]};
-  }
-  if (lane == 0) maxima[warp] = highest, totals[warp] = sum;
-  __syncthreads();
-  for (int column = threadIdx.x; column < v_head_size; column += JOIN_THREADS) {
-    float most = has_sink ? sink : NEVER;
-#pragma unroll
-    for (int other = 0; other < JOIN_WARPS; ++other) most = fmaxf(most, maxima[other]);
-    float total = has_sink ? expf(sink - most) : 0.0f, number = 0.0f;
-#pragma unroll
-    for (int other = 0; other < JOIN_WARPS; ++other) {
-      const float kept = expf(maxima[other] - most);
-      total = fmaf(totals[other], kept, total), number = fmaf(results[other * v_head_size + column], kept, number);
-    }
-    given.out[row * given.out_stride + head * v_head_size + column] = number / total;
-    // A warp has a chunk of 32 columns.
+    const int column = 4 * (pass * WARP + lane), place = head * v_head_size + column;
+    const float4 result = {found[pass][0] / total, found[pass][1] / total, found[pass][2] / total, found[pass][3] / total};
+    float* out = given.out + row * given.out_stride + place;
+    if (column < v_head_size) out[0] = result.x, out[1] = result.y, out[2] = result.z, out[3] = result.w;
     if constexpr (v_head_size % CHUNK == 0)
-      if (given.grouped.bytes && row < given.grouped_rows)
-        store_one(given.grouped, row, (head * v_head_size + column) / CHUNK, number / total);
+      if (given.grouped.bytes && row < given.grouped_rows && column / CHUNK * CHUNK < v_head_size)
+        store_four(given.grouped, row, place / CHUNK, lane % RoundedFour::LANES, result);
   }
-}
-
-// Grid (heads, rows).
-template <int v_head_size>
-__device__ __forceinline__ void join_splits(const AttentionArguments& given) {
-  join_head<v_head_size>(given, blockIdx.y, blockIdx.x, [] { wait_for_earlier(); });
 }
 
 // visit(i) for every `step`-th of so many bytes, by the lanes of a warp.
@@ -231,8 +232,9 @@ __device__ __forceinline__ void each_of_warp(const Visit& visit) {
 // A page of values that is brought into shared memory; larger ones are read as they are needed.
 constexpr int MOST_STAGED = 8 << 10;
 
-// Grid (splits, heads / together, rows).
-template <class Kind, int head_size, int v_head_size, int together>
+// Grid (splits, heads / together, rows). fresh: keys and values of the rows are in no page yet, and none is of another
+// row's sequence. Then every block of a head puts them there that reads them, all of them the same bytes.
+template <class Kind, int head_size, int v_head_size, int together, bool fresh>
 __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   SHARED(float, queries, together * head_size);
   SHARED(float, shares, SPLIT_WARPS * together * PAGE);
@@ -263,22 +265,40 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     each_of_warp<KEY_BYTES, LINE_BYTES>([&](int i) { fetch(keys + i); });
     each_of_warp<PAGE_BYTES, LINE_BYTES>([&](int i) { fetch(values + i); });
   }
-  wait_for_earlier();
   unsigned char* own = memory + warp * OWN_BYTES;
   PageKeys<Kind, head_size> first_keys;
+  auto bring_values = [&] {
+    if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
+  };
+  bool has_newest = false;
+  if constexpr (fresh) {  // the warp whose page it is writes the key, the next one makes the query, another one the value
+    const int newest = (end - 1) / PAGE % SPLIT_WARPS, role = (warp - newest + SPLIT_WARPS) % SPLIT_WARPS;
+    const bool is_newest = blockIdx.x == (end - 1) / SPLIT;
+    const int part = role == 1 ? first_head : given.heads + kv_head + (role == 2 ? given.kv_heads : 0);
+    const Turn turned(given.fresh, given.step, row, role < 2 ? head_size : 0);
+    wait_for_earlier();
+    if (role == 1 || (is_newest && role < 3)) store_head<Kind>(given, turned, row, part, queries, given.scale);
+    __syncwarp();
+    has_newest = is_newest && role == 0;
+  } else {
+    wait_for_earlier();
+  }
   if (sees) {  // all that a warp needs is under way before it computes
     first_keys.read(keys, 0);
-    if constexpr (IS_STAGED) each_of_warp<PAGE_BYTES, 16>([&](int i) { copy_later(own + i, values + i); });
+    if (!has_newest) bring_values();
   }
   end_group();
-  const float* rotated = given.rotated + (row * given.heads + first_head) * head_size;
-  constexpr int NUMBERS = together * head_size;
+  if constexpr (!fresh) {
+    const float* rotated = given.rotated + (row * given.heads + first_head) * head_size;
+    constexpr int NUMBERS = together * head_size;
 #pragma unroll
-  for (int start = 0; start < NUMBERS; start += SPLIT_THREADS) {
-    const int i = start + threadIdx.x;
-    if (NUMBERS % SPLIT_THREADS == 0 || i < NUMBERS) queries[i] = rotated[i] * given.scale;
+    for (int start = 0; start < NUMBERS; start += SPLIT_THREADS) {
+      const int i = start + threadIdx.x;
+      if (NUMBERS % SPLIT_THREADS == 0 || i < NUMBERS) queries[i] = rotated[i] * given.scale;
+    }
   }
   __syncthreads();
+  if (has_newest) bring_values(), end_group();
 
   float* own_shares = shares + warp * together * PAGE;
   ValueSums<Kind, v_head_size, together> sums;
@@ -322,17 +342,17 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
     if (column == 0) part[0] = highest, part[1] = sum;
     part[PART + column] = number;
   }
-  if constexpr (together == 1) {  // whoever comes last joins the splits: a step has a kernel fewer
-    SHARED(int, is_last, 1);
-    publish();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int* arrived = given.arrived + (long long)blockIdx.z * given.heads + first_head;
-      const SeenSplits seen(given, end);
-      is_last[0] = count_up(arrived) + 1 == seen.last - seen.first;
-      if (is_last[0]) *arrived = 0;
-    }
-    __syncthreads();
-    if (is_last[0]) join_head<v_head_size>(given, blockIdx.z, first_head, [] {});
+  // Whoever comes last of a row's blocks joins the splits, a head for each warp: so a step has a kernel fewer.
+  SHARED(int, is_last, 1);
+  publish();
+  __syncthreads();
+  const SeenSplits seen(given, end);
+  if (threadIdx.x == 0) {
+    int* arrived = given.arrived + (long long)blockIdx.z * given.heads + first_head;
+    is_last[0] = count_up(arrived) + 1 == seen.last - seen.first;
+    if (is_last[0]) *arrived = 0;
   }
+  __syncthreads();
+  if (!is_last[0]) return;
+  for (int head = warp; head < together; head += SPLIT_WARPS) join_head<v_head_size>(given, seen, blockIdx.z, first_head + head);
 }

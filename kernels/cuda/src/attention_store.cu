@@ -1,220 +1,31 @@
-// Queries and keys normed and rotated (Su et al. 2021); keys and values into their pages. A warp per row and head.
-// For 4 bits heads are turned by a Hadamard matrix as well, which products of turned queries and keys do not see.
-#include "pages.cuh"
-#include "reduce.cuh"
+// Keys and values into their pages, queries for attention, a warp per row and head; and heads turned back.
+#include "attention_store.cuh"
 
-// query, key, value: rows of a step; strides in numbers. rotated: [rows][heads * head_size]. cos, sin: [positions][pairs]; pairs = 0:
-// nothing is rotated. long_rows: per row, whether it uses the second tables. q_norm, k_norm: 0 = none.
+// rotated: [rows][heads * head_size].
 struct StoreArguments {
-  const float* query;
-  const float* key;
-  const float* value;
+  FreshRows fresh;
   float* rotated;
-  const float* q_norm;
-  const float* k_norm;
-  const float* cos;
-  const float* sin;
-  const float* long_cos;
-  const float* long_sin;
-  const int* long_rows;
   StepRows step;
   Pages pages;
-  long long query_stride;
-  long long key_stride;
-  long long value_stride;
   int rows;
   int heads;
   int kv_heads;
   int head_size;
   int v_head_size;
-  int pairs;
-  int interleaved;
-  float epsilon;
 };
 
 constexpr int STORE_WARPS = 4;
 
-// The most numbers of a head that a lane has: i = lane + 32 j.
-constexpr int MOST_NUMBERS = 8;
-
-// How a lane's numbers are rotated, each with another one of its head; what that takes no kernel writes.
-struct Turn {
-  float cos[MOST_NUMBERS];
-  float sin[MOST_NUMBERS];  // of the second one of a pair; less than 0 times that of the first one
-  int pairs;
-  bool interleaved;
-
-  __device__ __forceinline__ Turn(const StoreArguments& given, long long row, int size)
-      : pairs(given.pairs), interleaved(given.interleaved) {
-    if (!pairs) return;
-    const bool is_long = given.long_cos && given.long_rows[row];
-    const long long place = (long long)given.step.positions[row] * pairs;
-    const float* cosines = (is_long ? given.long_cos : given.cos) + place;
-    const float* sines = (is_long ? given.long_sin : given.sin) + place;
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) {
-      const int i = j * WARP + threadIdx.x % WARP;
-      if (i >= size || i >= 2 * pairs) continue;
-      const int pair = interleaved ? i / 2 : i % pairs;
-      cos[j] = cosines[pair], sin[j] = is_second(i) ? sines[pair] : -sines[pair];
-    }
-  }
-  __device__ __forceinline__ bool is_second(int i) const { return interleaved ? i % 2 : i >= pairs; }
-  __device__ __forceinline__ int other(int i) const { return interleaved ? i ^ 1 : is_second(i) ? i - pairs : i + pairs; }
-};
-
-// Numbers of a head, normed; `factor` is that of its norm.
-struct Head {
-  const float* x;
-  const float* weight;
-  float factor;
-
-  __device__ __forceinline__ float normed(int i) const { return weight ? x[i] * factor * weight[i] : x[i]; }
-
-  // Number i = lane + 32 j, rotated.
-  __device__ __forceinline__ float turned(const Turn& turn, int j, int i) const {
-    if (i >= 2 * turn.pairs) return normed(i);
-    const float a = normed(i), b = normed(turn.other(i));
-    return a * turn.cos[j] + b * turn.sin[j];
-  }
-};
-
-// A head by the normalised Hadamard matrix of its size, a power of two of at least 32; it is its own inverse.
-__device__ __forceinline__ void turn(float (&numbers)[MOST_NUMBERS], int size) {
-  const int lane = threadIdx.x % WARP;
-  const float factor = 1.0f / sqrtf((float)size);
-#pragma unroll
-  for (int j = 0; j < MOST_NUMBERS; ++j) {
-    numbers[j] *= factor;
-#pragma unroll
-    for (int distance = 1; distance < WARP; distance *= 2) {
-      const float other = __shfl_xor_sync(ALL_LANES, numbers[j], distance);
-      numbers[j] = lane & distance ? other - numbers[j] : numbers[j] + other;
-    }
-  }
-#pragma unroll
-  for (int distance = 1; distance < MOST_NUMBERS; distance *= 2) {
-    if (distance * WARP >= size) break;
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) {
-      if (j & distance) continue;
-      const float a = numbers[j], b = numbers[j + distance];
-      numbers[j] = a + b, numbers[j + distance] = a - b;
-    }
-  }
-}
-
-// The scale with which the largest of the numbers that the lanes of a warp bring is so many steps, as float16: NaN or
-// infinite where one of them is.
-__device__ __forceinline__ half_bits scale_of(float largest, float poison, float steps) {
-  half_bits scale;
-  store(&scale, warp_maximum(largest) / steps + warp_sum(poison));
-  return scale;
-}
-
-__device__ __forceinline__ float steps_of(float x, half_bits scale) {
-  const float factor = to_float(scale);
-  return factor > 0.0f && factor - factor == 0.0f ? x / factor : 0.0f;
-}
-
-// A head of a token into a page whose columns are `apart` numbers apart, or into one of small integers, where byte
-// column i is at place_of(i), and scales behind `integers` bytes.
-template <class T>
-struct Writer {
-  __device__ __forceinline__ static void write(
-      const float (&numbers)[MOST_NUMBERS], int size, int, unsigned char* page, int offset, bool is_key) {
-    T* out = reinterpret_cast<T*>(page) + (is_key ? offset : offset * size);
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) {
-      const int i = j * WARP + threadIdx.x % WARP;
-      if (i < size) store(out + (is_key ? i * PAGE : i), numbers[j]);
-    }
-  }
-};
-
-__device__ __forceinline__ int place_of(int i, int columns, int offset, bool is_key) {
-  return is_key ? (i / UNIT * PAGE + offset) * UNIT + i % UNIT : (offset / UNIT * columns + i) * UNIT + offset % UNIT;
-}
-
-template <>
-struct Writer<Int8> {
-  __device__ __forceinline__ static void write(
-      const float (&numbers)[MOST_NUMBERS], int size, int columns, unsigned char* page, int offset, bool is_key) {
-    const int lane = threadIdx.x % WARP;
-    float largest = 0.0f, poison = 0.0f;
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) largest = fmaxf(largest, fabsf(numbers[j])), poison += numbers[j] * 0.0f;
-    const half_bits scale = scale_of(largest, poison, 127.0f);
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) {
-      const int i = j * WARP + lane;
-      const float whole = rintf(fminf(fmaxf(steps_of(numbers[j], scale), -127.0f), 127.0f));
-      if (i < columns) page[place_of(i, columns, offset, is_key)] = (unsigned char)(int)whole;
-    }
-    if (lane == 0) reinterpret_cast<half_bits*>(page + PAGE * columns)[offset] = scale;
-  }
-};
-
-template <>
-struct Writer<Int4> {
-  __device__ __forceinline__ static void write(
-      const float (&numbers)[MOST_NUMBERS], int size, int columns, unsigned char* page, int offset, bool is_key) {
-    const int lane = threadIdx.x % WARP;
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j) {
-      if (j * WARP >= size) break;
-      const half_bits scale = scale_of(fabsf(numbers[j]), numbers[j] * 0.0f, 7.5f);
-      const int code = (int)rintf(fminf(fmaxf(steps_of(numbers[j], scale) + 7.5f, 0.0f), 15.0f));
-      const int other = __shfl_xor_sync(ALL_LANES, code, 16);  // a byte holds columns that are 16 apart
-      if (lane < 16) page[place_of(16 * j + lane, columns, offset, is_key)] = (unsigned char)(code | other << 4);
-      if (lane == 0) reinterpret_cast<half_bits*>(page + PAGE * columns)[j * PAGE + offset] = scale;
-    }
-  }
-};
-
 // Grid ((heads + 2 kv_heads) / 4, rows).
 template <class Kind>
 __device__ __forceinline__ void store_heads(const StoreArguments& given) {
-  constexpr bool TURNED = Form<Kind>::COLUMNS > UNIT;
-  const int lane = threadIdx.x % WARP, head = blockIdx.x * STORE_WARPS + threadIdx.x / WARP;
+  const int head = blockIdx.x * STORE_WARPS + threadIdx.x / WARP, first_value = given.heads + given.kv_heads;
   const long long row = blockIdx.y;
-  const int slot = given.step.slots[row], block = slot / PAGE, offset = slot % PAGE;
-  const int first_value = given.heads + given.kv_heads;
-  const Turn turned(given, row, head < first_value ? given.head_size : 0);
+  const Turn turned(given.fresh, given.step, row, head < first_value ? given.head_size : 0);
   wait_for_earlier();
   if (head >= first_value + given.kv_heads) return;
-  float numbers[MOST_NUMBERS] = {};
-  if (head >= first_value) {
-    const int own = head - first_value, size = given.v_head_size;
-    const float* x = given.value + row * given.value_stride + own * size;
-#pragma unroll
-    for (int j = 0; j < MOST_NUMBERS; ++j)
-      if (j * WARP + lane < size) numbers[j] = x[j * WARP + lane];
-    if (TURNED) turn(numbers, size);
-    unsigned char* page = given.pages.values + block * given.pages.value_block + own * value_bytes<Kind>(size);
-    Writer<Kind>::write(numbers, size, Form<Kind>::value_columns(size), page, offset, false);
-    return;
-  }
-  const bool is_query = head < given.heads;
-  const int own = is_query ? head : head - given.heads, size = given.head_size;
-  const float* x = is_query ? given.query + row * given.query_stride : given.key + row * given.key_stride;
-  Head from{x + own * size, is_query ? given.q_norm : given.k_norm, 1.0f};
-  if (from.weight) {
-    float squares = 0.0f;
-    for (int i = lane; i < size; i += WARP) squares = fmaf(from.x[i], from.x[i], squares);
-    from.factor = 1.0f / sqrtf(warp_sum(squares) / size + given.epsilon);
-  }
-#pragma unroll
-  for (int j = 0; j < MOST_NUMBERS; ++j)
-    if (j * WARP + lane < size) numbers[j] = from.turned(turned, j, j * WARP + lane);
-  if (TURNED) turn(numbers, size);
-  if (is_query) {
-    float* out = given.rotated + (row * given.heads + own) * size;
-    Writer<float>::write(numbers, size, 0, reinterpret_cast<unsigned char*>(out), 0, false);
-  } else {
-    unsigned char* page = given.pages.keys + block * given.pages.key_block + own * key_bytes<Kind>(size);
-    Writer<Kind>::write(numbers, size, Form<Kind>::key_columns(size), page, offset, true);
-  }
+  float* rotated = given.rotated + (row * given.heads + head) * given.head_size;
+  store_head<Kind>(given, turned, row, head, rotated, 1.0f);
 }
 
 // out: rows of heads that weighted values of 4 bits have left turned.

@@ -82,22 +82,33 @@ __device__ __forceinline__ unsigned char* rows_memory() {
   }
 }
 
-// Grid (outputs / (16 tiles), rows / (8 groups)).
+// What a block of tiles computes. Blocks of the same outputs with other rows are neighbours, which read the same weights
+// at about the same time: memory gives them once.
+template <int outputs, int groups>
+struct OwnTiles {
+  int output, group;
+  __device__ __forceinline__ explicit OwnTiles(int rows) {
+    const int parts = (rows + GROUP * groups - 1) / (GROUP * groups);
+    output = blockIdx.x / parts * outputs, group = blockIdx.x % parts * groups;
+  }
+};
+
+// Grid outputs / (16 tiles) * rows / (8 groups).
 template <class Reader, int tiles, int groups>
 __device__ __forceinline__ void decode(const DecodeArguments& given) {
   using Own = Stages<Reader, tiles>;
   SHARED(unsigned, codes, Own::template MEMORY<groups>);
   SHARED(float, numbers, 2 * Own::NUMBER_COUNT);
-  const int first_output = blockIdx.x * (TILE * tiles), first_group = blockIdx.y * groups;
+  const OwnTiles<TILE * tiles, groups> first(given.rows);
   decode_tiles<groups>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, first_group, given.rows,
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, first.group, given.rows,
       [&](int) -> const BlockMatrix& { return given.matrix; },
-      [&](int tile, int row) { return min(first_output + tile * TILE + row, given.outputs - 1); },
+      [&](int tile, int row) { return min(first.output + tile * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[WarpSums<groups>::EACH]) {
 #pragma unroll
         for (int i = 0; i < WarpSums<groups>::EACH; ++i) {
-          const int own = i * DECODE_THREADS + threadIdx.x, output = first_output + tile * TILE + own % TILE;
-          const long long row = first_group * GROUP + own / TILE;
+          const int own = i * DECODE_THREADS + threadIdx.x, output = first.output + tile * TILE + own % TILE;
+          const long long row = first.group * GROUP + own / TILE;
           if (own >= groups * GROUP * TILE || output >= given.outputs || row >= given.rows) continue;
           store_result(given, row, output, found[i]);
         }
@@ -172,7 +183,7 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
     store_results<OUTPUTS, LANE_WARPS>(given, results, first_row, first_output, min(tokens, given.rows - first_row));
 }
 
-// Grid (outputs / (16 tiles), rows / (8 groups)): half of the tiles of a block are the gate's.
+// Grid outputs / (16 tiles) * rows / (8 groups): half of the tiles of a block are the gate's.
 template <class Reader, class Activation, int tiles, int groups>
 __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   constexpr int EACH = WarpSums<groups>::EACH, OUTPUTS = TILE * tiles, ROWS = GROUP * groups;
@@ -181,11 +192,12 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
   SHARED(float, numbers, 2 * Own::NUMBER_COUNT);
   float* results = numbers;
   static_assert(ROWS * (OUTPUTS + 1) <= 2 * Own::NUMBER_COUNT, "results take the memory of numbers");
-  const int first_output = blockIdx.x * OUTPUTS, first_row = blockIdx.y * ROWS;
+  const OwnTiles<OUTPUTS, groups> first(given.rows);
+  const int first_output = first.output, first_row = first.group * GROUP;
   const float none[3] = {};
   float gates[tiles][EACH];
   decode_tiles<groups>(
-      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, blockIdx.y * groups, given.rows,
+      Own{codes, numbers, given.x.chunks / STRIDE_CHUNKS}, rows_memory<groups>(), given.x, first.group, given.rows,
       [&](int tile) -> const BlockMatrix& { return tile < tiles ? given.gate : given.up; },
       [&](int tile, int row) { return min(first_output + tile % tiles * TILE + row, given.outputs - 1); },
       [&](int tile, const float(&found)[EACH]) {

@@ -18,11 +18,19 @@ constexpr unsigned WHOLE_BITS = 0x4b400000u;
 constexpr float WHOLE = 12582912.0f;
 static_assert(DECODE_WARPS == PHASES, "a warp has a phase in every pass");
 
-// Of a matrix with so many strides the chunk that a warp takes in its turn `part`: pass by pass.
-__device__ __forceinline__ int chunk_of(int part, int warp, int strides) {
-  const int pass = (part >= strides) + (part >= 2 * strides) + (part >= 3 * strides);
-  return (part - pass * strides) * STRIDE_CHUNKS + pass * PHASES + warp;
-}
+// The chunks that a warp takes in turn: pass by pass, of every stride one.
+struct Turns {
+  int chunks, chunk;
+
+  // From turn `part` on, which is below 2.
+  __device__ __forceinline__ Turns(int strides, int warp, int part) : chunks(strides * STRIDE_CHUNKS), chunk(warp) {
+    if (part) next();
+  }
+  __device__ __forceinline__ void next() {
+    chunk += STRIDE_CHUNKS;
+    if (chunk >= chunks) chunk += PHASES - chunks;  // a pass further
+  }
+};
 
 // What a warp needs of a chunk of eight rows of activations: a lane's bytes of row lane / 4, and what belongs to the two
 // rows whose sums it has.
@@ -62,67 +70,62 @@ struct Stages {
   float* numbers;   // [2][tiles][NUMBERS][TILE][LINE]
   int strides;
 
-  // The chunk that a thread brings for a stage.
-  __device__ __forceinline__ int chunk_brought(int stage) const {
-    const int own = stage * STAGE_CHUNKS + threadIdx.x % STAGE_CHUNKS;
-    return chunk_of(own / DECODE_WARPS, own % DECODE_WARPS, strides);
+  // The chunk of a stage, and the row of a tile, that a thread brings.
+  __device__ __forceinline__ static int own_chunk() { return threadIdx.x % STAGE_CHUNKS; }
+  __device__ __forceinline__ static int own_row() { return threadIdx.x / STAGE_CHUNKS; }
+  // Which of a row's chunks these are, stage by stage: two turns of a warp.
+  __device__ __forceinline__ Turns brought() const {
+    return Turns(strides, own_chunk() % DECODE_WARPS, own_chunk() / DECODE_WARPS);
   }
 
   // Chunks of eight neighbouring rows in the same column lie in different banks.
   __device__ __forceinline__ static int place(int tile, int row, int chunk) {
     return (tile * TILE + row) * STAGE_CHUNKS + (chunk ^ row % 8);
   }
-  __device__ __forceinline__ unsigned* second(int stage) const {
-    return codes + stage % COUNT * STAGE_WORDS + tiles * TILE * STAGE_CHUNKS * WORDS_1;
+  __device__ __forceinline__ unsigned* first(int slot) const { return codes + slot * STAGE_WORDS; }
+  __device__ __forceinline__ unsigned* second(int slot) const {
+    return first(slot) + tiles * TILE * STAGE_CHUNKS * WORDS_1;
   }
 
-  // A thread brings one chunk of each tile.
+  // A thread brings one chunk of each tile into a slot. Behind the last chunk of a row it is the last one again:
+  // activations are zero there.
   template <class MatrixOf, class RowOf>
-  __device__ __forceinline__ void ask(int stage, int stages, const MatrixOf& matrix_of, const RowOf& row_of) const {
-    if (stage < stages) {
-      const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+  __device__ __forceinline__ void ask(int slot, int chunk, const MatrixOf& matrix_of, const RowOf& row_of) const {
 #pragma unroll
-      for (int tile = 0; tile < tiles; ++tile) {
-        const BlockMatrix& matrix = matrix_of(tile);
-        const long long from =
-            (long long)row_of(tile, row) * matrix.chunks + min(chunk_brought(stage), matrix.chunks - 1);
-        const int to = place(tile, row, chunk);
-        copy_few_later<4 * WORDS_1>(codes + stage % COUNT * STAGE_WORDS + to * WORDS_1, matrix.data + from * (4 * WORDS_1));
-        if constexpr (WORDS_2 > 0)
-          copy_few_later<4 * WORDS_2>(second(stage) + to * WORDS_2, matrix.second + from * (4 * WORDS_2));
-      }
+    for (int tile = 0; tile < tiles; ++tile) {
+      const BlockMatrix& matrix = matrix_of(tile);
+      const long long from = (long long)row_of(tile, own_row()) * matrix.chunks + min(chunk, matrix.chunks - 1);
+      const int to = place(tile, own_row(), own_chunk());
+      copy_few_later<4 * WORDS_1>(first(slot) + to * WORDS_1, matrix.data + from * (4 * WORDS_1));
+      if constexpr (WORDS_2 > 0)
+        copy_few_later<4 * WORDS_2>(second(slot) + to * WORDS_2, matrix.second + from * (4 * WORDS_2));
     }
-    end_group();
   }
 
   // The numbers of that chunk, as they lie in memory ...
   using Read = typename Reader::Chunk;
   template <class MatrixOf, class RowOf>
   __device__ __forceinline__ void read_numbers(
-      int stage, const MatrixOf& matrix_of, const RowOf& row_of, Read (&read)[tiles]) const {
-    const int row = threadIdx.x / STAGE_CHUNKS, chunk = chunk_brought(stage);
+      int chunk, const MatrixOf& matrix_of, const RowOf& row_of, Read (&read)[tiles]) const {
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
       const Reader reader{matrix_of(tile)};
-      reader.read_numbers(row_of(tile, row), min(chunk, reader.matrix.chunks - 1), read[tile]);
+      reader.read_numbers(row_of(tile, own_row()), min(chunk, reader.matrix.chunks - 1), read[tile]);
     }
   }
 
-  // ... and as floats. Chunks behind the last one are worth nothing.
+  // ... and as floats, for every other stage in the same place.
   template <class MatrixOf>
-  __device__ __forceinline__ void keep_numbers(int stage, const MatrixOf& matrix_of, const Read (&read)[tiles]) const {
-    const int row = threadIdx.x / STAGE_CHUNKS, chunk = threadIdx.x % STAGE_CHUNKS;
+  __device__ __forceinline__ void keep_numbers(int parity, const MatrixOf& matrix_of, const Read (&read)[tiles]) const {
 #pragma unroll
     for (int tile = 0; tile < tiles; ++tile) {
-      const Reader reader{matrix_of(tile)};
-      const auto factors = reader.factors(read[tile]);
-      const bool there = chunk_brought(stage) < reader.matrix.chunks;
-      float* own = numbers + stage % 2 * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + row * LINE + chunk;
+      const auto factors = Reader{matrix_of(tile)}.factors(read[tile]);
+      float* own = numbers + parity * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + own_row() * LINE + own_chunk();
 #pragma unroll
       for (int half = 0; half < HALVES; ++half) {
-        own[half * TILE * LINE] = there ? factors.scale[half] : 0.0f;
-        if (Reader::HAS_POINTS) own[(HALVES + half) * TILE * LINE] = there ? factors.zero[half] : 0.0f;
-        if (Reader::HAS_MINIMUM) own[(HALVES + half) * TILE * LINE] = there ? factors.minimum[half] : 0.0f;
+        own[half * TILE * LINE] = factors.scale[half];
+        if (Reader::HAS_POINTS) own[(HALVES + half) * TILE * LINE] = factors.zero[half];
+        if (Reader::HAS_MINIMUM) own[(HALVES + half) * TILE * LINE] = factors.minimum[half];
       }
     }
   }
@@ -131,18 +134,19 @@ struct Stages {
   // has: sums[2 row + activation].
   template <int groups>
   __device__ __forceinline__ void add(
-      const BlockMatrix& matrix, int stage, int tile, int chunk, const GroupChunk (&x)[groups], float (&sums)[groups][4]) const {
+      const BlockMatrix& matrix, int slot, int parity, int tile, int chunk, const GroupChunk (&x)[groups],
+      float (&sums)[groups][4]) const {
     const int lane = threadIdx.x % WARP, own = lane / 4, t = lane % 4;
     int a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = place(tile, own + i % 2 * 8, chunk);
-      const unsigned* first = codes + stage % COUNT * STAGE_WORDS + at * WORDS_1;
-      const unsigned* other = second(stage) + at * WORDS_2;
-      auto code = [&](int word) { return word < WORDS_1 ? first[word] : other[word - WORDS_1]; };
-      a[i] = Reader{matrix}.byte_word(code, t + i / 2 * 4);
+      const unsigned* low = first(slot) + at * WORDS_1;
+      const unsigned* high = second(slot) + at * WORDS_2;
+      auto code = [&](int word) { return word < WORDS_1 ? low[word] : high[word - WORDS_1]; };
+      a[i] = Reader{matrix}.signed_bytes(Reader{matrix}.byte_word(code, t + i / 2 * 4));
     }
-    const float* line = numbers + stage % 2 * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + own * LINE + chunk;
+    const float* line = numbers + parity * NUMBER_COUNT + tile * NUMBERS * TILE * LINE + own * LINE + chunk;
     float scale[HALVES][2], other[HALVES][2] = {};
 #pragma unroll
     for (int i = 0; i < 2 * HALVES; ++i) {
@@ -175,10 +179,16 @@ struct Stages {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = i / 2, packed = (int)__float_as_uint(i % 2 ? x.w : x.y), low = (short)packed, high = packed >> 16;
-      const float ones = (float)(HALVES == 1 ? low + high : half ? high : low);
-      float sum = __uint_as_float((unsigned)whole[i]) - WHOLE;
-      if constexpr (Reader::HAS_ZERO)
-        sum = fmaf((float)Reader::BIAS - (Reader::HAS_POINTS ? other[row] : matrix.zero), ones, sum);
+      const float ones = (float)(HALVES == 1 ? low + high : half ? high : low), found = __uint_as_float((unsigned)whole[i]);
+      if constexpr (Reader::IS_NARROW && !Reader::HAS_POINTS) {
+        if (half == 0) {  // nothing is there yet: exactly what is too much, times the factor, is taken away
+          totals[i] = fmaf(found, scale[row], -WHOLE * scale[row]);
+          if constexpr (Reader::HAS_MINIMUM) totals[i] = fmaf(-other[row], ones, totals[i]);
+          continue;
+        }
+      }
+      float sum = found - WHOLE;
+      if constexpr (Reader::HAS_POINTS) sum = fmaf((float)Reader::BIAS - other[row], ones, sum);
       totals[i] = fmaf(sum, Reader::IS_GRID ? scale[row] * matrix.unit : scale[row], totals[i]);
       if constexpr (Reader::HAS_MINIMUM) totals[i] = fmaf(-other[row], ones, totals[i]);
     }
@@ -233,38 +243,43 @@ template <int groups>
 struct RowRing {
   static constexpr int PARTS = STAGE_CHUNKS / DECODE_WARPS, ROW_BYTES = GROUP * CHUNK, SCALE_BYTES = GROUP * (int)sizeof(float2);
   static constexpr int PART_BYTES = groups * (ROW_BYTES + SCALE_BYTES);
-  unsigned char* memory;
+  // A lane copies the same 16 bytes of some groups, so many groups apart.
+  static constexpr int ROW_COPIES = ROW_BYTES / 16, SCALE_COPIES = SCALE_BYTES / 16, ROW_STEP = WARP / ROW_COPIES;
+  static_assert(WARP % ROW_COPIES == 0 && groups <= WARP / SCALE_COPIES, "all scales are copied at once");
+  unsigned char *own, *into;
+  const unsigned char *bytes, *scales;
+  int step, there;
 
-  __device__ __forceinline__ unsigned char* place(int stage, int part) const {
-    return memory + ((stage % 2 * PARTS + part) * DECODE_WARPS + threadIdx.x / WARP) * PART_BYTES;
-  }
   // Of groups that are not there nothing is read.
-  __device__ __forceinline__ void ask(const GroupedRows& x, int first_group, int chunk, int rows, int stage, int part) const {
-    copy<ROW_BYTES>(place(stage, part), x, x.bytes, first_group, chunk, rows);
-    copy<SCALE_BYTES>(place(stage, part) + groups * ROW_BYTES, x, x.scales, first_group, chunk, rows);
-  }
-  __device__ __forceinline__ GroupChunk read(int stage, int part, int group) const {
+  __device__ __forceinline__ RowRing(unsigned char* memory, const GroupedRows& x, int first_group, int rows) {
     const int lane = threadIdx.x % WARP;
-    const unsigned char* own = place(stage, part);
-    GroupChunk found;
-    found.bytes = reinterpret_cast<const uint2*>(own + group * ROW_BYTES)[lane];
-    found.scales = reinterpret_cast<const float4*>(own + groups * ROW_BYTES + group * SCALE_BYTES)[lane % 4];
-    return found;
+    there = min(groups, (rows + GROUP - 1) / GROUP - first_group);
+    own = memory + threadIdx.x / WARP * PART_BYTES, into = own + lane * 16;
+    bytes = static_cast<const unsigned char*>(x.bytes) + lane % ROW_COPIES * 16 +
+            (long long)(first_group + lane / ROW_COPIES) * x.chunks * ROW_BYTES;
+    scales = reinterpret_cast<const unsigned char*>(x.scales) + lane % SCALE_COPIES * 16 +
+             (long long)(first_group + lane / SCALE_COPIES) * x.chunks * SCALE_BYTES;
+    step = x.chunks * (ROW_STEP * ROW_BYTES);
   }
-
- private:
-  template <int bytes>
-  __device__ __forceinline__ static void copy(
-      unsigned char* to, const GroupedRows& x, const void* from, int first_group, int chunk, int rows) {
-    constexpr int COPIES = bytes / 16;  // of a group
+  __device__ __forceinline__ static constexpr int place(int parity, int part) {
+    return (parity * PARTS + part) * DECODE_WARPS * PART_BYTES;
+  }
+  __device__ __forceinline__ void ask(int chunk, int parity, int part) const {
+    const int lane = threadIdx.x % WARP;
+    const unsigned char* from = bytes + (long long)chunk * ROW_BYTES;
 #pragma unroll
-    for (int start = 0; start < groups * COPIES; start += WARP) {
-      const int i = start + threadIdx.x % WARP, group = first_group + i / COPIES;
-      if (i < groups * COPIES && group * GROUP < rows)
-        copy_later(
-            to + i * 16,
-            static_cast<const unsigned char*>(from) + ((long long)group * x.chunks + chunk) * bytes + i % COPIES * 16);
-    }
+    for (int start = 0; start < groups; start += ROW_STEP, from += step)
+      if (start + lane / ROW_COPIES < there) copy_later(into + (place(parity, part) + start * ROW_BYTES), from);
+    if (lane / SCALE_COPIES < there)
+      copy_later(into + (place(parity, part) + groups * ROW_BYTES), scales + (long long)chunk * SCALE_BYTES);
+  }
+  __device__ __forceinline__ GroupChunk read(int parity, int part, int group) const {
+    const int lane = threadIdx.x % WARP;
+    const unsigned char* from = own + place(parity, part);
+    GroupChunk found;
+    found.bytes = reinterpret_cast<const uint2*>(from + group * ROW_BYTES)[lane];
+    found.scales = reinterpret_cast<const float4*>(from + groups * ROW_BYTES + group * SCALE_BYTES)[lane % 4];
+    return found;
   }
 };
 
@@ -277,66 +292,84 @@ __device__ __forceinline__ void decode_tiles(
   using Sums = WarpSums<groups>;
   constexpr int tiles = Own::TILES, PARTS = STAGE_CHUNKS / DECODE_WARPS;
   constexpr bool RINGED = IS_RINGED<groups>;
-  const int warp = threadIdx.x / WARP, strides = own.strides, parts = PASSES * strides, stages = parts / PARTS;
-  for (int stage = 0; stage < Own::COUNT - 1; ++stage) own.ask(stage, stages, matrix_of, row_of);
-  typename Own::Read read[Own::AHEAD][tiles];
+  constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
+  // Stages whose numbers are under way: stages of many rows take longer than memory.
+  constexpr int AHEAD = RINGED ? 2 : Own::AHEAD;
+  static_assert(AHEAD % 2 == 0 && AHEAD * PARTS % ROWS_AHEAD == 0, "places are known when loops are unrolled");
+  const int warp = threadIdx.x / WARP, parts = PASSES * own.strides, stages = parts / PARTS;
+  // Codes are asked for some stages ahead, numbers others, rows again others.
+  Turns codes = own.brought(), numbers = own.brought(), asked_rows(own.strides, warp, 0);
+  int slot = 0, free_slot = Own::COUNT - 1;
+  auto ask_codes = [&](int stage, int into) {
+    if (stage < stages) own.ask(into, codes.chunk, matrix_of, row_of), codes.next(), codes.next();
+    end_group();
+  };
+  typename Own::Read read[AHEAD][tiles];
+  auto read_numbers = [&](int stage, typename Own::Read(&into)[tiles]) {
+    if (stage < stages) own.read_numbers(numbers.chunk, matrix_of, row_of, into), numbers.next(), numbers.next();
+  };
 #pragma unroll
-  for (int i = 0; i < Own::AHEAD; ++i) own.read_numbers(min(i, stages - 1), matrix_of, row_of, read[i]);
+  for (int stage = 0; stage < Own::COUNT - 1; ++stage) ask_codes(stage, stage);
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i) read_numbers(i, read[i]);
   wait_for_earlier();
   float sums[tiles][groups][4] = {}, totals[tiles][groups][4] = {};  // of a pass, and of those before
   // Activations come from the second-level cache: some chunks ahead into registers, or many rows a stage ahead.
-  constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
-  const RowRing<groups> ring{rows_memory};
+  const RowRing<groups> ring(rows_memory, x, first_group, rows);
   GroupChunk next[ROWS_AHEAD][groups] = {};
-  auto chunk_at = [&](int part) { return chunk_of(min(part, parts - 1), warp, strides); };  // x has whole strides
   auto read_rows = [&](int part, GroupChunk(&into)[groups]) {
+    if (part >= parts) return;
 #pragma unroll
     for (int group = 0; group < groups; ++group)
-      if (group == 0 || (first_group + group) * GROUP < rows) into[group].read(x, first_group + group, chunk_at(part), rows);
+      if (group == 0 || (first_group + group) * GROUP < rows)
+        into[group].read(x, first_group + group, asked_rows.chunk, rows);
+    asked_rows.next();
   };
-  auto ask_rows = [&](int stage) {
+  auto ask_rows = [&](int stage, int parity) {
     if (stage < stages) {
 #pragma unroll
-      for (int part = 0; part < PARTS; ++part) ring.ask(x, first_group, chunk_at(stage * PARTS + part), rows, stage, part);
+      for (int part = 0; part < PARTS; ++part)
+        ring.ask(asked_rows.chunk, parity, part), asked_rows.next();
     }
     end_group();
   };
   if constexpr (RINGED) {
-    ask_rows(0);
+    ask_rows(0, 0);
     end_group();  // in a stage the codes' group is the last one
   } else {
 #pragma unroll
     for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
   }
-  int left = strides;  // turns of this pass
-  for (int base = 0; base < stages; base += Own::AHEAD)
+  int left = own.strides;  // turns of this pass
+  for (int base = 0; base < stages; base += AHEAD)
 #pragma unroll
-    for (int i = 0; i < Own::AHEAD; ++i) {
-      const int stage = base + i;
+    for (int i = 0; i < AHEAD; ++i) {
+      const int stage = base + i, parity = i % 2;
       if (stage >= stages) break;
-      own.keep_numbers(stage, matrix_of, read[i]);
-      own.read_numbers(min(stage + Own::AHEAD, stages - 1), matrix_of, row_of, read[i]);
+      own.keep_numbers(parity, matrix_of, read[i]);
+      read_numbers(stage + AHEAD, read[i]);
       if constexpr (RINGED) wait_groups<Own::COUNT == 2 ? 0 : 1>();
       else wait_groups<Own::COUNT - 2>();
       __syncthreads();  // the stage and its numbers are there, the stage before has been computed
-      if constexpr (RINGED) ask_rows(stage + 1);
-      own.ask(stage + Own::COUNT - 1, stages, matrix_of, row_of);
+      if constexpr (RINGED) ask_rows(stage + 1, 1 - parity);
+      ask_codes(stage + Own::COUNT - 1, free_slot);
 #pragma unroll
       for (int part = 0; part < PARTS; ++part) {
         GroupChunk now[groups];
         if constexpr (RINGED) {
 #pragma unroll
-          for (int group = 0; group < groups; ++group) now[group] = ring.read(stage, part, group);
+          for (int group = 0; group < groups; ++group) now[group] = ring.read(parity, part, group);
         } else {
+          GroupChunk(&held)[groups] = next[(i * PARTS + part) % ROWS_AHEAD];
 #pragma unroll
-          for (int group = 0; group < groups; ++group) now[group] = next[(i * PARTS + part) % ROWS_AHEAD][group];
-          read_rows(stage * PARTS + part + ROWS_AHEAD, next[(i * PARTS + part) % ROWS_AHEAD]);
+          for (int group = 0; group < groups; ++group) now[group] = held[group];
+          read_rows(stage * PARTS + part + ROWS_AHEAD, held);
         }
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile)
-          own.add(matrix_of(tile), stage, tile, part * DECODE_WARPS + warp, now, sums[tile]);
+          own.add(matrix_of(tile), slot, parity, tile, part * DECODE_WARPS + warp, now, sums[tile]);
         if (--left) continue;
-        left = strides;
+        left = own.strides;
 #pragma unroll
         for (int tile = 0; tile < tiles; ++tile)
 #pragma unroll
@@ -344,6 +377,7 @@ __device__ __forceinline__ void decode_tiles(
 #pragma unroll
             for (int j = 0; j < 4; ++j) totals[tile][group][j] += sums[tile][group][j], sums[tile][group][j] = 0.0f;
       }
+      free_slot = slot, slot = slot + 1 == Own::COUNT ? 0 : slot + 1;
     }
   wait_groups<0>();
 #pragma unroll

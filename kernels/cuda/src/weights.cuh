@@ -21,7 +21,7 @@ constexpr int BYTE_WORDS = CHUNK / 4;
 
 // Numbers are [rows][count]; chunk c (or of chunks with two halves that have numbers of their own half 2 c + h) reads
 // number c >> shift. chunks: of a row; of floats a row is as many times 32 numbers long. zero: of codes without zero
-// points of their own. table: the grid as bytes in `unit`s, as near as they come; grid: its values.
+// points of their own, a whole number; less it they are bytes with a sign. table: the grid as bytes in `unit`s, as near as they come; grid: its values.
 struct BlockMatrix {
   const unsigned char* data;
   const unsigned char* second;
@@ -81,9 +81,18 @@ struct alignas(sizeof(T) * n) Together {
   T of[n];
 };
 
+// Numbers of so few bits, and so small, that a few more bits are exact, times a byte as well.
+template <class T>
+constexpr bool HAS_FEW_BITS = false;
+template <>
+constexpr bool HAS_FEW_BITS<half_bits> = true;
+template <>
+constexpr bool HAS_FEW_BITS<float8_bits> = true;
+
 // A number per block.
 template <class Scale>
 struct Single {
+  static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;
   static constexpr bool IS_BESIDE = false;
   static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = 0;  // of a half chunk
   template <int halves>
@@ -102,6 +111,7 @@ struct Single {
 // A number per group, times an integer per block. Blocks of 16 columns have their two integers side by side.
 template <class Scale, class Integer>
 struct Double {
+  static constexpr bool IS_NARROW = HAS_FEW_BITS<Scale>;
   static constexpr bool IS_BESIDE = false;
   static constexpr int NUMBER_BYTES = sizeof(Scale), INTEGER_BYTES = sizeof(Integer);
   template <int halves>
@@ -203,6 +213,10 @@ struct BlockReader {
   using OwnOffset = Offset;
   static constexpr bool HAS_MINIMUM = Offset::HAS_MINIMUM, HAS_ZERO = !grid && !HAS_MINIMUM, IS_GRID = grid;
   static constexpr bool HAS_POINTS = HAS_ZERO && Offset::HAS_POINTS;
+  // Codes less the zero point that they have in common are bytes with a sign.
+  static constexpr bool ARE_SIGNED = HAS_ZERO && !HAS_POINTS;
+  // Two bits times a factor are a float exactly.
+  static constexpr bool IS_NARROW = !grid && Factor::IS_NARROW;
   static constexpr bool ARE_IN_PLACE = bits == 4 && !grid && halves == 1;
   static_assert(!grid || bits <= 4, "tables have 16 entries");
 
@@ -275,6 +289,12 @@ struct BlockReader {
   __device__ __forceinline__ int byte_word(const Code& code, int q) const {
     if constexpr (grid) return four_of<bits>(matrix.table, slice_of(code, q / 2) >> q % 2 * 16);
     else return slice_of(code, q);
+  }
+
+  // The same less the zero point, where codes have one in common.
+  __device__ __forceinline__ int signed_bytes(int word) const {
+    if constexpr (!ARE_SIGNED || bits == 8) return word;  // 8 bits are stored less 128, which is their zero point
+    else return (int)(((unsigned)word + (128u - (unsigned)(int)matrix.zero) * 0x01010101u) ^ 0x80808080u);
   }
 
   // Of a row's bytes the sums of a chunk's halves, or of it all, of two numbers of 16 bits.

@@ -18,17 +18,12 @@ from .devices import GPU, IS_THERE, open_device
 from .host_driver import HostDriver
 from .programs import Load
 
-ON_A_GPU = (
-    "test_arrays", "test_attention", "test_decoder", "test_experts", "test_forms", "test_host_nodes", "test_low_rank",
-    "test_quantised_models", "test_rows", "test_sampled_texts", "test_sampling",
-)  # fmt: skip
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs the compiler where there is none."""
     if GPU:
         for item in items:
-            if Path(__file__).parent in item.path.parents and item.path.stem not in ON_A_GPU:
+            if Path(__file__).parent in item.path.parents and item.get_closest_marker("gpu") is None:
                 item.add_marker(pytest.mark.skip(reason="it is about the host that emulates a GPU"))
     for item in () if IS_THERE else items:
         if Path(__file__).parent in item.path.parents and "driver" in getattr(item, "fixturenames", ()):

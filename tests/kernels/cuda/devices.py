@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from genai.kernels.cuda.cupy_driver import open_driver
+from genai.kernels.cuda.driver import NoDevice
 
 from .host_driver import COMPILER, HostDriver
 
 GPU = os.environ.get("GENAI_CUDA_DEVICE", "")
 IS_THERE = bool(GPU) or (COMPILER is not None and sys.platform.startswith("linux"))
 
+if TYPE_CHECKING or not GPU:
+    Device = HostDriver
+else:
+    from .gpu_driver import GpuDriver as Device
+"""The class of its drivers: tests that count what is asked of one derive from it."""
+
 
 def open_device() -> Any:
     """A driver of its own."""
-    if not GPU:
-        return HostDriver()
-    from .gpu_driver import GpuDriver
+    return Device()
 
-    return GpuDriver(int(GPU))
+
+@cache
+def why_not() -> str:
+    """Why GPU number GENAI_CUDA_DEVICE cannot be used; "" = it can."""
+    try:
+        open_driver(int(GPU))
+    except NoDevice as error:
+        return str(error)
+    return ""

@@ -20,6 +20,8 @@ from genai.kernels.cuda.cupy_driver import CupyDriver
 from .host_driver import HostDriver
 from .test_cupy_driver import Array as CupyArray, fake_cupy
 
+pytestmark = pytest.mark.gpu
+
 Made = Array | list[Array]
 
 

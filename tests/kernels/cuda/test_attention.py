@@ -22,6 +22,8 @@ from genai.kernels.reference.pages import read_pages
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, layer_of, packed_layer_of, program, relative_error, step_of
 
+pytestmark = pytest.mark.gpu
+
 BLOCKS = 32
 
 
@@ -420,17 +422,43 @@ def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[s
 @pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if divides(attention(**without_kind(case)))])
 def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Few of them have blocks of their own, of which the last one joins the splits."""
+    """Few of them have blocks of their own, which put keys and values into pages, too."""
     case = CASES[name]
     record, rng = attention(**without_kind(case)), np.random.default_rng(0)
     constants, layer = constants_for(record, rng), made_layer(record, case.get("kind", "float32"), rng)
-    step = step_of([1, 130, 300], [1, 1, 1], num_blocks=BLOCKS, rng=rng)
-    rows, found = rows_for(record, 3, rng), []
-    for multiprocessors in (0, 1000, 1000):  # and once more: counts of blocks are zero again
+    step = step_of([1, 130, 300, 33], [1, 1, 1, 1], num_blocks=BLOCKS, rng=rng)
+    rows, found, layers = rows_for(record, 4, rng), [], []
+    together = heads_together(record.heads, record.kv_heads)
+    for multiprocessors, order in ((0, 0), (1000, 0), (1000, 5)):  # once more: counts of blocks are zero again
         monkeypatch.setattr(driver, "multiprocessors", multiprocessors)
+        driver.order = order
         del driver.launched[:]
-        found.append(run(CudaExecutor(driver, 1), record, constants, copy_of(layer), step, rows))
-        joins = sum("join_splits" in one for one in driver.launched)
-        assert joins == int(multiprocessors == 0 and heads_together(record.heads, record.kv_heads) > 1)
+        layers.append(copy_of(layer))
+        found.append(run(CudaExecutor(driver, 1), record, constants, layers[-1], step, rows))
+        names = [one.removeprefix("attention_") for one in driver.launched]
+        kinds = [one.split("_")[1] for one in names if "turn_back" not in one]
+        assert kinds == (["attend"] if multiprocessors else ["store", "attend"]), names
+        (of_split,) = [one for one in names if "attend_split" in one]
+        assert of_split.endswith("_1_true" if multiprocessors else f"_{together}_false")
     driver.check()
-    assert np.array_equal(found[0], found[1]) and np.array_equal(found[1], found[2])
+    for other in (1, 2):
+        assert np.array_equal(found[0], found[other])
+        assert np.array_equal(layers[0].keys, layers[other].keys)
+        assert np.array_equal(layers[0].values, layers[other].values)
+
+
+@pytest.mark.parametrize(("new", "prefill"), [([3, 1], 0), ([1, 1], 1)])
+def test_rows_that_see_each_other_s_keys_find_them_in_pages(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch, new: list[int], prefill: int
+) -> None:
+    """Guessed tokens, and prompts of one token, which other kernels compute."""
+    record, rng = attention(heads=4, kv_heads=2, head_size=32), np.random.default_rng(0)
+    constants, layer = constants_for(record, rng), made_layer(record, "float16", rng)
+    monkeypatch.setattr(driver, "multiprocessors", 1000)
+    step = step_of([130, 40], new, num_blocks=BLOCKS, rng=rng, prefill=prefill)
+    rows, copies = rows_for(record, sum(new), rng), [copy_of(layer) for _ in range(2)]
+    ours = run(CudaExecutor(driver, 1), record, constants, copies[0], step, rows)
+    assert any("store_heads" in name for name in driver.launched)
+    theirs = run(ReferenceExecutor(1), record, constants, copies[1], step, rows)
+    assert relative_error(ours, theirs) < 3e-3
+    assert np.array_equal(copies[0].values, copies[1].values)

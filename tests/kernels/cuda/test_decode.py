@@ -16,6 +16,8 @@ from .host_driver import HostDriver
 from .programs import MadeUpConstants, program, relative_error, step_of
 from .test_forms import compared, form_weight
 
+pytestmark = pytest.mark.gpu
+
 ROUNDED = 2e-2
 
 
@@ -51,7 +53,10 @@ def test_lanes_and_tensor_cores_give_the_same_bits(driver: HostDriver, bits: int
 def test_the_same_of_other_forms(driver: HostDriver) -> None:
     """Halves, minima, two levels of scales, grids, planes of one and two words."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
-    names = ("Q2_K", "Q3_K", "Q5_K", "Q6_K", "NF4", "zero points")
+    names = (
+        "Q2_K", "Q3_K", "Q5_K", "Q6_K", "NF4", "zero points", "ternary", "zero between two codes",
+        "8 bits from 0 on",
+    )  # fmt: skip
     weights: dict[str, Weight] = {name: form_weight(constants, rng, name, 19, 300) for name in names}
     one_set_of_bits(driver, weights, constants, (9, 3, 2, 1), 300)
 

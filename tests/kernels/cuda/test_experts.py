@@ -20,6 +20,8 @@ from genai.kernels.reference.weights import routing_weights
 from .host_driver import HostDriver, LaunchError
 from .programs import MadeUpConstants, program, relative_error, step_of
 
+pytestmark = pytest.mark.gpu
+
 EXPERTS, HIDDEN, WIDTH = 6, 96, 80
 
 

@@ -32,6 +32,8 @@ from genai.quant.formats import GRIDS, row_scaled_format, uniform_format, unifor
 from .host_driver import HostDriver
 from .programs import GEMMS, MadeUpConstants, choose_gemm, program, relative_error, step_of
 
+pytestmark = pytest.mark.gpu
+
 # Rounding activations (and a grid's values) to bytes loses so much; weights and activations to bfloat16 less.
 ROUNDED, BFLOATS, EXACT = 2e-2, 6e-3, 2e-6
 LEVELS = np.array([-7, 1, 9, 0, -9, -1, 7, 0], np.float32) / 8
@@ -52,6 +54,8 @@ FORMS: dict[str, tuple[WeightFormat, Any]] = {
     "multipliers above 127": (WeightFormat(4, 64, 128, multiplier_bits=8), None),
     "groups of 96": (WeightFormat(4, 32, 96, multiplier_bits=6, offset_bits=6), None),
     "ternary": (uniform_format(2, 256), np.array([-1, 0, 1, 2], np.float32)),
+    "zero between two codes": (uniform_format(2, 32), np.array([-1.5, -0.5, 0.5, 1.5], np.float32)),
+    "8 bits from 0 on": (uniform_format(8, 32), np.arange(256, dtype=np.float32)),
     "minima and codes around zero": (WeightFormat(4, 32, 64, multiplier_bits=4, offset_bits=4), uniform_grid(4)),
     "minima and a grid": (WeightFormat(4, 16, 64, multiplier_bits=4, offset_bits=4), GRIDS["nf4"]),
 }  # fmt: skip
@@ -300,6 +304,21 @@ BITS = {
     "Q4_K": 4 + 16 / 32 + 32 / 256, "Q6_K": 6 + 8 / 16 + 16 / 256, "MXFP4": 4.25, "NVFP4": 4.5, "NF4": 4.25,
     "IQ4_XS": 4 + 8 / 32 + 16 / 256, "Q4_1": 5.0,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bits", "first", "is_common"),
+    [(4, -8, True), (4, 0, True), (6, -32, True), (4, 112, True), (4, 113, False), (4, -129, False), (4, -7.5, False),
+     (8, -128, True), (8, -127, False), (8, 0, False)],
+)  # fmt: skip
+def test_zero_points_that_leave_bytes_are_the_matrix_s(bits: int, first: float, is_common: bool) -> None:
+    """Others are stored for every row: tensor cores multiply codes less the zero point as bytes with a sign."""
+    constants, rng = MadeUpConstants(), np.random.default_rng(0)
+    weight = form_weight(constants, rng, f"{bits} bits by {128 if bits == 4 else 256 if bits == 8 else ROW}", 3, 128)
+    constants.arrays[weight.grid] = np.arange(1 << bits, dtype=np.float32) + np.float32(first)
+    laid = of_form(weight, constants)
+    assert laid.form.offset.startswith("Constant" if is_common else "Point")
+    assert laid.fields["zero"] == -first
 
 
 def test_bytes_that_are_read(driver: HostDriver) -> None:

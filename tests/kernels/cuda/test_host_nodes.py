@@ -14,6 +14,8 @@ from genai.kernels.records import HostNode, Ids, RowProgram, Unary
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, rows_of, step_of
 
+pytestmark = pytest.mark.gpu
+
 
 def node(function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> HostNode:
     values = tuple(None if name else np.float32(3) for name in inputs)

@@ -36,6 +36,8 @@ from genai.kernels.reference.executor import ReferenceExecutor
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, program, relative_error, step_of, with_adapters
 
+pytestmark = pytest.mark.gpu
+
 # Columns of x, of the first product and of the gated one: nothing is whole, and x has more columns than a pass takes.
 K, N, M = 1100, 300, 70
 SIZES = [(K, N), (K, M), (K, M), (M, N), (K, N), (K, N), (K, 33), (77, 20)]

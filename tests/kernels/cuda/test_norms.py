@@ -16,6 +16,8 @@ from .host_driver import HostDriver
 from .programs import MadeUpConstants, program, relative_error, step_of
 from .test_decode import ROUNDED, one_set_of_bits
 
+pytestmark = pytest.mark.gpu
+
 
 def behind_a_norm(hidden: int, *, gated: bool = True) -> tuple[MadeUpConstants, list[Record], dict[str, int]]:
     """A norm, and products that read it."""

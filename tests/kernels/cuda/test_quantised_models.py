@@ -16,6 +16,8 @@ from genai.quantizer.options import QuantizeOptions
 
 from .host_driver import HostDriver
 
+pytestmark = pytest.mark.gpu
+
 RECIPE = """
 default: {form: q4_k, method: rtn}
 rules:

@@ -30,6 +30,8 @@ from genai.kernels.reference.functions import BINARY as REFERENCE_BINARY, UNARY 
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, choose_gemm, program, relative_error, step_of
 
+pytestmark = pytest.mark.gpu
+
 WIDTH = 80
 PARAMETERS = {
     "clip": (-0.5, 0.75), "elu": (0.5,), "hard_sigmoid": (0.2, 0.5), "leaky_relu": (0.1,), "quick_gelu": (1.702,),

@@ -16,6 +16,8 @@ from genai.model import loading
 
 from .host_driver import HostDriver
 
+pytestmark = pytest.mark.gpu
+
 PROMPT = "Name a city."
 OPTIONS: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.8},

@@ -33,6 +33,8 @@ from genai.kernels.sampling import (
 
 from .host_driver import HostDriver, LaunchError
 
+pytestmark = pytest.mark.gpu
+
 STEPS = [step for step in Step if step is not Step.END]
 
 

@@ -1,16 +1,21 @@
-"""What to run on the first day a GPU is there: `python -m tools.cuda_day -o FOLDER [MODEL...]`.
+"""What to run on the first day a GPU is there: `python -m tools.gpu_day -o FOLDER [MODEL...]`.
 
-In order of importance, within so many minutes: facts of the GPU, every kernel compiled, the tests of kernels and of the
-bundled model on the GPU, then how fast kernels and models are beside what the GPU can do. Everything is written to
-FOLDER/cuda_day.json and FOLDER/cuda_day.md after each stage, so that nothing is lost where a later one fails. Exits
-with 2 where there is no GPU, with 1 where a stage failed.
+In order of importance, within so many minutes: facts of the GPU, every kernel compiled, the tests of kernels and models
+on the GPU, how long steps of models take and what of, beside PyTorch's, then kernels beside what the GPU can do, and
+NVIDIA's checks of memory and races. Where no model is named, folders of Llama-3.2-1B's and Llama-3.1-8B's shapes are
+built meanwhile, with made-up numbers. Everything is written to FOLDER/gpu_day.json and FOLDER/gpu_day.md after each
+stage, so that nothing is lost where a later one fails. Exits with 2 where there is no GPU, with 1 where a stage failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +51,13 @@ from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_
 from tools.cuda_steps import measured_steps
 
 ROOT = Path(__file__).resolve().parent.parent
+SHAPES = ("llama-3.2-1b", "llama-3.1-8b")
+# Seconds that may pass until tests, the building of models, PyTorch's steps of a model, a check are ended.
+_TESTED, _BUILT, _PYTORCH, _SANITIZED = 120, 240, 45, 60
+_LAST_WORDS = 10
+# Kernels that the sanitizer sees: of each kind, in small sizes.
+_SMALL_STAGES = ("products", "experts", "attention", "adapters")
+_CHECKS = ("memcheck", "racecheck", "synccheck")
 # Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
 BANDWIDTH_SHARE, MATMUL_SHARE = 0.8, 0.5
 Row = dict[str, Any]
@@ -87,6 +99,7 @@ class Day:
     folder: Path
     models: list[Path]
     index: int
+    building: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     stages: dict[str, list[Row]] = field(default_factory=dict)
     bandwidth: float = 0.0
     matmul: float = 0.0
@@ -156,15 +169,60 @@ def compiled(day: Day) -> Iterator[Row]:
 
 
 def checked(day: Day) -> Iterator[Row]:
-    """The tests of rows, attention and the bundled model, on the GPU."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/kernels/cuda"]
-    environment = {**os.environ, "GENAI_CUDA_DEVICE": str(day.index)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    (day.folder / "tests.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
-    last = [line for line in done.stdout.splitlines() if line.strip()][-1:]
-    yield {"what": "tests on the GPU", "value": "passed" if done.returncode == 0 else "FAILED", "line": "".join(last)}
-    if done.returncode:
+    """The tests of kernels and models, on the GPU: of long sweeps a part, as `tests.drawing` has it."""
+    processes = str(max((os.cpu_count() or 2) - 1, 1))
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", processes, "-p", "no:cacheprovider"]
+    environment = {"GENAI_CUDA_DEVICE": str(day.index)}
+    code, said = _run([*command, "tests/kernels", "tests/builder", "tests/session"], _TESTED, environment)
+    (day.folder / "tests.txt").write_text(said, encoding="utf-8")
+    last = [line for line in said.splitlines() if line.strip()][-1:]
+    what = {0: "passed", None: f"not done after {_TESTED} s"}.get(code, "FAILED")
+    yield {"what": "tests on the GPU", "value": what, "line": "".join(last)}
+    if code:
         raise RuntimeError(f"tests failed: see {day.folder / 'tests.txt'}")
+
+
+def _run(command: Sequence[str], seconds: float, environment: dict[str, str]) -> tuple[int | None, str]:
+    """A program's exit code, None = it took longer, and what it printed. Processes that it has started end with it."""
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        code: int | None = None
+        try:
+            said, _ = process.communicate(timeout=seconds)
+            code = process.returncode
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # so that it says what it has found
+            try:
+                said, _ = process.communicate(timeout=_LAST_WORDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                said, _ = process.communicate()
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # workers that outlive it
+                os.killpg(process.pid, signal.SIGKILL)
+    return code, said
+
+
+def begin_building(day: Day) -> None:
+    """Build models in processes of their own, beside stages that are not timed."""
+    for shape in SHAPES:
+        folder = day.folder / "models" / shape
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            command = [sys.executable, "-m", "tools.random_data", str(folder), "--shape", shape]
+            day.building[shape] = subprocess.Popen(command, cwd=ROOT)
+        day.models.append(folder)
+
+
+def built(day: Day) -> Iterator[Row]:
+    """Models that are being built."""
+    for shape, process in day.building.items():
+        code = process.wait(_BUILT)
+        yield {"what": f"built with made-up numbers: {shape}", "value": "done" if code == 0 else f"exit code {code}"}
+        if code:
+            raise RuntimeError(f"{shape} was not built")
 
 
 def products(day: Day) -> Iterator[Row]:
@@ -191,6 +249,10 @@ def products(day: Day) -> Iterator[Row]:
                     yield _product_row(day, (outputs, columns, bits), exact, tokens, prefill, nbytes, seconds)
 
 
+def _share(rate: float, of: float) -> float | None:
+    return rate / of if of else None  # where it was not measured
+
+
 def _weight(constants: MadeUpConstants, rng: np.random.Generator, outputs: int, columns: int, bits: int) -> Weight:
     if bits < 16:
         return constants.block_weight(rng, outputs, columns, bits=bits)
@@ -208,10 +270,10 @@ def _product_row(
     row |= {"us": seconds / day.sizes.copies * 1e6}
     if prefill:
         rate = 2 * outputs * columns * tokens * day.sizes.copies / seconds
-        reached = rate / day.matmul if day.matmul else None
+        reached = _share(rate, day.matmul)
         return row | {"TFLOP/s": rate / 1e12, "share": reached, "floor": MATMUL_SHARE}
     rate = nbytes / seconds
-    return row | {"GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE}
+    return row | {"GB/s": rate / 1e9, "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE}
 
 
 def experts(day: Day) -> Iterator[Row]:
@@ -241,12 +303,12 @@ def experts(day: Day) -> Iterator[Row]:
         row |= {"us": seconds / len(names) * 1e6}
         if prefill:
             rate = 2 * 3 * hidden * width * tokens * per_token * len(names) / seconds
-            reached = rate / day.matmul if day.matmul else None
+            reached = _share(rate, day.matmul)
             yield row | {"TFLOP/s": rate / 1e12, "share": reached, "floor": MATMUL_SHARE}
         else:
             used = sum(len(np.unique(np.argsort(-one, axis=1)[:, :per_token])) for one in scores)
             rate = used * nbytes / seconds
-            yield row | {"GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE}
+            yield row | {"GB/s": rate / 1e9, "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE}
 
 
 def attention(day: Day) -> Iterator[Row]:
@@ -262,7 +324,7 @@ def attention(day: Day) -> Iterator[Row]:
             rate = batch * context * 8 * 128 * ITEM_BYTES[kind] * 2 / seconds
             yield {
                 "what": f"attention, {context} tokens{_named(kind)}", "rows": batch, "us": seconds * 1e6,
-                "GB/s": rate / 1e9, "share": rate / day.bandwidth, "floor": BANDWIDTH_SHARE,
+                "GB/s": rate / 1e9, "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE,
             }  # fmt: skip
         prompts = day.sizes.prompts if kind == "float16" else day.sizes.prompts[-1:]
         for tokens in prompts:  # a row sees half of them on average, and meets each in two products
@@ -271,7 +333,7 @@ def attention(day: Day) -> Iterator[Row]:
             rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / seconds
             yield {
                 "what": f"attention of a prompt{_named(kind)}", "rows": tokens, "us": seconds * 1e6,
-                "TFLOP/s": rate / 1e12, "share": rate / day.matmul if day.matmul else None, "floor": MATMUL_SHARE,
+                "TFLOP/s": rate / 1e12, "share": _share(rate, day.matmul), "floor": MATMUL_SHARE,
             }  # fmt: skip
 
 
@@ -340,7 +402,46 @@ def steps(day: Day) -> Iterator[Row]:
             yield row | {"what": f"{model.name}, {row['what']}"}
 
 
-STAGES = (facts, compiled, checked, products, experts, attention, adapters, steps, models)
+def pytorch(day: Day) -> Iterator[Row]:
+    """The same shapes' steps by PyTorch, where it is there: int4 and bfloat16 weights, a CUDA graph each."""
+    for shape in SHAPES:
+        command = [sys.executable, "-m", "tools.torch_steps", shape, "--context", str(day.sizes.contexts[0])]
+        command += [word for batch in day.sizes.batches for word in ("--batch", str(batch))]
+        code, said = _run(command, _PYTORCH, {"CUDA_VISIBLE_DEVICES": str(day.index)})
+        yield from (json.loads(line) for line in said.splitlines() if line.startswith("{"))
+        if code:
+            yield {"what": f"PyTorch, {shape}", "value": f"ended with {code}: {said[-500:]}"}
+        elif code is None:
+            yield {"what": f"PyTorch, {shape}", "value": f"not done after {_PYTORCH} s"}
+
+
+def sanitized(day: Day) -> Iterator[Row]:
+    """Kernels under NVIDIA's compute-sanitizer, where it is there: memory out of bounds, races, barriers."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        yield {"what": "compute-sanitizer", "value": "not there"}
+        return
+    work = [sys.executable, "-m", "tools.gpu_day", "--small", "--no-pool", "--device", str(day.index)]
+    work += [word for stage in _SMALL_STAGES for word in ("--stage", stage)]
+    code, said = _run([*work, "-o", str(day.folder / "unchecked")], _SANITIZED, {})  # what it needs is compiled then
+    if code != 0:
+        raise RuntimeError(f"what is to be checked ended with {code}: {said[-1000:]}")
+    failed = []
+    for check in _CHECKS:
+        command = [tool, "--tool", check, "--target-processes", "all", *work, "-o", str(day.folder / check)]
+        code, said = _run(command, _SANITIZED, {})
+        (day.folder / f"{check}.txt").write_text(said, encoding="utf-8")
+        found = re.findall(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: (\d+) hazards?", said)
+        errors = sum(int(number) for pair in found for number in pair if number)
+        yield {"what": check, "value": f"{errors} errors" if found else f"no summary, exit code {code}"}
+        failed += [check] if errors or not found or code else []
+    if failed:
+        raise RuntimeError(f"{', '.join(failed)}: see the files of these names")
+
+
+STAGES = (
+    facts, compiled, checked, built, steps, pytorch, products, attention, sanitized, experts, adapters, models,
+)  # fmt: skip
 
 
 # --- the day ---------------------------------------------------------------------------------------------------------
@@ -349,34 +450,47 @@ STAGES = (facts, compiled, checked, products, experts, attention, adapters, step
 def run(day: Day, minutes: float, names: Sequence[str] = ()) -> int:
     """These stages, or all; returns how many failed. None begins after so many minutes."""
     end, failed = time.monotonic() + 60 * minutes, 0
-    for stage in STAGES:
-        if names and stage.__name__ not in names:
-            continue
-        rows = day.stages[stage.__name__] = []
-        if time.monotonic() > end:
-            rows.append({"what": "not begun", "value": f"{minutes:g} minutes were over"})
-            continue
-        try:
-            for row in stage(day):
-                rows.append(row)
-                write(day)  # whoever stops this loses nothing
-                print(_line(row), file=sys.stderr, flush=True)
-        except Exception as error:
-            failed += 1
-            rows.append({"what": "FAILED", "value": f"{type(error).__name__}: {error}"})
-            print(traceback.format_exc(), file=sys.stderr)
-        write(day)
+    chosen = [stage for stage in STAGES if not names or stage.__name__ in names]
+    if built in chosen and not day.models:
+        begin_building(day)
+    try:
+        for stage in chosen:
+            failed += _tried(day, stage, end, minutes)
+    finally:
+        for process in day.building.values():
+            process.kill()
+            process.wait()
+    return failed
+
+
+def _tried(day: Day, stage: Callable[[Day], Iterator[Row]], end: float, minutes: float) -> bool:
+    """Whether a stage failed."""
+    rows = day.stages[stage.__name__] = []
+    if time.monotonic() > end:
+        rows.append({"what": "not begun", "value": f"{minutes:g} minutes were over"})
+        return False
+    failed = False
+    try:
+        for row in stage(day):
+            rows.append(row)
+            write(day)  # whoever stops this loses nothing
+            print(_line(row), file=sys.stderr, flush=True)
+    except Exception as error:
+        failed = True
+        rows.append({"what": "FAILED", "value": f"{type(error).__name__}: {error}"})
+        print(traceback.format_exc(), file=sys.stderr)
+    write(day)
     return failed
 
 
 def write(day: Day) -> None:
     """One JSON and one page of what was found."""
     day.folder.mkdir(parents=True, exist_ok=True)
-    (day.folder / "cuda_day.json").write_text(json.dumps(day.stages, indent=1), encoding="utf-8")
+    (day.folder / "gpu_day.json").write_text(json.dumps(day.stages, indent=1), encoding="utf-8")
     lines = [f"# {day.driver.name}"]
     for name, rows in day.stages.items():
         lines += ["", f"## {name}", "", *(f"- {_line(row)}" for row in rows)]
-    (day.folder / "cuda_day.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (day.folder / "gpu_day.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _line(row: Row) -> str:
@@ -395,6 +509,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the GPU")
     parser.add_argument("--minutes", type=float, default=9.0, help="no stage begins later")
     parser.add_argument("--small", action="store_true", help="small sizes: to try this program out")
+    parser.add_argument("--no-pool", action="store_true", help="each array's memory from the driver: for a sanitizer")
     known = [stage.__name__ for stage in STAGES]
     parser.add_argument("--stage", action="append", default=[], choices=known, help="this one alone; may be repeated")
     parser.add_argument("models", type=Path, nargs="*", metavar="MODEL")
@@ -402,10 +517,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         driver = open_driver(options.device)
     except NoDevice as error:
-        print(f"cuda_day: no GPU can be used: {error}", file=sys.stderr)
+        print(f"gpu_day: no GPU can be used: {error}", file=sys.stderr)
         return 2
     import cupy
 
+    if options.no_pool:
+        cupy.cuda.set_allocator(None)
     sizes = SMALL if options.small else Sizes()
     day = Day(driver, cupy, sizes, options.output.resolve(), options.models, options.device)
     day.folder.mkdir(parents=True, exist_ok=True)
