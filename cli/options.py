@@ -42,7 +42,8 @@ Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded,
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
 Device = Annotated[str, model_option(help='"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow.')]
-KvType = Annotated[str, model_option("--kv-type", help="Cached keys and values: auto, fp16, fp32, int8 or int4.")]
+_KV_HELP = "Cached keys and values: auto, fp16, fp32, int8 or int4; on a GPU also bf16 or fp8."
+KvType = Annotated[str, model_option("--kv-type", help=_KV_HELP)]
 KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
 CtxSize = Annotated[
     int | None, model_option("-c", "--ctx-size", help="Context in tokens [default: what fits in half of free memory].")
@@ -98,9 +99,10 @@ class ModelFlags:
 
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
-        from genai.model.model import Model
+        from genai.model.model import Model, check_model_options
         from genai.runtime.device import check_device
 
+        check_model_options(**self.options)  # before a model is fetched or built
         with interrupts_end_the_process():
             check_device(self.device)
             return Model(folder_of(folder), lora=lora, **self.options)
@@ -193,7 +195,9 @@ class EngineFlags(ModelFlags):
         """
         from genai.llm.llm import LLM
         from genai.model.adapters.parameters import adapter_path
+        from genai.model.model import check_model_options
 
+        check_model_options(**self.options, context_size=self.ctx_size)
         given = [read_lora(text) for text in self.lora or ()]
         for _, path, _ in given:
             adapter_path(path)  # what is mistyped is said before the model is loaded

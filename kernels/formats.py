@@ -14,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .float_bits import FLOAT_BITS
+
 # Rows of a weight matrix that lie side by side in memory. A kernel keeps one output row per SIMD lane, so no sum ever
 # crosses lanes: nothing is shuffled, and results do not depend on the width of the machine's vectors.
 TILE_ROWS = 16
@@ -346,13 +348,18 @@ def can_turn(size: int) -> bool:
     return size >= SCALE_COLUMNS and size & (size - 1) == 0
 
 
+# By NumPy's type of their bits.
+_FLOAT_KINDS = {bits: kind for kind, bits in FLOAT_BITS.items()}
+
+
 @dataclass(frozen=True)
 class PagedLayer:
     """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
 
     Attributes:
-        keys: float32 or float16 [num_blocks, kv_heads, head_size, PAGE_TOKENS]. Tokens are innermost, so that the
-            scores of neighbouring tokens are one vector and no sum crosses its lanes.
+        keys: float32, float16, or the bits of bfloat16 (uint16) or float8 (uint8), [num_blocks, kv_heads, head_size,
+            PAGE_TOKENS]. Tokens are innermost, so that the scores of neighbouring tokens are one vector and no sum
+            crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
         packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
 
@@ -365,11 +372,11 @@ class PagedLayer:
     packed: PackedPages | None = None
 
     def __post_init__(self) -> None:
-        axes, types = (4, (np.float32, np.float16)) if self.packed is None else (3, (np.uint8,))
+        axes, types = (4, ("float32", "float16", *_FLOAT_KINDS)) if self.packed is None else (3, ("uint8",))
         for name, array in (("keys", self.keys), ("values", self.values)):
             if array.ndim != axes or array.dtype not in types or not array[:1].flags.c_contiguous:
                 raise FormatError(
-                    f"{name} must be a {' or '.join(np.dtype(t).name for t in types)} array of {axes} dimensions, "
+                    f"{name} must be a {' or '.join(types)} array of {axes} dimensions, "
                     f"contiguous block by block, "
                     f"got {array.dtype} {list(array.shape)} with strides {list(array.strides)}"
                 )
@@ -392,8 +399,10 @@ class PagedLayer:
 
     @property
     def kind(self) -> str:
-        """float32, float16, int8 or int4."""
-        return str(self.keys.dtype) if self.packed is None else f"int{self.packed.bits}"
+        """float32, float16, bfloat16, float8, int8 or int4."""
+        if self.packed is not None:
+            return f"int{self.packed.bits}"
+        return _FLOAT_KINDS.get(str(self.keys.dtype), str(self.keys.dtype))
 
     @property
     def num_blocks(self) -> int:

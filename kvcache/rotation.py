@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.float_bits import read_floats, stored_floats
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
 from genai.kernels.reference.attention import rotate
 from genai.kernels.reference.pages import read_pages, write_keys
@@ -47,13 +48,14 @@ class Turn(NamedTuple):
 
 
 def turn_keys(layer: PagedLayer, blocks: Sequence[int], turn: Turn) -> None:
-    """Turn all keys of some blocks, in place. Packed ones are rounded once more."""
+    """Turn all keys of some blocks, in place. They are rounded once more where they are not float32."""
     for begin in range(0, len(blocks), _AT_ONCE):
         some = np.asarray(blocks[begin : begin + _AT_ONCE], np.int64)
         # What a block holds behind its last token may be anything.
         with np.errstate(invalid="ignore", over="ignore"):
             if layer.packed is None:
-                layer.keys[some] = _turned_pages(layer.keys[some].astype(np.float32), turn)
+                pages = read_floats(layer.keys[some], layer.kind).astype(np.float32)
+                layer.keys[some] = stored_floats(_turned_pages(pages, turn), layer.kind)
             else:
                 keys, _ = read_pages(layer, some)
                 slots = (some[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).ravel()

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from genai.kernels.executor import DeviceArray, DeviceMemory
+from genai.kernels.float_bits import FLOAT_BITS
 from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.large import ReservedMemory
 
-ITEM_BYTES = {"float16": 2, "float32": 4}
+ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
+# What arrays of a page hold where it is not what they are called.
+_STORED_AS = {**FLOAT_BITS, **dict.fromkeys(PACKED_BITS, "uint8")}
 _LINE = 64
 
 
@@ -26,7 +29,8 @@ class LayerShape:
         kv_heads: heads of keys and values; latent attention (MLA) has one.
         head_size: elements per key head; for latent attention the whole latent row.
         v_head_size: elements per value head; 0 where values are part of the key row (latent attention).
-        dtype: "float16", "float32", or small integers with scales (`PackedPages`): "int8", "int4".
+        dtype: "float16", "float32"; "bfloat16", "float8", of which arrays hold the bits; or small integers with scales
+            (`PackedPages`): "int8", "int4".
     """
 
     kv_heads: int
@@ -115,7 +119,7 @@ class PagedStorage:
             arrays: list[DeviceArray] = []
             for shape in self._parts(layer):
                 # Viewed as another type as a whole: not every device can do that with a part of rows.
-                numbers = self.blocks.view("uint8" if layer.dtype in PACKED_BITS else layer.dtype)
+                numbers = self.blocks.view(_STORED_AS.get(layer.dtype, layer.dtype))
                 size, first = _shape_bytes(shape, layer), start // numbers.itemsize
                 part = numbers[:, first : first + size // numbers.itemsize]
                 arrays.append(part.reshape(self.num_blocks, *shape))

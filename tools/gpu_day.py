@@ -32,6 +32,7 @@ from genai.kernels.cuda.driver import NoDevice
 from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.executor import Factors, StepContext
+from genai.kernels.float_bits import FLOAT_BITS
 from genai.kernels.formats import PAGE_TOKENS, PagedLayer
 from genai.kernels.records import (
     Attention,
@@ -45,6 +46,7 @@ from genai.kernels.records import (
     Record,
     Weight,
 )  # fmt: skip
+from genai.kvcache.storage import ITEM_BYTES
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
 from tools.cuda_steps import measured_steps
 
@@ -69,7 +71,7 @@ class Sizes:
         copied: bytes. matrices: [outputs, columns] of products. copies: so many of each, more than a cache holds.
         tokens: rows with decode numerics; prompts: rows with prefill numerics. contexts: tokens of sequences.
         batches: sequences. repeats: of what is timed. experts: how many, how many of a token, and the sizes of a row
-        and of what is between the two products.
+        and of what is between the two products. kinds: of pages, besides float16.
     """
 
     copied: int = 1 << 30
@@ -81,9 +83,10 @@ class Sizes:
     batches: tuple[int, ...] = (1, 64)
     repeats: int = 20
     experts: tuple[int, int, int, int] = (128, 8, 2048, 768)
+    kinds: tuple[str, ...] = ("bfloat16", "float8")
 
 
-SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2, (4, 2, 64, 32))
+SMALL = Sizes(1 << 16, ((64, 256),), 2, (1,), (32,), (64,), (2,), 2, (4, 2, 64, 32), ())
 
 
 @dataclass
@@ -309,31 +312,41 @@ def experts(day: Day) -> Iterator[Row]:
 
 
 def attention(day: Day) -> Iterator[Row]:
-    """32 heads and 8 KV heads of 128 in float16: of decoding bytes per second, of prompts operations."""
-    for context in day.sizes.contexts:
-        for batch in day.sizes.batches:
+    """32 heads and 8 KV heads of 128: of decoding bytes per second, of prompts operations.
+
+    Pages of float16; of the other floats of few bits the largest case of both.
+    """
+    cases = [(context, batch) for context in day.sizes.contexts for batch in day.sizes.batches]
+    for kind, some in (("float16", cases), *((kind, cases[-1:]) for kind in day.sizes.kinds)):
+        for context, batch in some:
             blocks = batch * -(-context // PAGE_TOKENS)
-            seconds = attended(day, blocks, step_of([context] * batch, [1] * batch, num_blocks=blocks))
-            rate = batch * context * 8 * 128 * 2 * 2 / seconds
+            seconds = attended(day, blocks, step_of([context] * batch, [1] * batch, num_blocks=blocks), kind)
+            rate = batch * context * 8 * 128 * ITEM_BYTES[kind] * 2 / seconds
             yield {
-                "what": f"attention, {context} tokens", "rows": batch, "us": seconds * 1e6, "GB/s": rate / 1e9,
-                "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE,
+                "what": f"attention, {context} tokens{_named(kind)}", "rows": batch, "us": seconds * 1e6,
+                "GB/s": rate / 1e9, "share": _share(rate, day.bandwidth), "floor": BANDWIDTH_SHARE,
             }  # fmt: skip
-    for tokens in day.sizes.prompts:  # a row sees half of them on average, and meets each in two products
-        blocks = -(-tokens // PAGE_TOKENS)
-        seconds = attended(day, blocks, step_of([tokens], [tokens], num_blocks=blocks, prefill=1))
-        rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / seconds
-        yield {
-            "what": "attention of a prompt", "rows": tokens, "us": seconds * 1e6, "TFLOP/s": rate / 1e12,
-            "share": _share(rate, day.matmul), "floor": MATMUL_SHARE,
-        }  # fmt: skip
+        prompts = day.sizes.prompts if kind == "float16" else day.sizes.prompts[-1:]
+        for tokens in prompts:  # a row sees half of them on average, and meets each in two products
+            blocks = -(-tokens // PAGE_TOKENS)
+            seconds = attended(day, blocks, step_of([tokens], [tokens], num_blocks=blocks, prefill=1), kind)
+            rate = 2 * 2 * 32 * 128 * tokens * (tokens + 1) / 2 / seconds
+            yield {
+                "what": f"attention of a prompt{_named(kind)}", "rows": tokens, "us": seconds * 1e6,
+                "TFLOP/s": rate / 1e12, "share": _share(rate, day.matmul), "floor": MATMUL_SHARE,
+            }  # fmt: skip
 
 
-def attended(day: Day, blocks: int, which: StepContext) -> float:
-    """Seconds of a step over pages in so many blocks."""
+def _named(kind: str) -> str:
+    return "" if kind == "float16" else f", {kind}"
+
+
+def attended(day: Day, blocks: int, which: StepContext, kind: str) -> float:
+    """Seconds of a step over pages of a kind in so many blocks."""
     record = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
     widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
-    memory = [day.driver.zeros(blocks * 8 * 128 * PAGE_TOKENS * 2).view(np.float16) for _ in range(2)]
+    size, numbers = blocks * 8 * 128 * PAGE_TOKENS * ITEM_BYTES[kind], FLOAT_BITS.get(kind, kind)
+    memory = [day.driver.zeros(size).view(numbers) for _ in range(2)]
     keys = memory[0].reshape(blocks, 8, 128, PAGE_TOKENS)
     layer = PagedLayer(keys, memory[1].reshape(blocks, 8, PAGE_TOKENS, 128))
     step = CudaExecutor(day.driver, 1).compile(program([record], widths, MadeUpConstants(), []), [layer])

@@ -22,7 +22,7 @@ from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
-from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions
+from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions, check_model_options
 from ..runtime.device import check_device
 from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
@@ -758,6 +758,8 @@ def _loaded(
     if isinstance(model, (str, Path)):
         from ..builder.references import loadable
 
+        given: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
+        check_model_options(**given)  # before a model is fetched or built
         check_device(options.get("device"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return Model(folder, **options)

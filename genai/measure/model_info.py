@@ -11,8 +11,9 @@ from genai.kvcache.budget import available_memory, format_bytes
 from ..errors import CacheCapacityError, ModelFolderError
 from ..graph.reader import read_model
 from ..model.config import Config
-from ..model.decoder_graph import count_activations, read_decoder
+from ..model.decoder_graph import DecoderGraph, count_activations, read_decoder
 from ..model.folders import folder_errors
+from ..model.kv_types import check_kv_type, kv_types_on
 from ..model.loading import refused_by
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
 from ..runtime.device import open_executor
@@ -46,7 +47,7 @@ def describe(
 
     Raises:
         GenaiError: the folder cannot be read as a model, as in genai.Model.
-        OptionError: the context_size is beyond the model's.
+        OptionError: the context_size is beyond the model's; the device has no kernels for the kv_dtype.
         DeviceError: the device cannot be used.
     """
     executor = None if device == "cpu" else open_executor(device)
@@ -54,6 +55,8 @@ def describe(
     if executor is not None:
         with refused_by(executor):
             free = executor.free_bytes()
+    name = executor.name if executor is not None else "cpu"
+    check_kv_type(kv_dtype, name, device)
     config = source if isinstance(source, Config) else Config(source)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
@@ -62,7 +65,6 @@ def describe(
     found, model, sizes = decoder.info, config.model, config.model.decoder
     if context_size is not None:
         check_limit(plan, context_size)
-    name = executor.name if executor is not None else "cpu"
     program = PROGRAM_BYTES if free is None else 0
     if available_bytes is None:
         available_bytes = available_memory() if free is None else free
@@ -85,7 +87,7 @@ def describe(
         "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
         "kv_dtype": found.kv_dtype,
         "kv_bytes_per_token": found.kv_bytes_per_token,
-        "kv_bytes_per_token_by_type": dict(decoder.kv_bytes_per_token),
+        "kv_bytes_per_token_by_type": _sizes_on(name, decoder),
         "kv_bytes_full_context": plan.cache(plan.context_limit),
         **_text_interface(config),
         "batched": decoder.flat is not None,
@@ -95,6 +97,11 @@ def describe(
         "config_keys_without_effect": list(config.ignored_keys),
         "memory": {"device": name, **memory_verdict(plan, context_size, available_bytes, program)},
     }
+
+
+def _sizes_on(device: str, decoder: DecoderGraph) -> dict[str, int]:
+    """Cache bytes per token, by the types that a device has kernels for."""
+    return {name: size for name, size in decoder.kv_bytes_per_token.items() if name in kv_types_on(device)}
 
 
 def memory_verdict(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.float_bits import FLOAT_BITS
 from genai.kernels.formats import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS, FormatError
 from genai.kvcache.budget import available_memory, format_bytes
 from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape
@@ -38,13 +39,12 @@ from ..ops.rules import find_stored_weights
 from .adapters.inputs import take_out_empty_factors, with_defaults
 from .config import Config
 from .embedding_graph import join_embedding
+from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
 DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
 # A row of logits, and what the sampler keeps beside it.
 _BYTES_PER_LOGIT = 64
-# Types of cached keys and values, and what `LayerShape` calls them.
-KV_TYPES = {"fp16": "float16", "fp32": "float32", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DecoderInfo:
         weight_bytes: bytes that the weights take as stored.
         num_layers: attention layers that keep a cache in the block pool.
         kv_bytes_per_token: cache bytes per token over all layers.
-        kv_dtype: "fp16", "fp32", "int8" or "int4".
+        kv_dtype: one of KV_TYPES.
         flattened: whether it runs batched over the paged cache; `reason` says why not.
         inputs: the graph's inputs as exported, and their types.
         context_size: most tokens that one sequence may have; known once it is loaded.
@@ -131,7 +131,7 @@ def read_decoder(
     except NotFlattenable as error:
         widen_floats(model)
         reason = str(error)
-        _check_unpacked(kv_dtype, reason)
+        _check_own_tensors(kv_dtype, reason)
         kv_dtype, size = dense_cache(model.graph, names, config)
         sizes = {kv_dtype: size}
     else:
@@ -296,9 +296,9 @@ def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
     )
 
 
-def _check_unpacked(kv_dtype: str, reason: str) -> None:
+def _check_own_tensors(kv_dtype: str, reason: str) -> None:
     """A graph that is not flattened keeps keys and values in tensors of its own."""
-    if kv_dtype in PACKED_BITS:
+    if KV_TYPES[kv_dtype] in (*PACKED_BITS, *FLOAT_BITS):
         raise OptionError(
             f"kv_dtype = {kv_dtype!r} with a graph that runs sequence by sequence",
             f"it keeps keys and values in tensors of its own type: {reason}",

@@ -35,6 +35,7 @@ from .adapters.inputs import with_defaults
 from .adapters.places import Places, with_places
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
+from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
 
 # A pool larger than this many full contexts would only cost memory for its free list.
@@ -62,10 +63,13 @@ def load_decoder(
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with report_progress((lambda current, total: None) if quiet else None):
         executor = open_executor(device, threads)
+        check_kv_type(kv_dtype, executor.name, device)
         if device == "auto" and executor.name != "cpu":
             try:
                 return _load_on(executor, config, **options)
             except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
+                if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
+                    raise
                 tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "))
             executor = open_executor("cpu", threads)
         return _load_on(executor, config, **options)

@@ -17,6 +17,7 @@ from ..session.refused import GENERATING_PAGE, refusing_method
 from .config import Config
 from .folders import folder_errors
 from .kv_quality import MEASURED, check_kv_quality
+from .kv_types import KV_TYPES, check_kv_type
 
 if TYPE_CHECKING:
     from ..engine.decoder import Decoder
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from .adapters.places import Places
     from .decoder_graph import DecoderInfo
 
-KV_DTYPES = ("auto", "fp16", "fp32", "int8", "int4")
+KV_DTYPES = ("auto", *KV_TYPES)
 ACCURACIES = ("auto", "fp32", "int8")
 DEVICES = ("cpu", "cuda", "auto", "reference")
 DEFAULT_PREFIX_BYTES = 4 * 2**30
@@ -42,7 +43,8 @@ class Model(Single, AbstractContextManager["Model"]):
         threads: CPU threads for its kernels; None = the physical cores this process may use.
         kv_dtype: type of cached keys and values: "fp16", "fp32", or "auto": fp16 where products take int8 activations,
             else fp32. "int8" takes half the memory of fp16. "int4" takes a little more than a quarter; it is refused
-            unless `genai eval kld` has measured that it costs this model little (see docs/kv_cache.md).
+            unless `genai eval kld` has measured that it costs this model little (see docs/kv_cache.md). On GPUs also
+            "bf16", and "fp8" (E4M3: numbers beyond 448 become 448), which takes half the memory of fp16.
         accuracy: "auto" obeys each node's accuracy_level: 4 rounds activations of products with quantised weights to
             int8, everything else, also where it is unset, keeps them in fp32. "int8" rounds in all of them, which is
             faster; "fp32" in none, and keys and values are fp32.
@@ -60,7 +62,7 @@ class Model(Single, AbstractContextManager["Model"]):
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
-        OptionError: an argument out of range.
+        OptionError: an argument out of range; a kv_dtype that the device has no kernels for.
         DeviceError: the device asked for cannot be used here.
         CacheCapacityError: weights and context need more memory than there is.
     """
@@ -79,6 +81,8 @@ class Model(Single, AbstractContextManager["Model"]):
         lora: bool = False,
         kv_dtype_force: bool = False,
     ) -> None:
+        if device == "cpu" and isinstance(source, Config) and source.device:
+            device = source.device
         options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device, "lora": lora}
         options |= {"threads": threads, "cache_bytes": cache_bytes, "context_size": context_size}
         check_model_options(**options, kv_dtype_force=kv_dtype_force)
@@ -90,9 +94,6 @@ class Model(Single, AbstractContextManager["Model"]):
         }
         self.config = source if isinstance(source, Config) else Config(source)
         self.config.check_providers()
-        if device == "cpu" and self.config.device:
-            options["device"] = self.config.device
-            _check_choice("device", gpu_name(self.config.device) or self.config.device, DEVICES)
         self.folder, self.accuracy = self.config.folder, accuracy
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
@@ -256,6 +257,7 @@ def check_model_options(
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
     _check_choice("device", gpu_name(device) or device, DEVICES)
+    check_kv_type(kv_dtype, device)
     if not isinstance(lora, bool):
         raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):

@@ -19,6 +19,7 @@ from .gemm import dense_attention, product as gemm, windows
 from .gemm.micro import floats, integers
 from .jit import Compiled
 from .paged import phases, prefill, store
+from .paged.pages import PAGE_KINDS
 from .paged.panels import Panels
 from .products.bfloat_tiles import FloatWeights, HalfWeights, supported
 from .products.decode import decode_op
@@ -72,7 +73,7 @@ def _products() -> Iterator[object]:
 
 
 def _attention() -> Iterator[object]:
-    for kind in ("float32", "float16", "int8", "int4"):
+    for kind in PAGE_KINDS:
         yield store.store_op(kind)
         yield prefill.prefill_op(kind)
         for size, group in product(_HEAD_SIZES, _GROUPS):

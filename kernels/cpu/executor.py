@@ -37,6 +37,7 @@ from .lowering.memory import COUNTED, Lowering
 from .lowering.records import has_prefill_product, knows, lower
 from .lowering.weights import PackedWeights
 from .paged.decode import partial_floats
+from .paged.pages import PAGE_KINDS
 from .paged.phases import fill_table
 from .products.low_rank import CpuAdapter, fill_adapters, pack_adapter
 from .program import pool
@@ -75,6 +76,8 @@ class CpuExecutor(HostMemory):
         unknown = sorted({type(record).__name__ for record in program.records if not knows(record)})
         if unknown:
             raise UnsupportedRecord(f"the CPU does not know records of the kinds {', '.join(unknown)}")
+        if kinds := sorted({layer.kind for layer in layers if layer is not None} - {*PAGE_KINDS}):
+            raise UnsupportedRecord(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
 
     def sampler(self, vocab_size: int) -> CpuSampler:

@@ -1,8 +1,8 @@
 """Launches of attention: keys and values into pages, then rows over the pages of their sequences.
 
 Rows with decode numerics, and all rows over pages of float32, are computed one by one in float32, in splits of their
-sequences. Rows with prefill numerics over other pages are computed in tiles by tensor cores, whose numbers are float16:
-they lose what a page of float16 has lost already.
+sequences. Rows with prefill numerics over other pages are computed in tiles by tensor cores, whose numbers are float16,
+or bfloat16 where pages hold that: they lose what a page of the same type has lost already.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _TILE_REGISTERS = 112
 _TILE_BLOCKS = ((64, 4), (128, 3), (256, 2))
 _CHUNK = 32
 # C++ types of keys and values.
-KINDS = {"float32": "float", "float16": "half_bits", "int8": "Int8", "int4": "Int4"}
+FLOAT_KINDS = {"float32": "float", "float16": "half_bits", "bfloat16": "bfloat_bits", "float8": "float8_bits"}
+KINDS = {**FLOAT_KINDS, "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
-_FLOATS = ("float32", "float16")
 
 
 def check_attention(record: Attention, layer: PagedLayer | None) -> None:
@@ -50,7 +50,7 @@ def check_attention(record: Attention, layer: PagedLayer | None) -> None:
     for size in (record.head_size, record.v_head_size):
         if size > _LARGEST_HEAD:
             raise UnsupportedRecord(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")
-        if kind not in _FLOATS and size % _HEAD_STEP:
+        if kind not in FLOAT_KINDS and size % _HEAD_STEP:
             raise UnsupportedRecord(f"CUDA has no kernels for heads of {size} with keys and values of {kind}")
 
 

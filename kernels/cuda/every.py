@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from ..formats import can_turn
 from .array_kernels import array_kernels
-from .attention import KINDS, any_kernels, heads_together, split_kernel, store_kernel_of, tile_kernel, turn_kernel
+from .attention import (
+    FLOAT_KINDS,
+    KINDS,
+    any_kernels,
+    heads_together,
+    split_kernel,
+    store_kernel_of,
+    tile_kernel,
+    turn_kernel,
+)
 from .block_forms import BlockForm
 from .decode import GATED_GROUPS, decode_kernel, gated_kernel, groups_of
 from .decode_lanes import Room, gated_lanes_kernel, lanes, lanes_kernel
@@ -82,7 +91,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    found += [turn_kernel(), *any_kernels("float32"), *any_kernels("float16")]
+    found += [turn_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
     for kind in KINDS:
         found.append(store_kernel_of(kind))
         for size, group in _HEADS:

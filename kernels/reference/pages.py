@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..float_bits import read_floats, stored_floats
 from ..formats import PAGE_TOKENS, SCALE_COLUMNS, PagedLayer
 from .functions import Array, Float64
 
@@ -18,7 +19,7 @@ def write_pages(layer: PagedLayer, slots: NDArray[np.int64], keys: Array, values
     write_keys(layer, slots, keys)
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
-        layer.values[blocks, :, offsets] = values
+        layer.values[blocks, :, offsets] = stored_floats(values, layer.kind)
         return
     pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
     _, (stored_values, value_scales) = _parts(layer)
@@ -31,7 +32,7 @@ def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None
     """Write keys [T, kv_heads, head_size] at their slots; values stay as they are."""
     blocks, offsets = np.divmod(slots, PAGE_TOKENS)
     if layer.packed is None:
-        layer.keys[blocks, :, :, offsets] = keys
+        layer.keys[blocks, :, :, offsets] = stored_floats(keys, layer.kind)
         return
     pack = _packed_bytes if layer.packed.bits == 8 else _packed_nibbles
     (stored, stored_scales), _ = _parts(layer)
@@ -43,7 +44,8 @@ def write_keys(layer: PagedLayer, slots: NDArray[np.int64], keys: Array) -> None
 def read_pages(layer: PagedLayer, table: NDArray[Any]) -> tuple[Array, Array]:
     """Keys [tokens, kv_heads, head_size] and values of the pages in a block table, in order."""
     if layer.packed is None:
-        keys, values = layer.keys[table].transpose(0, 3, 1, 2), layer.values[table].swapaxes(1, 2)
+        stored = layer.keys[table].transpose(0, 3, 1, 2), layer.values[table].swapaxes(1, 2)
+        keys, values = (read_floats(pages, layer.kind) for pages in stored)
         return keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
     unpack = _from_bytes if layer.packed.bits == 8 else _from_nibbles
     (stored_keys, key_scales), (stored_values, value_scales) = _parts(layer)

@@ -160,6 +160,8 @@ def assert_three_part_error(result: subprocess.CompletedProcess[str], code: int)
         (["chat", "-p", "hi", "-t", "0"], 2),
         (["chat", "-p", "hi", "-t", "9999"], 2),
         (["chat", "-p", "hi", "--kv-type", "int1"], 2),
+        (["chat", "nobody/has-this", "--yes", "-p", "hi", "--kv-type", "fp8"], 2),
+        (["eval", "tasks", "nobody/has-this", "--kv-type", "bf16"], 2),
         (["bench", "decode", "-c", "5000"], 1),
         (["eval", "tasks", "-f", "/no/such/file"], 1),
     ],

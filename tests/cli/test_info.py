@@ -69,6 +69,7 @@ def test_a_poor_locale(tmp_path: Path) -> None:
         (["-c", "-5"], 2),
         (["-c", "100000000"], 2),
         (["--kv-type", "int1"], 2),
+        (["--kv-type", "fp8"], 2),
         (["--accuracy", "best"], 2),
         (["--device", "cuda:99"], 1),
         (["--device", "tpu"], 2),

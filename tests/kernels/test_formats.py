@@ -10,10 +10,13 @@ import pytest
 from genai.kernels.formats import FormatError, PackedPages, PagedLayer
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_paged_layer_names_its_axes(dtype: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [(np.float32, "float32"), (np.float16, "float16"), (np.uint16, "bfloat16"), (np.uint8, "float8")],
+)
+def test_paged_layer_names_its_axes(dtype: Any, kind: str) -> None:
     layer = PagedLayer(np.zeros((5, 2, 8, 32), dtype), np.zeros((5, 2, 32, 4), dtype))
-    assert (layer.num_blocks, layer.kv_heads) == (5, 2)
+    assert (layer.kind, layer.num_blocks, layer.kv_heads) == (kind, 5, 2)
     assert (layer.head_size, layer.v_head_size) == (8, 4)
 
 
@@ -24,6 +27,7 @@ def test_paged_layer_names_its_axes(dtype: Any) -> None:
         (np.zeros((5, 2, 32), np.float32), np.zeros((5, 2, 32), np.float32)),
         (np.zeros((5, 2, 8, 32), np.float32), np.zeros((5, 1, 32, 8), np.float32)),
         (np.zeros((5, 2, 8, 32), np.float32), np.zeros((5, 2, 32, 8), np.float16)),
+        (np.zeros((5, 2, 8, 32), np.int8), np.zeros((5, 2, 32, 8), np.int8)),
         (np.zeros((5, 2, 8, 16), np.float32), np.zeros((5, 2, 16, 8), np.float32)),
         (np.zeros((5, 2, 8, 32), np.float32), np.zeros((5, 2, 16, 8), np.float32)),
         (np.zeros((5, 2, 16, 32), np.float32)[:, :, ::2], np.zeros((5, 2, 32, 8), np.float32)),

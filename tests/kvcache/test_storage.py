@@ -67,6 +67,21 @@ def test_packed_layers(dtype, per_head):
     storage.close()
 
 
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float8", 1)])
+def test_layers_of_bits_that_stand_for_floats(dtype, size):
+    layout = CacheLayout((LayerShape(3, 10, 14, dtype=dtype), FLOATS), PAGE_TOKENS)
+    assert layout.layers[0].bytes_per_token == 3 * (10 + 14) * size
+    storage = PagedStorage(layout, 4)
+    narrow, floats = storage.layers
+    assert (narrow.kind, narrow.kv_heads, narrow.head_size, narrow.v_head_size) == (dtype, 3, 10, 14)
+    assert (narrow.keys.itemsize, floats.kind) == (size, "float32")
+    narrow.keys[1], narrow.values[1] = 7, 9
+    HostMemory().copy_blocks(storage.blocks, [(1, 3)])
+    assert (narrow.keys[3] == 7).all() and (narrow.values[3] == 9).all() and not narrow.keys[2].any()
+    assert not floats.keys.any()
+    storage.close()
+
+
 def test_latent_rows_have_empty_values():
     storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
     assert storage.layers[0].values.shape == (2, 1, 32, 0)

@@ -11,12 +11,20 @@ import pytest
 
 import genai
 from genai.errors import OptionError
+from genai.kernels.cpu.executor import CpuExecutor
+from genai.kernels.cuda.driver import NoDevice
+from genai.kernels.executor import UnsupportedRecord
 from genai.kernels.host.arrays import has_bfloat_products
+from genai.kernels.records import RowProgram
+from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.measure.evaluation import kl_divergence, read_questions
 from genai.measure.evaluation.divergence import keep_kv_quality
-from genai.model import kv_quality
+from genai.measure.model_info import describe
+from genai.model import kv_quality, loading
 from genai.model.config import Config
 from genai.model.folders import bundled_tasks
+from genai.model.kv_types import KV_TYPES, kv_types_on
+from genai.runtime import device as devices
 
 PACKED: list[dict[str, Any]] = [{"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_dtype_force": True}]
 packed_types = pytest.mark.parametrize("options", PACKED, ids=["int8", "int4"])
@@ -166,10 +174,45 @@ def test_heads_that_cannot_be_turned(form_folder: Callable[[str], Path]) -> None
     assert "heads have 16 columns" in str(error) and "powers of two from 32" in str(error)
 
 
-@packed_types
+ON_GPUS: list[dict[str, Any]] = [{"kv_dtype": "bf16"}, {"kv_dtype": "fp8"}]
+
+
+@pytest.mark.parametrize("options", [*PACKED, *({**one, "device": "reference"} for one in ON_GPUS)], ids=str)
 def test_graphs_that_keep_their_own_tensors(form_folder: Callable[[str], Path], options: dict[str, Any]) -> None:
     error = refusal(form_folder("dense"), **options)
     assert f"kv_dtype = '{options['kv_dtype']}' with a graph that runs sequence by sequence" in str(error)
+
+
+@pytest.mark.parametrize("options", ON_GPUS, ids=str)
+def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
+    bundled_folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    def no_gpu(index: int, threads: int | None) -> None:
+        raise NoDevice("there is none")
+
+    monkeypatch.setattr(loading, "read_decoder", lambda *_, **__: pytest.fail("the model was read"))
+    monkeypatch.setattr(devices, "_open_gpu", no_gpu)
+    for device, said in (("cpu", "device = 'cpu'"), ("auto", "device = 'auto', which found no GPU")):
+        error = refusal(bundled_folder, **options, device=device)
+        assert error.what == f"kv_dtype = {options['kv_dtype']!r} with {said}"
+        assert "keys and values of fp16, fp32, int8, int4" in error.why
+        assert '"fp16"' in error.fix and '"int8"' in error.fix and "--device cuda" in error.fix
+        with pytest.raises(OptionError, match=said):
+            describe(bundled_folder, **options, device=device)
+    with pytest.raises(OptionError, match="device = 'cpu'"):
+        genai.LLM("nobody/has-this", pull=True, **options)  # before it is fetched
+
+
+def test_the_cpu_computes_what_its_types_say() -> None:
+    program = RowProgram((), {}, None, ())  # type: ignore[arg-type]
+    for name, kind in KV_TYPES.items():
+        storage = PagedStorage(CacheLayout((LayerShape(1, 32, 32, kind),), 32), 1)
+        if name in kv_types_on("cpu"):
+            CpuExecutor(1).compile(program, storage.layers)
+        else:
+            with pytest.raises(UnsupportedRecord, match=f"no kernels for keys and values of {kind}"):
+                CpuExecutor(1).compile(program, storage.layers)
+    assert kv_types_on("cuda") == kv_types_on("reference") == tuple(KV_TYPES)
 
 
 @pytest.mark.parametrize("options", [{"kv_dtype": "int8"}, {}, {"kv_dtype": "fp16"}])

@@ -26,6 +26,7 @@ from genai.errors import (
     StateMismatchError,
 )
 from genai.model.folders import bundled_adapter
+from genai.model.kv_types import kv_types_on
 from tests.drawing import Draw
 
 TEXT = "The cat and the dog went to the park. " * 6
@@ -74,9 +75,11 @@ def test_a_pause_changes_nothing_in_any_form(form_folder: Callable[[str], Path],
         assert outcome(first, llm.load_state(tmp_path / "a.state").resume(max_tokens=30)) == outcome(whole)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "bf16", "fp8", "int8", "int4"])
 def test_a_pause_changes_nothing_with_any_cache(bundled_folder: Path, tmp_path: Path, kv_dtype: str) -> None:
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "kv_dtype_force": kv_dtype == "int4", "threads": 2}
+    device = {} if kv_dtype in kv_types_on("cpu") else {"device": "reference"}
+    options = options if not device else {"kv_dtype": kv_dtype, **device}
     with genai.LLM(bundled_folder, **options) as llm:
         first = llm.generate(TEXT, max_tokens=9, keep_state=True, **SAMPLED)[0]
         assert first.state is not None
@@ -85,7 +88,10 @@ def test_a_pause_changes_nothing_with_any_cache(bundled_folder: Path, tmp_path: 
     with genai.LLM(bundled_folder, **options) as llm:
         assert llm.load_state(tmp_path / "a.state").resume(max_tokens=12).token_ids == rest.token_ids
     other = "int8" if kv_dtype != "int8" else "fp16"
-    with genai.LLM(bundled_folder, kv_dtype=other) as llm, pytest.raises(StateMismatchError, match="numerics"):
+    with (
+        genai.LLM(bundled_folder, kv_dtype=other, **device) as llm,
+        pytest.raises(StateMismatchError, match="numerics"),
+    ):
         llm.load_state(tmp_path / "a.state")
 
 

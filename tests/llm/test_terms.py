@@ -224,8 +224,8 @@ def test_beams_go_through_adapters(bundled_folder: Path) -> None:
 
 def test_a_later_process_finds_what_was_read(bundled_folder: Path, tmp_path: Path) -> None:
     prompt, folder = "Luna and Tom went to the park. " * 20, tmp_path / "prefixes"
-    for kv_dtype in ("fp16", "int8"):
-        options: dict[str, Any] = {"kv_dtype": kv_dtype, "threads": 1, "prefix_cache_dir": folder}
+    for own in ({"kv_dtype": "fp16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8", "device": "reference"}):
+        options: dict[str, Any] = {**own, "prefix_cache_dir": folder}
         with genai.LLM(bundled_folder, **options) as llm:
             before = llm.generate(prompt, max_tokens=40, **LONG)[0]
             assert before.cached_tokens == 0

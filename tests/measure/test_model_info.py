@@ -80,6 +80,10 @@ def test_architecture_and_operators(folder: Path) -> None:
 def test_cache_types(folder: Path) -> None:
     assert describe(folder, kv_dtype="fp32")["kv_bytes_per_token"] == 2 * BYTES_PER_TOKEN
     assert describe(folder, accuracy="fp32")["kv_dtype"] == "fp32"
+    facts = describe(folder, kv_dtype="fp8", device="reference")
+    assert (facts["kv_dtype"], facts["kv_bytes_per_token"]) == ("fp8", BYTES_PER_TOKEN // 2)
+    assert facts["kv_bytes_per_token_by_type"]["bf16"] == BYTES_PER_TOKEN
+    assert facts["memory"]["cache_bytes"] == facts["kv_bytes_full_context"] == 131072 * BYTES_PER_TOKEN // 2
 
 
 @pytest.mark.parametrize(

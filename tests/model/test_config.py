@@ -196,6 +196,7 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.set_provider_option("cuda", "device_id", "x")
     with pytest.raises(OptionError, match="cuda:x"):
         Model(config)
+    config.set_provider_option("cuda", "device_id", "0")
     config.append_provider("slide rule")
     with pytest.raises(NotSupportedYetError, match="'slide rule' is not available"):
         Model(config)

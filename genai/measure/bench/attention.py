@@ -16,7 +16,8 @@ from genai.kernels.records import Attention, Per, RowProgram, RowsType
 from genai.kvcache.storage import CacheLayout, PagedStorage
 
 from ...engine.paged import PagedDecoder
-from ...model.decoder_graph import BLOCK_SIZE, KV_TYPES
+from ...model.decoder_graph import BLOCK_SIZE
+from ...model.kv_types import KV_TYPES, kv_types_on
 from ...model.model import Model
 from .ceilings import measure_of
 
@@ -82,7 +83,8 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
     if not isinstance(decoder, PagedDecoder) or not _attention_only(decoder.program).parts:
         return
     context = min(context, model.config.model.context_length)
-    runs = [_OneToken(decoder, kv_dtype, context) for kv_dtype in KV_TYPES if _fits(decoder, kv_dtype)]
+    kinds = [name for name in kv_types_on(decoder.executor.name) if _fits(decoder, name)]
+    runs = [_OneToken(decoder, kv_dtype, context) for kv_dtype in kinds]
     try:
         for _ in range(repeat + 1):
             for one in runs:

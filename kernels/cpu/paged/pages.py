@@ -12,6 +12,8 @@ from ..memory import load as load_numbers, load_float32, load_half, load_halves,
 from ..vector import LANES, to_float32
 
 PACKED_BITS = {"int8": 8, "int4": 4}
+# What pages may hold.
+PAGE_KINDS = ("float32", "float16", *PACKED_BITS)
 ZERO = 7.5  # of four bits, whose sixteen numbers lie around it
 _LINE = 4 * LANES  # bytes of sixteen lanes
 _SCALES = 2 * PAGE_TOKENS  # bytes of the scales of a group of columns

@@ -1,7 +1,8 @@
 // softmax(q k * scale) v of many rows of a sequence by tensor cores (FlashAttention-2: Dao 2023).
 //
-// Numbers are float16, sums float32: what pages of 16 bits hold is multiplied as it is, small integers become float16 on
-// the way, and a query is brought near 1 by a power of two before it is rounded. A row meets steps of tokens that begin
+// Numbers are float16, sums float32: what pages of 16 bits hold is multiplied as it is, numbers of fewer bits become
+// float16 on the way, and a query is brought near 1 by a power of two before it is rounded. Over pages of bfloat16, whose
+// numbers float16 may not hold, all are bfloat16. A row meets steps of tokens that begin
 // at multiples of STEP, in order, and one that it does not see changes no bit of it; so its bits do not depend on the
 // other rows of its tile.
 #include "pages.cuh"
@@ -43,6 +44,24 @@ struct TileShape {
   static constexpr int KEYS = KEY_ROWS * KEY_CHUNKS, TOTAL = KEYS + step * VALUE_CHUNKS;
 };
 
+// What tensor cores multiply. An exponent of ones alone stands for what is not finite.
+template <class Kind>
+struct TileNumber {
+  static constexpr unsigned EXPONENT = 0x7c00u;
+  __device__ __forceinline__ static unsigned pair(float low, float high) { return half_pair(low, high); }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_half_tiles(c, a, b0, b1);
+  }
+};
+template <>
+struct TileNumber<bfloat_bits> {
+  static constexpr unsigned EXPONENT = 0x7f80u;
+  __device__ __forceinline__ static unsigned pair(float low, float high) { return bfloat_pair(low, high); }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    multiply_tiles(c, a, {b0, b1});
+  }
+};
+
 // Where a step's tokens are: in the pages of a head, from `token` of its page on.
 struct StepPage {
   const unsigned char* keys;
@@ -50,7 +69,7 @@ struct StepPage {
   int token;
 };
 
-// Pages of float16 are copied as they are ...
+// Pages of 16 bits are copied as they are ...
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct TileSource {
   using Shape = TileShape<head_size, columns, step>;
@@ -75,7 +94,7 @@ struct TileSource {
   __device__ __forceinline__ void finish(uint4*, const uint4*) { wait_groups<0>(); }
 };
 
-// ... and small integers become float16. A thread unpacks the units that it has copied into places of its own: they
+// ... small integers become float16: a thread unpacks the units that it has copied into places of its own, since they
 // would take the registers that sums need.
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct UnpackingSource {
@@ -148,6 +167,53 @@ template <int head_size, int v_head_size, int columns, int step>
 struct TileSource<Int4, head_size, v_head_size, columns, step>
     : UnpackingSource<Int4, head_size, v_head_size, columns, step> {};
 
+// ... and so do floats of 8 bits, which loses nothing. A thread has 16 tokens of a column of keys at a time, and eight
+// columns of a value.
+template <int head_size, int v_head_size, int columns, int step>
+struct TileSource<float8_bits, head_size, v_head_size, columns, step> {
+  using Shape = TileShape<head_size, columns, step>;
+  static constexpr int ACROSS = step / 16, KEYS = head_size * ACROSS, WIDE = columns / OCTET, VALUES = step * WIDE;
+  static constexpr int STAGED = KEYS + (VALUES + 1) / 2;
+
+  __device__ __forceinline__ static bool is_behind(int value, int first_column) {
+    return v_head_size % columns && first_column + value % WIDE * OCTET >= v_head_size;
+  }
+  __device__ __forceinline__ static uint4 eight(unsigned low, unsigned high) {
+    return uint4{half_pair(float8_pair{(unsigned short)low}), half_pair(float8_pair{(unsigned short)(low >> 16)}),
+                 half_pair(float8_pair{(unsigned short)high}), half_pair(float8_pair{(unsigned short)(high >> 16)})};
+  }
+
+  __device__ __forceinline__ void begin(const StepPage& from, uint4*, uint4* staged, int first_column) {
+    first = first_column;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < KEYS; i += TILE_THREADS)
+      copy_later(staged + i, from.keys + i / ACROSS * PAGE + from.token + i % ACROSS * 16);
+    uint2* octets = reinterpret_cast<uint2*>(staged + KEYS);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < VALUES; i += TILE_THREADS)
+      if (!is_behind(i, first))
+        copy_few_later<8>(octets + i, from.values + (from.token + i / WIDE) * v_head_size + first + i % WIDE * OCTET);
+    end_group();
+  }
+  __device__ __forceinline__ void finish(uint4* tile, const uint4* staged) const {
+    wait_groups<0>();  // for what this thread has asked for
+    const uint2* octets = reinterpret_cast<const uint2*>(staged + KEYS);
+#pragma unroll 2
+    for (int i = threadIdx.x; i < KEYS; i += TILE_THREADS) {
+      uint4* line = tile + i / ACROSS * Shape::KEY_CHUNKS + i % ACROSS * 2;
+      const uint4 raw = staged[i];
+      line[0] = eight(raw.x, raw.y), line[1] = eight(raw.z, raw.w);
+    }
+#pragma unroll 2
+    for (int i = threadIdx.x; i < VALUES; i += TILE_THREADS)
+      if (!is_behind(i, first))
+        tile[Shape::KEYS + i / WIDE * Shape::VALUE_CHUNKS + i % WIDE] = eight(octets[i].x, octets[i].y);
+  }
+
+ private:
+  int first;  // column of the block's
+};
+
 // A value as its page holds it.
 template <class Kind, int v_head_size>
 __device__ __forceinline__ float value_at(const unsigned char* page, int token, int column) {
@@ -204,8 +270,8 @@ struct TileSequence {
 };
 
 // Values that are infinite or NaN become 0: they must not reach rows that do not see them, not even times 0. `broken`:
-// tokens that had such.
-template <int step, int columns, int apart>
+// tokens that had such. low: the exponent of such a number.
+template <int step, int columns, int apart, unsigned low>
 __device__ __forceinline__ void leave_out(uint4* values, int* broken) {
   constexpr int WIDE = columns / OCTET;
   if (threadIdx.x < step) broken[threadIdx.x] = 0;
@@ -214,7 +280,7 @@ __device__ __forceinline__ void leave_out(uint4* values, int* broken) {
     unsigned* words = reinterpret_cast<unsigned*>(values + i / WIDE * apart + i % WIDE);
 #pragma unroll
     for (int word = 0; word < 4; ++word) {
-      const unsigned two = words[word], low = 0x7c00u, high = 0x7c000000u;  // exponents of what is not finite
+      const unsigned two = words[word], high = low << 16;
       if ((two & low) != low && (two & high) != high) continue;
       words[word] = ((two & low) == low ? 0u : two & 0xffffu) | ((two & high) == high ? 0u : two & 0xffff0000u);
       broken[i / WIDE] = 1;
@@ -228,6 +294,7 @@ __device__ __forceinline__ void leave_out(uint4* values, int* broken) {
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct TileRows {
   using Shape = TileShape<head_size, columns, step>;
+  using Number = TileNumber<Kind>;
   static constexpr int PARTS = Shape::KEY_ROWS / 16, SCORES = step / OCTET, WIDE = columns / OCTET;
   int end[2];
   float factor[2], highest[2], total[2], result[WIDE][4];
@@ -248,8 +315,7 @@ struct TileRows {
       for (int k = 0; k < 4; ++k) result[j][k] = 0.0f;
   }
 
-  // A query as float16, but for the power of two of its largest number, which goes to `factor`: so no number leaves
-  // float16's range.
+  // A query, but for the power of two of its largest number, which goes to `factor`: so no number leaves float16's range.
   __device__ __forceinline__ void read_query(const float2* q, int i) {
     const int place = threadIdx.x % 4;
     float largest = 0.0f;
@@ -268,7 +334,7 @@ struct TileRows {
       for (int side = 0; side < 2; ++side) {
         const int pair = part * 8 + side * 4 + place;
         const float2 two = pair < head_size / 2 ? q[pair] : float2{0.0f, 0.0f};
-        queries[part][i + 2 * side] = half_pair(two.x * inverse, two.y * inverse);
+        queries[part][i + 2 * side] = Number::pair(two.x * inverse, two.y * inverse);
       }
   }
 
@@ -282,8 +348,8 @@ struct TileRows {
       for (int two = 0; two < SCORES; two += 2) {
         unsigned pairs[4];
         load_turned(pairs, keys + part * 16 * Shape::KEY_CHUNKS + two);
-        multiply_half_tiles(scores[two], queries[part], pairs[0], pairs[1]);
-        multiply_half_tiles(scores[two + 1], queries[part], pairs[2], pairs[3]);
+        Number::multiply(scores[two], queries[part], pairs[0], pairs[1]);
+        Number::multiply(scores[two + 1], queries[part], pairs[2], pairs[3]);
       }
   }
 
@@ -328,15 +394,15 @@ struct TileRows {
     for (int part = 0; part < step / 16; ++part) {
       const float(&left)[4] = scores[2 * part];
       const float(&right)[4] = scores[2 * part + 1];
-      const unsigned shares[4] = {half_pair(left[0], left[1]), half_pair(left[2], left[3]),
-                                  half_pair(right[0], right[1]), half_pair(right[2], right[3])};
+      const unsigned shares[4] = {Number::pair(left[0], left[1]), Number::pair(left[2], left[3]),
+                                  Number::pair(right[0], right[1]), Number::pair(right[2], right[3])};
 #pragma unroll
       for (int j = 0; j < WIDE; j += 2) {
         unsigned pairs[4];
         const bool alone = j + 1 == WIDE;  // there is no column beside it
         load_turned(pairs, values + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
-        multiply_half_tiles(result[j], shares, pairs[0], pairs[1]);
-        if (!alone) multiply_half_tiles(result[alone ? j : j + 1], shares, pairs[2], pairs[3]);
+        Number::multiply(result[j], shares, pairs[0], pairs[1]);
+        if (!alone) Number::multiply(result[alone ? j : j + 1], shares, pairs[2], pairs[3]);
       }
     }
   }
@@ -417,7 +483,7 @@ __device__ __forceinline__ void attend_tile(const TileArguments& given) {
     if (step < to)
       source.begin(sequence.page_of(given, token + STEP), tile + (step + 1) % 2 * Shape::TOTAL, staged, first_column);
     const bool whole = token >= sequence.last_end - seen && token + STEP <= sequence.first_end;  // for all rows
-    if (!whole) leave_out<STEP, columns, Shape::VALUE_CHUNKS>(values, broken);
+    if (!whole) leave_out<STEP, columns, Shape::VALUE_CHUNKS, TileNumber<Kind>::EXPONENT>(values, broken);
     float scores[Rows::SCORES][4] = {};
     rows.score(keys, scores);
     rows.weigh(given, 0, token, whole, seen, scores);

@@ -1,7 +1,7 @@
 // Pages of keys and values: 32 tokens of a layer's head, as `kernels.formats` has them.
 //
-// A lane takes units: 4 columns of 4 tokens. They are 16 bytes where numbers have 8 bits (4 bits: 8 columns), and four
-// lines of 16 or 8 bytes where they are floats; eight neighbouring lanes read a line of keys whole.
+// A lane takes units: 4 columns of 4 tokens. They are 16 bytes where they are small integers (4 bits: 8 columns), and
+// four lines of 16, 8 or 4 bytes where they are floats; eight neighbouring lanes read a line of keys whole.
 #pragma once
 #include "portable.cuh"
 
@@ -25,7 +25,7 @@ struct StepRows {
   int table_stride;
 };
 
-// Kinds of pages besides float and half_bits: small integers with scales.
+// Kinds of pages besides those of floats (float, half_bits, bfloat_bits, float8_bits): small integers with scales.
 struct Int8 {};
 struct Int4 {};
 
@@ -114,11 +114,21 @@ struct Unit : Lines<uint4> {
     return __uint_as_float(i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w);
   }
 };
-template <>
-struct Unit<half_bits> : Lines<uint2> {
+template <class T>
+struct ShortUnit : Lines<uint2> {
   __device__ __forceinline__ float number(int line, int i) const {
-    const unsigned pair = i < 2 ? lines[line].x : lines[line].y;
-    return to_float(half_bits{(unsigned short)(pair >> 16 * (i % 2))});
+    const unsigned pair = i < 2 ? this->lines[line].x : this->lines[line].y;
+    return to_float(T{(unsigned short)(pair >> 16 * (i % 2))});
+  }
+};
+template <>
+struct Unit<half_bits> : ShortUnit<half_bits> {};
+template <>
+struct Unit<bfloat_bits> : ShortUnit<bfloat_bits> {};
+template <>
+struct Unit<float8_bits> : Lines<unsigned> {
+  __device__ __forceinline__ float number(int line, int i) const {
+    return to_float(float8_pair{(unsigned short)(lines[line] >> 16 * (i / 2))}, i % 2);
   }
 };
 

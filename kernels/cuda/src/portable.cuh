@@ -47,13 +47,21 @@ __device__ __forceinline__ void wait_for_earlier() {
 constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr int WARP = 32;
 
-// --- numbers of 16 bits ---------------------------------------------------------------------------------------------
+// --- numbers of 16 and of 8 bits ------------------------------------------------------------------------------------
 
 struct half_bits {
   unsigned short bits;
 };
 
 struct bfloat_bits {
+  unsigned short bits;
+};
+
+struct float8_bits {  // E4M3: the largest number is 448, there is no infinity, and all ones are NaN
+  unsigned char bits;
+};
+
+struct float8_pair {  // the first one is in the low byte
   unsigned short bits;
 };
 
@@ -71,6 +79,12 @@ __device__ __forceinline__ float to_float(half_bits x) {
 #endif
 }
 
+__device__ __forceinline__ float to_float(float8_bits x) {
+  const unsigned size = x.bits & 0x7fu;  // the same bits of a half are 2 ** -8 as much
+  const unsigned moved = (x.bits & 0x80u) << 8 | (size == 0x7fu ? 0x7fffu : size << 7);
+  return to_float(half_bits{(unsigned short)moved}) * 256.0f;
+}
+
 __device__ __forceinline__ void store(float* place, float x) { *place = x; }
 
 __device__ __forceinline__ void store(half_bits* place, float x) {
@@ -79,6 +93,29 @@ __device__ __forceinline__ void store(half_bits* place, float x) {
 #else
   place->bits = shim::float_to_half(x);
 #endif
+}
+
+__device__ __forceinline__ void store(bfloat_bits* place, float x) {
+#ifndef HOST_SHIM
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(place->bits) : "f"(x));
+#else
+  place->bits = shim::float_to_bfloat(x);
+#endif
+}
+
+// To nearest even; what is beyond the largest number becomes that one, infinity too, and NaN stays NaN.
+__device__ __forceinline__ void store(float8_bits* place, float x) {
+  const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+  unsigned code;
+  if (size > 0x7f800000u) {
+    code = 0x7fu;
+  } else if (size >= 0x3c800000u) {  // 2 ** -6, the least number whose first digit is not stored
+    code = (size + 0x7ffffu + (size >> 20 & 1u)) >> 20;
+    code = min(code - (120u << 3), 0x7eu);  // exponents begin 120 later
+  } else {  // whole numbers of 2 ** -9, which is the last digit of numbers from 2 ** 14 on
+    code = __float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000u;
+  }
+  place->bits = (unsigned char)(bits >> 24 & 0x80u | code);
 }
 
 // Two numbers as bfloat16, the first in the low half.
@@ -100,6 +137,26 @@ __device__ __forceinline__ unsigned half_pair(float low, float high) {
   return result;
 #else
   return shim::float_to_half(low) | (unsigned)shim::float_to_half(high) << 16;
+#endif
+}
+
+// Two numbers of E4M3 as float16, which holds them all.
+__device__ __forceinline__ unsigned half_pair(float8_pair two) {
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 890
+  unsigned result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(two.bits));
+  return result;
+#else
+  return half_pair(to_float(float8_bits{(unsigned char)two.bits}), to_float(float8_bits{(unsigned char)(two.bits >> 8)}));
+#endif
+}
+
+// One of the two.
+__device__ __forceinline__ float to_float(float8_pair two, int i) {
+#if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 890
+  return to_float(half_bits{(unsigned short)(half_pair(two) >> 16 * i)});
+#else
+  return to_float(float8_bits{(unsigned char)(two.bits >> 8 * i)});
 #endif
 }
 

@@ -50,10 +50,6 @@ struct exponent_bits {  // 2 ** (bits - 127); 0 = 0
   unsigned char bits;
 };
 
-struct float8_bits {  // E4M3
-  unsigned char bits;
-};
-
 struct low_nibble {
   unsigned char bits;
 };
@@ -67,10 +63,6 @@ __device__ __forceinline__ float to_float(signed char x) { return (float)x; }
 __device__ __forceinline__ float to_float(low_nibble x) { return (float)(x.bits & 15); }
 __device__ __forceinline__ float to_float(high_nibble x) { return (float)(x.bits >> 4); }
 __device__ __forceinline__ float to_float(exponent_bits x) { return __uint_as_float((unsigned)x.bits << 23); }
-__device__ __forceinline__ float to_float(float8_bits x) {  // the same bits of a half are 2 ** -8 as much
-  const unsigned moved = (x.bits & 0x80u) << 8 | (x.bits & 0x7fu) << 7;
-  return to_float(half_bits{(unsigned short)moved}) * 256.0f;
-}
 
 // --- numbers of blocks ----------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import genai
 from genai.kernels.cuda import products
 from genai.kernels.executor import StepContext
+from genai.kernels.float_bits import stored_floats
 from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
 from genai.kernels.reference.pages import write_pages
@@ -113,11 +114,11 @@ def with_adapters(
 
 
 def layer_of(
-    rng: np.random.Generator, num_blocks: int, kv_heads: int, head_size: int, v_head_size: int, dtype: str
+    rng: np.random.Generator, num_blocks: int, kv_heads: int, head_size: int, v_head_size: int, kind: str
 ) -> PagedLayer:
     """Pages of random keys and values, two layers' blocks apart."""
     sizes = head_size * PAGE_TOKENS, v_head_size * PAGE_TOKENS
-    memory = rng.standard_normal((num_blocks, 2 * kv_heads * sum(sizes))).astype(dtype)
+    memory = stored_floats(rng.standard_normal((num_blocks, 2 * kv_heads * sum(sizes))), kind)
     keys = memory[:, : kv_heads * sizes[0]].reshape(num_blocks, kv_heads, head_size, PAGE_TOKENS)
     values = memory[:, kv_heads * sizes[0] : kv_heads * sum(sizes)]
     return PagedLayer(keys, values.reshape(num_blocks, kv_heads, PAGE_TOKENS, v_head_size))

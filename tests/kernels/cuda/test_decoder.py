@@ -90,7 +90,7 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
             assert sum(kernel in name for name in driver.launched) == kinds.count(kind), kernel
 
 
-@pytest.mark.parametrize("kind", ["fp16", "int8", "int4"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16", "fp8", "int8", "int4"])
 def test_tokens_over_small_caches_are_the_reference_s(load: Load, bundled_folder: Path, kind: str) -> None:
     """Prompts in tiles, then tokens one by one."""
     cache = {"kv_dtype": kind, "kv_dtype_force": kind == "int4"}
@@ -98,7 +98,8 @@ def test_tokens_over_small_caches_are_the_reference_s(load: Load, bundled_folder
     options = {"max_tokens": 5, "temperature": 0}
     with genai.LLM(bundled_folder, device="reference", context_size=256, **cache) as llm:
         expected = llm.generate([llm.render(prompt) for prompt in prompts], **options)
-    with load(accuracy="fp32", **cache) as model, genai.LLM(model) as llm:
+    with load(accuracy="fp32", device="cuda", **cache) as model, genai.LLM(model) as llm:
+        assert model.info.kv_dtype == kind
         found = llm.generate([llm.render(prompt) for prompt in prompts], **options)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
 

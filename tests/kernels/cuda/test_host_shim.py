@@ -60,6 +60,11 @@ def prompted_bytes(driver: HostDriver) -> float:
     return prompted(driver, "int8")
 
 
+def prompted_floats(driver: HostDriver) -> float:
+    """The same over pages of floats of 8 bits."""
+    return prompted(driver, "float8")
+
+
 def multiplied(driver: HostDriver) -> float:
     """The relative error of a product of many rows."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
@@ -120,6 +125,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", "wrong"),
         (prompted, "load_turned(pairs, keys + ", "load_turned(pairs, (const char*)keys + 8 + ", "not aligned"),
         (prompted_bytes, "    wait_groups<0>();\n#pragma unroll", "    wait_groups<1>();\n#pragma unroll", "wrong"),
+        (prompted_floats, "wait_groups<0>();  // for what", "wait_groups<1>();  // for what", "wrong"),
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the part and", "// the part and", "wrong"),
         (multiplied, "copy_later(stage + place", "copy_later(stage + 1 + place", "not aligned"),
@@ -171,6 +177,7 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         attended,
         prompted,
         prompted_bytes,
+        prompted_floats,
         multiplied,
         multiplied_by_warpgroups,
         decoded,
