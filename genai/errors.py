@@ -170,6 +170,15 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
+# No count, size or number of a device has more; Python itself reads 4,300, and raises on those behind them.
+_MOST_DIGITS = 20
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text says in plain digits; None where it has others, or more of them than any count has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
 def malformed(what: str, why: str) -> GraphError:
     """The error of a model that its exporter got wrong, or that was damaged since."""
     return GraphError(what, why, "export the model again")
