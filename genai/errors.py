@@ -25,12 +25,21 @@ class GenaiError(RuntimeError):
         self.fix = fix
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [_hanging(self.what)]
         if self.why:
-            lines.append(f"  why: {self.why}")
+            lines.append(f"  why: {_hanging(self.why)}")
         if self.fix:
-            lines.append(f"  fix: {self.fix}")
+            lines.append(f"  fix: {_hanging(self.fix)}")
         return "\n".join(lines)
+
+
+_BELOW_A_PART = " " * len("  why: ")
+
+
+def _hanging(part: str) -> str:
+    """A part of a message; where it has several lines, such as a compiler's, those behind the first stand below it."""
+    first, *more = part.splitlines() or [""]
+    return "\n".join([first, *(f"{_BELOW_A_PART}{line}".rstrip() for line in more)])
 
 
 class ModelFolderError(GenaiError):
