@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from genai.errors import OptionError
+from genai.errors import OptionError, whole_number
 
 from .terminal import emit, emit_line, say
 
@@ -87,10 +87,11 @@ def extents(dims: list[str]) -> dict[str, int]:
     """NAME=EXTENT flags as a dictionary."""
     found = {}
     for item in dims:
-        name, _, extent = item.partition("=")
-        if not name or not extent.isdecimal():
-            raise OptionError(f"--dim {item!r}", "it has the form NAME=EXTENT", "for example --dim batch=4")
-        found[name] = int(extent)
+        name, _, digits = item.partition("=")
+        extent = whole_number(digits)
+        if not name or extent is None:
+            raise OptionError(f"--dim {item!r:.200}", "it has the form NAME=EXTENT", "for example --dim batch=4")
+        found[name] = extent
     return found
 
 

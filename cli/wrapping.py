@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
+from genai.errors import whole_number
+
 # What a poor locale cannot show.
 _PLAIN = str.maketrans({"·": "-", "…": "...", "±": "+-", "×": "x", "–": "-", "“": '"', "”": '"'})
 # Between words and spaces, behind a line's end, and beside what needs no spaces, such as Chinese.
@@ -23,8 +25,8 @@ def width_of(stream: TextIO | None) -> int | None:
     try:
         if stream is None or not stream.isatty():
             return None
-        told = os.environ.get("COLUMNS", "")
-        return int(told) if told.isdecimal() and int(told) else os.get_terminal_size(stream.fileno()).columns or 80
+        told = whole_number(os.environ.get("COLUMNS", ""))
+        return told or os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):  # closed, or nothing that the system knows
         return None
 

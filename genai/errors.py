@@ -25,12 +25,21 @@ class GenaiError(RuntimeError):
         self.fix = fix
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [_hanging(self.what)]
         if self.why:
-            lines.append(f"  why: {self.why}")
+            lines.append(f"  why: {_hanging(self.why)}")
         if self.fix:
-            lines.append(f"  fix: {self.fix}")
+            lines.append(f"  fix: {_hanging(self.fix)}")
         return "\n".join(lines)
+
+
+_BELOW_A_PART = " " * len("  why: ")
+
+
+def _hanging(part: str) -> str:
+    """A part of a message; where it has several lines, such as a compiler's, those behind the first stand below it."""
+    first, *more = part.splitlines() or [""]
+    return "\n".join([first, *(f"{_BELOW_A_PART}{line}".rstrip() for line in more)])
 
 
 class ModelFolderError(GenaiError):
@@ -168,6 +177,15 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
     # What is longer is no typo, and comparing takes many times its memory.
     close = get_close_matches(name, list(known), 1) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+# No count, size or number of a device has more; Python itself reads 4,300, and raises on those behind them.
+_MOST_DIGITS = 20
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a text says in plain digits; None where it has others, or more of them than any count has."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def malformed(what: str, why: str) -> GraphError:

@@ -51,6 +51,24 @@ def kernels_are_compiled_here() -> Iterator[Callable[[], bool]]:
         yield can_fork
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernels_of_a_made_up_gpu_go_with_the_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What tests have compiled for a GPU that is none never comes into the user's cache, where a GPU would find it.
+    Processes of a run share the folder; a test that names a cache of its own has that one. Gives the folder."""
+    from genai.kernels.cuda import compiler
+
+    base = tmp_path_factory.getbasetemp()
+    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cuda-kernels"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    usual, named = compiler.cache_root, os.environ.get("GENAI_CACHE_DIR")
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("GENAI_CUDA_DEVICE"):
+            patch.setattr(
+                compiler, "cache_root", lambda: kept if os.environ.get("GENAI_CACHE_DIR") == named else usual()
+            )
+        yield kept
+
+
 @pytest.fixture
 def interrupted() -> Callable[[Callable[[], object], int], bool]:
     """interrupted(call, place): whether Ctrl-C at the given place came before the end of the call."""

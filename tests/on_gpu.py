@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from genai.errors import whole_number
+
 VARIABLE = "GENAI_CUDA_DEVICE"  # tests.kernels.cuda.devices reads it
 
 
@@ -31,6 +33,14 @@ def expression_of(arguments: Sequence[str]) -> str:
 # At once: other files of fixtures are read before anything of pytest's is called. Processes that it starts inherit it.
 if asks_for_a_gpu(expression_of(sys.argv[1:])):
     os.environ.setdefault(VARIABLE, "0")
+
+
+def pytest_configure() -> None:
+    """Refuse what is no number of a GPU, before anything takes it for one."""
+    said = os.environ.get(VARIABLE, "")
+    if said and whole_number(said) is None:
+        what = f"{VARIABLE} = {said!r:.80}: the number of a GPU is expected"
+        raise pytest.UsageError(f"{what}, such as 0; without it kernels are tested on a host that emulates a GPU")
 
 
 @pytest.hookimpl(tryfirst=True)

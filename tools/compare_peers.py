@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from genai.kernels.cpu.cores import default_threads
 
+from .arguments import positive
 from .peers.cases import cases
 from .peers.engines import ENGINES, OURS
 from .peers.measure import Comparison, install, make_models
@@ -83,13 +84,6 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
-    return number
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.compare_peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -115,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("--adapter", action="store_true", help="an adapter of rank 16, too, for the cases named so")
     run = command("run", _run, [named, shaped], "Measure what is not in the results yet.")
     run.add_argument("--case", action="append", choices=cases(default_threads()), help="may be repeated [all]")
-    run.add_argument("--repeat", type=_positive, default=DEFAULT_REPEAT, help=f"processes per case [{DEFAULT_REPEAT}]")
+    run.add_argument("--repeat", type=positive, default=DEFAULT_REPEAT, help=f"processes per case [{DEFAULT_REPEAT}]")
     run.add_argument("--again", action="store_true", help="forget what was measured of these engines, shapes, cases")
     report = command("report", _report, [], "Write the page from the results.")
     report.add_argument("-o", "--output", type=Path, default=DEFAULT_REPORT, help="the page [docs/performance.md]")

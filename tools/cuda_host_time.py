@@ -20,6 +20,7 @@ from genai.model import loading
 from genai.model.folders import bundled_model
 from genai.ort_genai.generator import Generator, GeneratorParams
 
+from .arguments import folder, microseconds, positive
 from .simulated_gpu import SimulatedGpu
 
 CONTEXT, TOKENS = 64, 100
@@ -76,18 +77,26 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--graph-us", type=float, default=0.0, help="what the graph of a step takes")
-    parser.add_argument("--choice-us", type=float, default=0.0, help="what the graph that chooses tokens takes")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--graph-us", type=microseconds, default=0.0, help="what the graph of a step takes")
+    parser.add_argument("--choice-us", type=microseconds, default=0.0, help="what the graph that chooses tokens takes")
+    parser.add_argument("--batches", type=positive, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--tokens", type=positive, default=TOKENS)
+    parser.add_argument("--repeat", type=positive, default=5)
     parser.add_argument("--only", choices=["Generator", "LLM"])
     parser.add_argument("--kind", choices=[*OPTIONS])
-    parser.add_argument("--model", type=Path, default=bundled_model())
-    given = parser.parse_args()
+    parser.add_argument("--model", type=folder, default=bundled_model())
+    given = parser.parse_args(arguments)
+    try:
+        measure(given)
+    except genai.GenaiError as error:
+        parser.error(str(error))
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Print a line for each case. Raises GenaiError: the model cannot be loaded, or has no room for a case."""
     gpu = SimulatedGpu(graph_us=given.graph_us, choice_us=given.choice_us)
     # Others on this machine do not count, unless it is time that matters.
     clock = time.perf_counter if given.graph_us else time.process_time

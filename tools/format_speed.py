@@ -21,6 +21,7 @@ from pathlib import Path
 
 from genai.kernels.host.machine import default_threads
 from genai.measure.bench.ceilings import bandwidth
+from tools.arguments import positive
 from tools.peers.cases import Case
 from tools.peers.checkpoint import make_checkpoint
 from tools.peers.engines.base import Engine
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Make what is missing, measure in turns, print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and models")
-    parser.add_argument("--repeat", type=int, default=3, help="processes of each engine")
+    parser.add_argument("--repeat", type=positive, default=3, help="processes of each engine")
     parser.add_argument("--engine", action="append", choices=ENGINES, help="only this one's forms; may be repeated")
     asked = parser.parse_args(arguments)
     work = asked.work.expanduser().resolve()

@@ -22,6 +22,7 @@ import gguf
 import numpy as np
 
 from genai.quant.ggml import GGML_TYPES
+from tools.arguments import positive
 from tools.gguf_models import add_value, close, random_blocks
 from tools.peers.cases import Case
 from tools.peers.engines.base import Engine
@@ -37,7 +38,7 @@ CASE = Case("gguf", 512, 48)
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("~/.cache/genai/peers"), help="engines and the file")
-    parser.add_argument("--repeat", type=int, default=3, help="processes of each engine")
+    parser.add_argument("--repeat", type=positive, default=3, help="processes of each engine")
     asked = parser.parse_args(arguments)
     work = asked.work.expanduser().resolve()
     file, folder = work / "gguf" / "llama-3.2-1b-q4_k_m.gguf", work / "gguf" / "imported"

@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, numpy_helper
 
+from .arguments import positive
+
 _GAIN_INPUT = {"SimplifiedLayerNormalization": 1, "SkipSimplifiedLayerNormalization": 2, "RMSNormalization": 1}
 
 
@@ -40,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
-    parser.add_argument("--every", type=int, default=64, help="one channel in so many")
+    parser.add_argument("--every", type=positive, default=64, help="one channel in so many")
     parser.add_argument("--factor", type=float, default=30.0)
     arguments = parser.parse_args()
     count = make(arguments.source, arguments.target, arguments.every, arguments.factor)

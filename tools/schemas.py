@@ -21,6 +21,8 @@ from genai.engine.sampling.params import SamplingParams
 from genai.errors import GenaiError
 from genai.llm.completion import Completion
 
+from .arguments import positive
+
 Schema = dict[str, Any]
 
 _NAMES = (
@@ -242,9 +244,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", help="model folder; without it, the bundled model")
     parser.add_argument("--first", type=int, default=0, help="number of the first schema")
-    parser.add_argument("--count", type=int, default=100, help="how many schemas")
-    parser.add_argument("--seeds", type=int, default=3, help="replies per schema")
-    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--count", type=positive, default=100, help="how many schemas")
+    parser.add_argument("--seeds", type=positive, default=3, help="replies per schema")
+    parser.add_argument("--max-tokens", type=positive, default=400)
     parser.add_argument("--temperature", type=float, default=1.0)
     given = parser.parse_args()
     with genai.LLM(given.model) as llm:

@@ -24,6 +24,7 @@ from genai.engine.worker import Worker
 from genai.llm.completion import Completion
 from genai.model.folders import bundled_model
 
+from .arguments import positive
 from .random_weights import RandomWeights
 
 MOST_GUESSES = 9
@@ -148,10 +149,10 @@ _SAMPLED: list[dict[str, Any]] = [
 def main() -> None:
     """Compare, and end with status 1 where anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=500)
+    parser.add_argument("--prompts", type=positive, default=500)
     parser.add_argument("--models", nargs="*", help="some of: pebble, 'llama fp32', 'mistral int4'")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--tokens", type=positive, default=32)
     arguments = parser.parse_args()
     different = 0
     with tempfile.TemporaryDirectory() as root:

@@ -19,6 +19,7 @@ from typing import Any
 
 from genai.builder import DecoderSpec
 
+from .arguments import positive
 from .peers.shapes import SHAPES
 
 BLOCK, _INNER_TILES, _WARM, _REPEATS = 32, 8, 3, 20
@@ -148,8 +149,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--weights", action="append", default=[], choices=KINDS, help="may be repeated [all]")
-    parser.add_argument("--batch", action="append", default=[], type=int, metavar="N", help="may be repeated [1, 64]")
-    parser.add_argument("--context", type=int, default=1024, metavar="N")
+    parser.add_argument("--batch", action="append", default=[], type=positive, metavar="N", help="repeatable [1, 64]")
+    parser.add_argument("--context", type=positive, default=1024, metavar="N")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args(arguments)
     try:

@@ -64,7 +64,7 @@ def check_kv_quality(config: Config) -> None:
 
 def recorded(config: Config) -> KvQuality | None:
     """The measurement of a model with these files, if there is one that can be read."""
-    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError):
+    with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError, LookupError, OverflowError):
         with _file(config).open("rb") as file:
             read = json.loads(file.read(_LARGEST_FILE))
         found = KvQuality(float(read["mean"]), float(read["mean_error"]), int(read["tokens"]))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from genai.kernels.forks import renew_locks
 
-from ..errors import OptionError, StateError, did_you_mean
+from ..errors import OptionError, StateError, did_you_mean, whole_number
 from ..graph.home import expanded
 from ..runtime.single import Single
 from ..session.refused import GENERATING_PAGE, refusing_method
@@ -281,7 +281,7 @@ def check_model_options(
 def gpu_name(device: str) -> str:
     """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
     kind, _, number = str(device).partition(":")
-    return kind if kind == "cuda" and number.isascii() and number.isdecimal() else ""
+    return kind if kind == "cuda" and whole_number(number) is not None else ""
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from genai.quant.methods import METHODS
 
-from ..errors import ModelFolderError, OptionError
+from ..errors import ModelFolderError, OptionError, whole_number
 from .choices import FORMS, UNIFORM
 from .options import QuantizeOptions
 from .report import Point, curve_plot, html_page, html_table, read_report, size_text
@@ -63,13 +63,14 @@ def parse_variants(text: str) -> list[Variant]:
     variants = []
     for part in (DEFAULT_VARIANTS if text == "default" else text).split(","):
         words = part.strip().split("/")
-        if len(words) == 3 and all(word.isdecimal() for word in words[1:]):
-            variants.append(Variant(words[0], int(words[1]), int(words[2])))
+        bits, block = (whole_number(word) for word in (*words[1:], "", "")[:2])
+        if len(words) == 3 and bits is not None and block is not None:
+            variants.append(Variant(words[0], bits, block))
         elif len(words) == 2 and words[1] in FORMS:
             variants.append(Variant(words[0], form=words[1]))
         else:
             raise OptionError(
-                f"variant {part!r}",
+                f"variant {part!r:.200}",
                 f"it is neither method/bits/block nor method/form; forms are {', '.join(FORMS)}",
                 f"write for example {DEFAULT_VARIANTS}",
             )

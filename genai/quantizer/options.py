@@ -152,6 +152,9 @@ class QuantizeOptions:
         return [name for name in names if getattr(self, name) != usual[name]]
 
 
+_MOST_DIGITS = 20
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size such as "2GB", "700 MB" or "1.5GiB".
 
@@ -161,6 +164,6 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else "?"
     unit = unit if unit in _UNITS else unit + "B"
-    if match is None or unit not in _UNITS:
-        raise OptionError(f"target size {text!r}", "it is no size", 'write for example "2GB" or "700MiB"')
+    if match is None or unit not in _UNITS or len(match[1]) > _MOST_DIGITS:
+        raise OptionError(f"target size {text!r:.80}", "it is no size", 'write for example "2GB" or "700MiB"')
     return int(float(match[1]) * _UNITS[unit])

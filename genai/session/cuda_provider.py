@@ -19,7 +19,7 @@ from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
 from genai.kernels.cuda.driver import NoDevice
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
-from ..errors import OptionError
+from ..errors import OptionError, whole_number
 from ..graph.ir import Graph, Node, OnnxModel
 from ..graph.node import NEW_EACH_TIME, STANDARD_DOMAINS
 from ..graph.types import TensorType
@@ -61,8 +61,8 @@ class CudaProvider:
                 "it obeys device_id and gpu_mem_limit",
                 "leave them out",
             )
-        limit = int(gpu_mem_limit)
-        self._device = ArrayDevice(open_gpu(int(device_id)), 0 if limit >= 2**63 - 1 else limit)
+        index, limit = _number("device_id", device_id), _number("gpu_mem_limit", gpu_mem_limit)
+        self._device = ArrayDevice(open_gpu(index), 0 if limit >= 2**63 - 1 else limit)
         self.on_host: frozenset[str] = frozenset()
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
@@ -85,6 +85,14 @@ class CudaProvider:
     def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CudaPart:
         """A part of the graph, whose constants go to the device when they are needed there."""
         return CudaPart(self._device, part, self.on_host, stays)
+
+
+def _number(name: str, value: Any) -> int:
+    number = whole_number(value) if isinstance(value, str) else value
+    if isinstance(number, int | np.integer) and not isinstance(number, bool) and 0 <= number < 2**64:
+        return int(number)
+    shown = f"{value!r:.80}" if isinstance(value, str) else f"a {type(value).__name__}"
+    raise OptionError(f"{CUDA_PROVIDER}: {name} is {shown}", "it is a whole number from 0 to 2^64 - 1", "give one")
 
 
 def _launches(node: Node, known: Collection[str]) -> bool:

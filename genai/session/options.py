@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, OptionError, did_you_mean
+from ..errors import InputError, OptionError, did_you_mean, whole_number
 from ..graph.rewrites.base import Level
 from .adapter_format import LoraAdapter
 from .errors import typed_errors
@@ -353,8 +353,8 @@ def check_entries(entries: Mapping[str, str]) -> None:
             hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
             warnings.warn(f"the config entry {key!r} is unknown and has no effect; {hint}", stacklevel=6)
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
-        if key in entries and not entries[key].isdecimal():
-            raise OptionError(f"config entry {key} = {entries[key]!r}", "it is a number of bytes", "correct it")
+        if key in entries and whole_number(entries[key]) is None:
+            raise OptionError(f"config entry {key} = {entries[key]!r:.80}", "it is a number of bytes", "correct it")
     for key in (KEEPS_QDQ, RECORDS_ASSIGNMENT):
         if entries.get(key, "0") not in ("0", "1"):
             raise OptionError(f"config entry {key} = {entries[key]!r}", "it is '0' or '1'", "correct it")

@@ -26,6 +26,7 @@ from .arguments import Address, Arguments, Binding
 from .emit import FLOAT, INT32, INT64, POINTER, VOID, Emitter
 from .jit import NativeOp, native_op
 from .lazy import typed_intrinsic, types
+from .once import once
 from .program.calls import Call, Items
 from .program.kept import NodeProgram, first_element
 from .program.pool import Threads
@@ -208,7 +209,7 @@ def _c_call(letter: str, is_wide: bool, kinds: str) -> Any:
     return call
 
 
-@cache
+@once
 def product_op(letter: str, is_wide: bool) -> NativeOp:
     """Items are rows, columns or matrices. A single row or column is a product with a vector, as in NumPy."""
     size = 4 if letter == "s" else 8

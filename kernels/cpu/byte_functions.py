@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from .functions import rounded
 from .jit import NativeOp, native_op
 from .lazy import inline
 from .memory import load_bytes, read_float32, read_uint8, store_as_bytes, write_int8
+from .once import once
 from .program.calls import Call, Items
 from .program.kept import NodeProgram, run_alone
 from .program.pool import Threads
@@ -104,7 +105,7 @@ def _numbers(operand: OperandArguments, row: int, column: int, left: int) -> Any
     return (to_float32(values) - point) * scale
 
 
-@cache
+@once
 def combine_op(name: str) -> NativeOp:
     """out = round((a + b) / scale) + point, or of a * b; items are pieces of rows."""
     is_sum = name == "Add"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from .arguments import Address, Arguments, Binding
 from .functions import rounded
 from .jit import NativeOp, native_op
 from .lazy import inline
+from .once import once
 from .program.calls import Call, Items
 from .program.kept import NodeProgram, run_alone
 from .program.pool import Threads, own_memory
@@ -61,7 +62,7 @@ def quantize_bytes(arguments: PieceArguments, context: int, begin: int, end: int
     return 0
 
 
-@cache
+@once
 def dequantize_op(dtype: Any) -> NativeOp:
     """(x - point) * scale of int8 or uint8; items are pieces."""
     load, read = (memory.load_int8, memory.read_int8) if dtype == np.int8 else (memory.load_uint8, memory.read_uint8)

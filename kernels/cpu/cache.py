@@ -4,13 +4,15 @@ Numba's own cache looks only at the file of the function that is compiled, so an
 Here the folder's name is a hash over every source of `genai.kernels`, the versions of Python, Numba and llvmlite, the
 processor and Numba's code-generation switches: a changed key is a new folder, and nothing in a folder is ever stale.
 
-The files hold machine code, so they are read only from folders that belong to this user and that nobody else can write.
+The files hold machine code, so folders and files are this user's, and nobody else can write them; nor can anybody
+else put other folders in their places, from the one that the environment names downwards.
 Trouble with the disk never stops a run: kernels are then compiled in memory, and stderr says so once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
@@ -24,6 +26,12 @@ from typing import Any
 from ..messages import tell
 
 _DIGEST_BYTES = 32
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+# A link in a file's place is not followed, and a pipe there is not waited for.
+_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_HAS_MODES = hasattr(os, "getuid")
+# What kernels were for of which this process has said that they are not kept.
+_told: dict[str, object] = {}
 _NEVER_COMPILED = frozenset({"host", "reference"})
 # Of Numba, which reads them from variables and from a file in the working folder.
 _SWITCHES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO", "ENABLE_AVX", "DISABLE_JIT")
@@ -80,16 +88,15 @@ class CacheFolder:
     def __init__(self, root: Path | None, key: str, what: str = "CPU", cost: str = "10 to 30 seconds") -> None:
         self._what, self._cost = what, cost
         self.path = None if root is None else root / "kernels" / key
-        self._warned = False
         reason = "there is no home folder" if self.path is None else _make(self.path)
         if reason:
             self.path = None
             self._warn(reason)
 
     def _warn(self, reason: str) -> None:
-        if self._warned:
+        mine = object()
+        if _told.setdefault(self._what, mine) is not mine:
             return
-        self._warned = True
         tell(
             f"genai: compiled {self._what} kernels are not kept on disk: {reason}. Every process compiles them again "
             f"({self._cost}) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can "
@@ -101,19 +108,21 @@ class CacheFolder:
         return self.path is not None and (self.path / name).is_file()
 
     def load(self, name: str) -> bytes | None:
-        """The payload of a file, or None if it is absent or damaged."""
+        """The payload of a file, or None if it is absent or damaged, or may have been written by somebody else."""
         if self.path is None:
             return None
         try:
-            content = (self.path / name).read_bytes()
+            content = _trusted(self.path / name)
             payload = content[_DIGEST_BYTES:]
-            # The digest finds truncated files; what may be trusted is decided by the folder's owner and mode.
+            # The digest finds truncated files; what may be trusted is decided by owners and modes.
             if hashlib.sha256(payload).digest() != content[:_DIGEST_BYTES]:
                 return None
             return payload
         except FileNotFoundError:
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             self._warn(f"{self.path / name}: {error.strerror}")
             return None
 
@@ -123,6 +132,7 @@ class CacheFolder:
             return
         temporary = self.path / f"{name}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
         try:
+            temporary.touch(0o600, exist_ok=False)  # whatever others may do with this user's new files
             temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
             temporary.replace(self.path / name)
         except OSError as error:
@@ -132,26 +142,48 @@ class CacheFolder:
                 temporary.unlink(missing_ok=True)
 
 
+def _trusted(file: Path) -> bytes:
+    """The content of a file; b"" if others may have written it: its folder may have been open to them in the past."""
+    with open(file, "rb", opener=lambda path, flags: os.open(path, flags | _AS_IT_IS)) as content:
+        status = os.fstat(content.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        if _HAS_MODES and (status.st_uid not in (os.getuid(), 0) or status.st_mode & _OTHERS_WRITE):
+            return b""
+        return content.read()
+
+
 def _make(path: Path) -> str | None:
     """Make a folder, and those above it; why it cannot be used, or None."""
     try:
-        path.parents[2].mkdir(parents=True, exist_ok=True)
+        if reason := reason_to_refuse(path):
+            return reason
+        path.parents[2].mkdir(0o700, parents=True, exist_ok=True)
         for level in (path.parents[1], path.parent, path):
             level.mkdir(mode=0o700, exist_ok=True)
-            if reason := reason_to_refuse(level):
-                return reason
+        return reason_to_refuse(path)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
-    return None
 
 
 def reason_to_refuse(path: Path) -> str | None:
-    """Why code is not loaded from a folder that exists; None if it is."""
-    if not hasattr(os, "getuid"):
+    """Why code is not loaded from a cache's folder, which lies three levels below the one that the environment names;
+    None if it is. Folders that do not exist yet are passed over."""
+    base, *levels = (path.parents[2], path.parents[1], path.parent, path)
+    return next(filter(None, (_reason(base, is_base=True), *map(_reason, levels))), None)
+
+
+def _reason(path: Path, *, is_base: bool = False) -> str | None:
+    """Why a folder is no place for code, if it exists. The base may be root's, and everybody may write to it if it is
+    sticky: there nobody renames what belongs to others."""
+    try:
+        owners, status = {path.lstat().st_uid, path.stat().st_uid}, path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not _HAS_MODES:
         return None  # Windows: the user's profile folder is private by its access list; mode bits say nothing there
-    status = path.stat()
-    if status.st_uid != os.getuid():
+    if owners - {os.getuid(), *([0] if is_base else [])}:
         return f"{path} belongs to another user, and compiled code is loaded from it"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & _OTHERS_WRITE and not (is_base and status.st_mode & stat.S_ISVTX):
         return f"{path} can be written by others, and compiled code is loaded from it"
     return None

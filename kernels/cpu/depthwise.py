@@ -6,7 +6,6 @@ stride side by side, so that a tap's inputs of sixteen neighbouring outputs are 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +15,7 @@ from .arguments import Address, Arguments
 from .jit import NativeOp, native_op
 from .lazy import inline
 from .memory import load_first, load_float32 as load, read_float32, store_first, store_float32, write_float32
+from .once import once
 from .program.calls import Items
 from .program.kept import run_alone
 from .program.pool import Threads
@@ -128,7 +128,7 @@ def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands:
                         write_float32(target + 4 * lane, read_float32(row + 4 * (lane * step + part - left_pad)))
 
 
-@cache
+@once
 def depthwise_op(known: tuple[int, int, int] | None) -> NativeOp:
     """Items are planes; plane p has the kernel p modulo the number of channels.
 

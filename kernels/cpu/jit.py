@@ -175,7 +175,8 @@ class Library:
 
         Raises:
             TypeError: an argument is declared with a type that none can have.
-            ValueError: another one has its name, by which both would be kept on disk.
+            ValueError: another one has its name, by which both would be kept on disk. What makes variants when they
+                are asked for does so `once`.
         """
         if arguments is not None:
             layout(arguments)
@@ -187,18 +188,21 @@ class Library:
 
     def _named(self, function: Callable[..., int], name: str) -> Callable[..., int]:
         function.__name__ = name or function.__name__
-        if function.__name__ in self._names:
-            raise ValueError(f"a kernel is named {function.__name__!r} already; each variant needs a name")
-        self._names.add(function.__name__)
+        with self.lock:
+            if function.__name__ in self._names:
+                raise ValueError(f"a kernel is named {function.__name__!r} already; each variant needs a name")
+            self._names.add(function.__name__)
         return function
 
     def expect(self, kernels: Collection[Compiled]) -> None:
         """Note kernels that the next program of a model should have prepared with its own: many share cores better."""
-        self._expected.extend(kernels)
+        with self.lock:
+            self._expected.extend(kernels)
 
     def take_expected(self) -> list[Compiled]:
         """The kernels that were expected since the last call."""
-        taken, self._expected = self._expected, []
+        with self.lock:
+            taken, self._expected = self._expected, []
         return taken
 
     def prepare(

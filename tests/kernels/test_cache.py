@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ class Program:
         x = np.arange(4)
         self.kernel(x.ctypes.data, 1, 3)
         assert x.tolist() == [0, 3, 6, 3]
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a new process."""
+    monkeypatch.setattr(cache, "_told", {})
 
 
 @pytest.fixture
@@ -173,7 +180,7 @@ def test_a_base_that_is_no_folder(
         program = Program(sources)
         assert program.prepare().compiled == 1
         program.assert_works()
-        assert_warned_once(capsys.readouterr().err, "file")
+    assert_warned_once(capsys.readouterr().err, "file")
 
 
 def test_a_read_only_file_system(
@@ -214,11 +221,11 @@ def test_an_unreadable_file(
     (file,) = files(root)
     capsys.readouterr()
 
-    def refuse(self: Path) -> bytes:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refuse)
+        patch.setattr(os, "open", refuse)
         folder = cache.CacheFolder(root, file.parent.name)
         assert folder.load(file.name) is None
     assert_warned_once(capsys.readouterr().err, "Permission denied")
@@ -262,6 +269,99 @@ def test_a_folder_of_another_user_is_refused(
     program = Program(sources)
     program.assert_works()
     assert_warned_once(capsys.readouterr().err, "belongs to another user")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
+@pytest.mark.parametrize(
+    ("mode", "refused"), [(0o777, True), (0o775, True), (0o2770, True), (0o1777, False), (0o755, False)]
+)
+def test_what_the_environment_names_must_not_be_open_to_others(
+    root: Path, sources: Path, mode: int, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would put their own folders in the place of ours; not so in a sticky one."""
+    root.parent.mkdir()
+    root.parent.chmod(mode)
+    program = Program(sources)
+    program.assert_works()
+    assert (program.library.folder.path is None) == refused
+    said = capsys.readouterr().err
+    if refused:
+        assert_warned_once(said, f"{root.parent} can be written by others")
+    else:
+        assert "not kept" not in said
+    assert root.exists() != refused
+
+
+def test_what_is_made_for_it_is_private_whatever_others_may_do_with_new_files(
+    root: Path, sources: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0)
+    try:
+        Program(sources).prepare()
+    finally:
+        os.umask(before)
+    assert Program(sources).prepare().loaded == 1
+    assert "not kept" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
+@pytest.mark.parametrize("way", ["open to a group", "open to all", "a link", "a pipe", "a folder", "of somebody else"])
+def test_files_that_others_may_have_written_are_rebuilt(
+    root: Path, sources: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The folder may have been open to them before it was repaired."""
+    Program(sources).prepare()
+    (file,) = files(root)
+    whole = file.read_bytes()
+    capsys.readouterr()
+    if way.startswith("open"):
+        file.chmod(0o664 if way == "open to a group" else 0o646)
+    elif way == "a link":
+        file.symlink_to(file.rename(tmp_path / "elsewhere"))
+    elif way in ("a pipe", "a folder"):
+        file.unlink()
+        (os.mkfifo if way == "a pipe" else os.mkdir)(file)
+    program = Program(sources)
+    folder = program.library.folder
+    with monkeypatch.context() as patch:
+        if way == "of somebody else":
+            another_user_s(patch)
+        assert folder.path == file.parent and folder.load(file.name) is None
+    program.assert_works()
+    if way == "a folder":  # which nothing can be written over
+        return assert_warned_once(capsys.readouterr().err, "directory")
+    assert stat.S_ISREG(file.lstat().st_mode) and not file.stat().st_mode & 0o022
+    assert len(file.read_bytes()) == len(whole) and Program(sources).prepare().loaded == 1
+    return None if "not kept" not in capsys.readouterr().err else pytest.fail("it was said")
+
+
+def another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are opened are another user's, who is not root."""
+    known = os.fstat
+
+    def other(opened: int) -> os.stat_result:
+        fields = list(known(opened))
+        fields[stat.ST_UID] = os.getuid() + 1
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(os, "fstat", other)
+
+
+def test_it_is_said_once_whoever_looks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    together = threading.Barrier(8)
+
+    def look() -> None:
+        together.wait()
+        cache.CacheFolder(tmp_path / "file" / "genai", "key")
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert_warned_once(capsys.readouterr().err, "file")
 
 
 def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from genai.llm.llm import LLM
 from genai.model.folders import bundled_adapter, bundled_model, bundled_tasks
 
+from ..arguments import positive
 from .held_out import is_right, read_questions
 from .styles import without_style
 
@@ -69,7 +70,7 @@ def load() -> LLM:
 def main() -> None:
     """Measure, print, and write the card."""
     parser = argparse.ArgumentParser(prog="python -m tools.bundled_model.adapter_scores", description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="ask every n-th question only")
+    parser.add_argument("--every", type=positive, default=1, help="ask every n-th question only")
     parser.add_argument("--card", type=Path, help="the model card to write the table into")
     options = parser.parse_args()
     with load() as llm:

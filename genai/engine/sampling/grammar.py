@@ -151,9 +151,12 @@ def _with_held_numbers(lark: str) -> str:
     written, end = [], 0
     for found in _INNER_SCHEMA.finditer(lark):
         if found.end() >= end:
-            with suppress(json.JSONDecodeError, RecursionError):
+            try:
                 schema, after = json.JSONDecoder().raw_decode(lark, found.end())
                 before = json.dumps(schema)
+            except (ValueError, RecursionError):
+                continue
+            with suppress(RecursionError):
                 hold_values(schema)
                 if json.dumps(schema) != before:
                     written += [lark[end : found.end()], json.dumps(schema, ensure_ascii=False)]

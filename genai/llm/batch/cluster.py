@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Unpack
 
 from ...engine.sampling.params import SamplingOptions, SamplingParams
-from ...errors import GenaiError, MissingPackageError, StateError
+from ...errors import GenaiError, MissingPackageError, StateError, whole_number
 from ...model.identity import model_identity
 from ...runtime.single import Single
 from ...text.tokenizer import Tokenizer
@@ -222,8 +222,9 @@ def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group
 def _check_listens(address: str) -> None:
     """Raise OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
     host, separator, port = address.rpartition(":")
-    if separator and port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), _SECONDS_TO_CONNECT).close()
+    number = whole_number(port)
+    if separator and number is not None and "/" not in host:
+        socket.create_connection((host, number), _SECONDS_TO_CONNECT).close()
 
 
 def _imported() -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_TOLERANCE = 0.05
 # float64 copies are made of so many numbers at a time.
 _BLOCK = 1 << 20
-_LAYER = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h)[._](\d+)(?:[./_]|$)")
+_LAYER = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h)[._](\d{1,9})(?:[./_]|$)")
 
 
 @dataclass(frozen=True)

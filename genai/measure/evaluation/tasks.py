@@ -71,7 +71,7 @@ def _question(path: Path, number: int, line: str) -> Question:
             str(item["match"]),
             int(item.get("max_tokens", DEFAULT_MAX_TOKENS)),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
             f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {form}"
         ) from error

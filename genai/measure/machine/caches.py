@@ -70,9 +70,8 @@ def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]
 def _reason_unusable(folder: Path) -> str:
     """Why the engine cannot keep kernels in a folder, which may not exist yet; empty if it can."""
     try:
-        for level in (folder.parent.parent, folder.parent, folder):
-            if level.exists() and (reason := reason_to_refuse(level)):
-                return reason
+        if reason := reason_to_refuse(folder):
+            return reason
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         if not existing.is_dir():
             return f"{existing} is not a folder"

@@ -135,7 +135,7 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
 
 
 def _continues(response: Response, begin: int) -> bool:
-    found = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+    found = re.match(r"bytes (\d{1,19})-", response.headers.get("content-range", ""))
     return response.status_code == 206 and found is not None and int(found[1]) == begin
 
 

@@ -6,7 +6,6 @@ lie as the second product wants its right operand: nothing is moved between the 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..arguments import Address, Arguments, Binding, place, size as words_of
 from ..functions import exp
 from ..jit import NativeOp, native_op
 from ..lazy import inline
+from ..once import once
 from ..program.calls import Call, Items
 from ..program.driver import call_operator
 from ..program.kept import Kept, NodeProgram, first_element
@@ -176,7 +176,7 @@ def _softmax(
     return total
 
 
-@cache
+@once
 def attend_op(tiling: Tiling) -> NativeOp:
     """Items are panels of queries, head by head."""
     vectors, columns = tiling.vectors, tiling.columns

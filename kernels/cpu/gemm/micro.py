@@ -10,13 +10,13 @@ the tile's height and the blocks' size, so that results do not depend on how a p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ..arguments import Arguments
 from ..emit import FLOAT, FLOAT_VECTOR, INT32, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
 from ..isa import isa
 from ..lazy import inline
+from ..once import once
 from ..products.dot import Dot, dot_for
 from ..tiles import add_byte_product, load_tile, store_tile
 
@@ -160,19 +160,19 @@ class Bytes:
 Kind = Floats | Bytes
 
 
-@cache
+@once
 def floats() -> Floats:
     """float32 products on this machine."""
     return Floats(isa())
 
 
-@cache
+@once
 def integers() -> Bytes:
     """8-bit products on this machine."""
     return Bytes(isa(), dot_for(isa(), 8))
 
 
-@cache
+@once
 def micro(kind: Kind, rows: int) -> Any:
     """The micro-kernel of tiles of so many rows.
 
@@ -204,7 +204,7 @@ def micro(kind: Kind, rows: int) -> Any:
     return micro_kernel(emit)
 
 
-@cache
+@once
 def tiled_micro(tile_rows: int) -> Any:
     """The same of bytes with AMX, for one or two tiles of rows; sums are never fresh, words a multiple of 16."""
     row_bytes = TILED.vectors * VECTOR_BYTES

@@ -8,7 +8,6 @@ row and a number per column.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..arguments import Address, Arguments
 from ..functions import UNARY, rounded
 from ..jit import NativeOp, native_op
 from ..lazy import inline
+from ..once import once
 from ..program.calls import Call, Items
 from ..program.driver import call_operator
 from ..tiles import TILE_CONFIG, configure_tiles, release_tiles
@@ -77,7 +77,7 @@ def limits(dtype: np.dtype[Any], point: int) -> dict[str, Any]:
     return {"point": point, "low": np.iinfo(dtype).min, "high": np.iinfo(dtype).max}
 
 
-@cache
+@once
 def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp:
     """(arguments, address of the sums, first row, first column, rows): function(sums + biases + addend), integer sums
     being scaled before; int32 sums as they are; or bytes: round(scaled) + point, saturated."""
@@ -199,7 +199,7 @@ def _either(rows: int, kernel: Any, other: Any) -> Any:
     return chosen
 
 
-@cache
+@once
 def product_op(kind: Kind) -> NativeOp:
     """Items are groups of left panels, for each group of right panels (see `micro.Grid`)."""
     multiply = _tiled() if kind.tiling.is_tiled else _untiled(kind)

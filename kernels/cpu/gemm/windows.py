@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from operator import mul
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..emit import INT1, INT32, INT32_VECTOR, LANES, POINTER, Emitter, constant
 from ..jit import NativeOp, native_op
 from ..lazy import INTEGERS, inline, intrinsic
 from ..memory import load_int32, load_uint8, read_int32, read_int64, store_int32, write_int32, write_int64
+from ..once import once
 from ..program.calls import Call, Items
 from ..program.kept import run_alone
 from ..program.pool import Threads
@@ -126,7 +127,7 @@ def _copy_floats(
             store_int32(out + index * step, gather_words(image + 4 * read_int32(bases + 4 * index), where))
 
 
-@cache
+@once
 def pack_windows(tiling: Tiling) -> NativeOp:
     """float32 elements."""
     return _packing(tiling, "pack_windows", _copy_floats)
@@ -158,7 +159,7 @@ def _copy_bytes(
         store_int32(out + index * step, value)
 
 
-@cache
+@once
 def pack_byte_windows(tiling: Tiling) -> NativeOp:
     """The same of bytes, four taps to a word: there are four bases for each. Three bytes behind the image are read."""
     return _packing(tiling, "pack_byte_windows", _copy_bytes)
@@ -229,7 +230,7 @@ def _copy_double_words(source: int, offsets: int, positions: int, out: int) -> N
 _COPIES: dict[int, Any] = {4: _copy_words, 8: _copy_double_words}
 
 
-@cache
+@once
 def columns_op(itemsize: int) -> NativeOp:
     """Items are taps of planes."""
     copy = _COPIES[itemsize]

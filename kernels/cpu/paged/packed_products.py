@@ -8,13 +8,13 @@ follows them rounds: per page a conversion to float32, the scales, and for value
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ...formats import PAGE_TOKENS, SCALE_COLUMNS
 from ..emit import FLOAT, FLOAT_VECTOR, INT32, INT32_VECTOR, INT64, LANES, Emitter, constant
 from ..isa import isa
 from ..jit import NativeOp
+from ..once import once
 from ..products.dot import add_signed_lanes
 from .heads import head_bytes
 from .packing import MIDDLE, PACKED_WEIGHTS, WEIGHTS_FACTOR, WEIGHTS_SUM, query_factor_place
@@ -51,7 +51,7 @@ class _Sums:
                 sums[index] = add_signed_lanes(isa(), e, sums[index], four, lane)
 
 
-@cache
+@once
 def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
     """op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
 
@@ -110,7 +110,7 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
     return operator_of(f"multiply_packed_keys_{bits}_{rows}x{head_size}", emit)
 
 
-@cache
+@once
 def add_packed_values_op(rows: int, width: int, bits: int) -> NativeOp:
     """op(page, ahead, -, weights, sums): sums[row] += weights[row, token] * values[token] of a page's tokens.
 

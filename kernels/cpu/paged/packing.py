@@ -7,7 +7,6 @@ same integers.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..emit import LANES, Emitter, constant
 from ..functions import rounded
 from ..jit import NativeOp, native_op
 from ..lazy import FLOATS, inline, intrinsic
+from ..once import once
 from ..vector import absolute, maximum, minimum, reduce_add, reduce_max, splat_float32, where_less
 from .arguments import AttentionArguments
 from .heads import head_stride
@@ -81,7 +81,7 @@ def _write_scale(head: int, size: int, steps: float, place: int) -> Any:
     return np.float32(1.0) / scale if scale > 0 else np.float32(0.0)
 
 
-@cache
+@once
 def round_head_of(bits: int) -> Any:
     """A helper (head, size, out, scales): float32 numbers, zeros behind them, become bytes as a page holds them.
 
@@ -108,7 +108,7 @@ def round_head_of(bits: int) -> Any:
     return to_bytes if bits == 8 else to_nibbles
 
 
-@cache
+@once
 def pack_queries_op(bits: int) -> NativeOp:
     """op(arguments, queries, count, -, -): ready heads become packed ones in place, a head's stride apart.
 
@@ -138,7 +138,7 @@ def pack_queries_op(bits: int) -> NativeOp:
     return native_op(AttentionArguments, name=f"pack_queries_{bits}")(pack_queries)
 
 
-@cache
+@once
 def pack_weights_op(bits: int) -> NativeOp:
     """op(arguments, weights, step, page, packed): the weights of a page's tokens, times the scales of their values.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ...formats import PAGE_TOKENS, SCALE_COLUMNS
 from ..lazy import inline
 from ..memory import load as load_numbers, load_float32, load_half, load_halves, load_int32, read_half
+from ..once import once
 from ..vector import LANES, to_float32
 
 PACKED_BITS = {"int8": 8, "int4": 4}
@@ -37,7 +37,7 @@ def value_columns(bits: int, size: int) -> Any:
     return size // 2 if bits == 4 else (size + LANES - 1) // LANES * LANES
 
 
-@cache
+@once
 def key_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
     """A helper (size, page, column, part): a column of the keys of tokens [LANES * part, LANES * part + LANES)."""
 
@@ -64,7 +64,7 @@ def key_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
     return {"int8": of_bytes, "int4": of_nibbles}.get(kind, floats)
 
 
-@cache
+@once
 def value_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
     """A helper (width, page, token, i): columns [i, i + LANES) of a token's value, zeros behind the last column.
 

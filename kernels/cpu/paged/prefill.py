@@ -18,7 +18,6 @@ Products are computed in tiles of bfloat16 or in float32 vectors, by functions o
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from ..functions import exp2_of_negative, rough_exp2_of_negative, tanh
 from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import inline
+from ..once import once
 from ..program.calls import row_at
 from ..program.context import ErrorCode, StepField
 from ..program.driver import call_operator
@@ -109,7 +109,7 @@ def _check(context: int, sequence: int, row: int, count: int) -> Any:
     return 0
 
 
-@cache
+@once
 def load_chunk_op(kind: str) -> NativeOp:
     """`load_chunk`(arguments, scratch, low, high, -): KEYS, VALUES and USABLE of a chunk; tokens [low, high) are seen.
 
@@ -144,7 +144,7 @@ def load_chunk_op(kind: str) -> NativeOp:
     return native_op(AttentionArguments, name=f"load_chunk_{_kind(kind)}")(load_chunk)
 
 
-@cache
+@once
 def weigh_rows_op(kind: str) -> NativeOp:
     """`weigh`(arguments, scratch, row, end, pages): scores of rows [row, end) of a group, for a chunk's first pages,
     become weights, and their running softmax takes them in.
@@ -236,7 +236,7 @@ def prefill_op(kind: str) -> NativeOp:
     return _attend_blocks(uses_tiles(kind))
 
 
-@cache
+@once
 def _attend_blocks(tiles: bool) -> NativeOp:
     products: Any = tile_products if tiles else vector_products
     load_queries, clear_queries = products.load_queries, products.clear_queries

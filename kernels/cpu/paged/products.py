@@ -8,7 +8,6 @@ once for all sizes. It is one intrinsic, written for its sizes so that all sums 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -18,6 +17,7 @@ from ..emit import FLOAT, FLOAT_VECTOR, INT1, INT16, INT32, INT64, LANES, Emitte
 from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..lazy import FLOATS, intrinsic
+from ..once import once
 from .heads import head_bytes
 
 _LINE = 64
@@ -49,7 +49,7 @@ def fetch(e: Emitter, address: Any, size: int) -> None:
         e.prefetch(e.at(address, line), 2)
 
 
-@cache
+@once
 def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -> NativeOp:
     """op(page, ahead, queries, scores, stride): scores[row, token] = queries[row] . keys[:, token].
 
@@ -84,7 +84,7 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
     return operator_of(name, emit)
 
 
-@cache
+@once
 def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: int) -> NativeOp:
     """op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token] of `count` >= 1 tokens.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from ...formats import PAGE_TOKENS
 from .. import memory
 from ..jit import NativeOp, native_op
 from ..lazy import inline
+from ..once import once
 from ..program.calls import Rows, row_at
 from ..program.context import ErrorCode, StepField
 from ..program.driver import call_operator
@@ -39,7 +39,7 @@ def store_scratch(head_size: int, v_head_size: int) -> int:
     return head_bytes(head_size) + 2 * head_bytes(max(head_size, v_head_size))
 
 
-@cache
+@once
 def store_op(kind: str) -> NativeOp:
     """Norm and rotate keys, and store keys and values at the step's SLOT_MAPPING as pages of a kind hold them.
 

@@ -10,7 +10,6 @@ tiles of weights are 64 bytes of 16 rows that are SCORE_BYTES apart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from ..emit import INT64, Emitter
 from ..jit import native_op
 from ..lazy import inline, intrinsic
 from ..memory import load_float32, read_bfloat16, read_int64, read_uint8, store_float32
+from ..once import once
 from ..vector import LANES, splat_float32
 from .arguments import AttentionArguments
 from .heads import head_stride
@@ -94,7 +94,7 @@ def clear_queries(arguments: AttentionArguments, scratch: int, first: int) -> No
             store_float32(target + step * tiles.TILE_BYTES, splat_float32(0.0))
 
 
-@cache
+@once
 def load_keys_of(kind: str) -> Callable[..., None]:
     key_vector = key_vector_of(kind)
 
@@ -125,7 +125,7 @@ def _usable_page(scratch: int, token: int) -> Any:
     return page
 
 
-@cache
+@once
 def load_values_of(kind: str) -> Callable[..., Any]:
     value_vector = value_vector_of(kind)
 

@@ -6,13 +6,13 @@ One of the two ways of `many`; see there for what each function does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 from ...formats import PAGE_TOKENS
 from .. import memory
 from ..jit import native_op
 from ..lazy import inline
+from ..once import once
 from ..program.driver import call_operator
 from ..vector import LANES, splat_float32
 from .arguments import AttentionArguments
@@ -38,7 +38,7 @@ def clear_queries(arguments: AttentionArguments, scratch: int, first: int) -> No
         memory.store_float32(queries + i, splat_float32(0.0))
 
 
-@cache
+@once
 def load_keys_of(kind: str) -> Callable[..., None]:
     key_vector = key_vector_of(kind)
 
@@ -55,7 +55,7 @@ def load_keys_of(kind: str) -> Callable[..., None]:
     return load_keys
 
 
-@cache
+@once
 def load_values_of(kind: str) -> Callable[..., Any]:
     value_vector = value_vector_of(kind)
 

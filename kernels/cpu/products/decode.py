@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from ...formats import BLOCKS_PER_RECORD, TILE_ROWS, TILES_TOGETHER, RecordLayout
@@ -21,6 +20,7 @@ from ..isa import stream_prefetch
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import entry, load_float32, store_first, store_float32
+from ..once import once
 from ..program.calls import Rows, row_at
 from ..tiles import configure_tiles, release_tiles
 from ..vector import maximum, minimum
@@ -365,7 +365,7 @@ def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
     return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
 
 
-@cache
+@once
 def decode_op(kind: Packing, gate: str) -> NativeOp:
     """The operator for a kind of product: items are groups of STREAMS tiles. Gates: keys of UNARY, SWIGLU, or ""."""
     write = _writer(gate)

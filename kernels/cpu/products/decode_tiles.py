@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from ...formats import BLOCKS_PER_RECORD, GROUP_BYTES, TILE_ROWS, TILES_TOGETHER, RecordLayout
 from ...large import huge_array
 from ..emit import FLOAT, FLOAT_VECTOR, INT8, INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
+from ..once import once
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_byte_product, clear_tile, load_tile, store_tile
 from .unpacking import factor, has_plain_records
 
@@ -79,7 +79,7 @@ def turned_bytes(blocks: int) -> int:
     return -(-blocks // LANES) * LANES * TILE_ROW_BYTES
 
 
-@cache
+@once
 def turn_kernel() -> Any:
     """Numbers that lie by rows turned, so that those of a block lie side by side: [blocks][16 rows].
 
@@ -115,7 +115,7 @@ def scratch_bytes(layout: RecordLayout) -> int:
     return _records_together(layout) * BLOCKS_PER_RECORD * (layout.block_size * TILE_ROWS + TILE_BYTES)
 
 
-@cache
+@once
 def tiles_kernel(layout: RecordLayout, rows: int) -> Any:
     """Products of neighbouring tiles of weights with up to `rows` rows (8 or 16), all columns.
 

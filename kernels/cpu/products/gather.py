@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 from ...formats import GROUP_COLUMNS, TILE_ROWS, BlockMatrix, RecordLayout
@@ -11,6 +10,7 @@ from ..emit import FLOAT, INT32, INT64, Emitter, micro_kernel
 from ..isa import isa
 from ..jit import NativeOp, native_op
 from ..memory import entry, load_first, read_float32, read_int64, store
+from ..once import once
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.context import ErrorCode, StepField
 from ..vector import LANES
@@ -74,7 +74,7 @@ def _record_kernel(layout: RecordLayout) -> Any:
     return micro_kernel(emit)
 
 
-@cache
+@once
 def gather_op(layout: RecordLayout) -> NativeOp:
     """The operator for tables of a layout: items are rows of the result."""
     read_record = _record_kernel(layout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..emit import INT8, INT16, INT32, INT64, Emitter, constant, micro_kernel
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import load_first, read_float32, write_float32, write_half, write_int64
+from ..once import once
 from ..program.calls import Call, Items, program_of
 from ..program.pool import Threads
 from ..vector import LANES, maximum, reduce_add, round_to_half, splat_float32
@@ -110,7 +110,7 @@ def _write_factor(address: int, value: float, wide: int) -> None:
         write_half(address, value)
 
 
-@cache
+@once
 def pack_op(bits: int, sub_block: int) -> NativeOp:
     """The operator for integers of so many bits: items are tiles, sixteen rows as they lie in the model."""
     pack = _sub_block_packer(bits, sub_block)

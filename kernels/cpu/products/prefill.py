@@ -8,7 +8,6 @@ cache while all pairs meet them.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..functions import UNARY
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import entry, load_float32, read_float32, store_first
+from ..once import once
 from ..program.calls import Rows, row_at
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
 from .bfloat_tiles import PAIR_ROWS, RowTiles, TileWeights
@@ -211,7 +211,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
     return multiply_block
 
 
-@cache
+@once
 def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
     """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
     unscale = np.float32(weights.unscale)

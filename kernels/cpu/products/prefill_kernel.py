@@ -15,11 +15,11 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ...formats import TILE_ROWS, RecordLayout
 from ..emit import INT64, Emitter, micro_kernel
+from ..once import once
 from ..tiles import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
 from .bfloat_tiles import QUARTERS, TILE_COLUMNS, DenseLayout, TileWeights, quarter_bytes, quarter_stride
 
@@ -96,7 +96,7 @@ def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, l
                 yield from weights.quarter(e, integers, factors, target)
 
 
-@cache
+@once
 def dequantise_kernel(weights: TileWeights) -> Any:
     """Steps of a pair of tiles, without products.
 
@@ -143,7 +143,7 @@ _Chunk = namedtuple(
 )
 
 
-@cache
+@once
 def span_kernel(weights: TileWeights, pairs: int) -> Any:
     """A span of columns; `pairs` of row tiles: 1, 2 (also for 3) or 4. Its arguments are those of _Span.
 
@@ -324,7 +324,7 @@ def _ask_memory(e: Emitter, span: _Span, ahead: Any) -> Any:
     return b.select(b.icmp_signed("<", moved, span.ahead_end), moved, span.ahead_end)
 
 
-@cache
+@once
 def store_sums_kernel() -> Any:
     """Store the four sums that the tile registers hold; argument: where to."""
 

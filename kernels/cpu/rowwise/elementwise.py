@@ -7,7 +7,6 @@ zero: rows, a vector for all rows, a number per row and a single number are all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ..functions import BINARY, UNARY
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import load, read_float32, store
+from ..once import once
 from ..program.calls import PIECE, Call, Rows, check_rows, check_vector, piece_items, pieces_of, row_at
 from ..vector import LANES, splat_float32
 
@@ -100,21 +100,21 @@ def _call(op: NativeOp, a: StridedOperand, b: StridedOperand, out: Rows, numbers
     return Call(op, arguments, piece_items(out))
 
 
-@cache
+@once
 def unary_op(name: str) -> NativeOp:
     """The operator of a function of UNARY: its second operand does not matter."""
     function = UNARY[name].function
     return _op(f"unary_{name}", lambda a, b, p, q: function(a, p, q))
 
 
-@cache
+@once
 def binary_op(name: str) -> NativeOp:
     """The operator of a function of BINARY."""
     function = BINARY[name]
     return _op(f"binary_{name}", lambda a, b, p, q: function(a, b))
 
 
-@cache
+@once
 def gate_op(name: str) -> NativeOp:
     """The operator of an activation of UNARY that gates another operand."""
     activation = UNARY[name].function

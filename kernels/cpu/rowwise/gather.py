@@ -6,7 +6,6 @@ And columns chosen by a constant.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from .. import memory
 from ..arguments import Address, Arguments, Binding, Held
 from ..jit import NativeOp, native_op
 from ..lazy import inline
+from ..once import once
 from ..program.calls import Call, Rows, check_rows, group_items, row_at
 from ..program.context import ErrorCode, StepField
 from ..vector import LANES
@@ -85,7 +85,7 @@ def _call(
     return Call(gather_op(element, strides[1] == ELEMENTS[element][2]), arguments, group_items(out))
 
 
-@cache
+@once
 def gather_op(element: str, contiguous: bool) -> NativeOp:
     """The operator for tables of an element type, with contiguous rows or not; items are rows of the output."""
     load, read, itemsize = ELEMENTS[element]

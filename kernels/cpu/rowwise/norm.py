@@ -5,7 +5,6 @@ Numbers are float32, added up lane by lane; the variance is computed from deviat
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..arguments import Address, Arguments, BoundVector
 from ..jit import NativeOp, native_op
 from ..lazy import inline
 from ..memory import keep_first, load, store
+from ..once import once
 from ..program.calls import NO_ROWS, Call, Rows, check_rows, check_vector, group_items, row_at
 from ..vector import LANES, reduce_add, splat_float32
 
@@ -117,7 +117,7 @@ def _write(x: int, size: int, mean: float, inverse: float, weight: int, shift: i
         store(out + 4 * first, value, left)
 
 
-@cache
+@once
 def norm_op(centred: bool, summed: bool) -> NativeOp:
     """The operator; items are groups of rows. Only that of sums can add and write the sum."""
 

@@ -16,6 +16,7 @@ import pytest
 import genai
 from genai.errors import DeviceError
 from genai.kernels.cuda import cupy_driver
+from genai.kernels.cuda.compiler import KernelCompiler
 from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import CudaError, NoDevice
 from genai.kernels.cuda.sources import CudaKernel
@@ -206,6 +207,16 @@ def fake_cupy(**changes: Any) -> Any:
         asarray=lambda array: HostDriver().upload(array).view(Array),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
     )  # fmt: skip
+
+
+def test_what_is_made_for_it_stays_out_of_the_user_s_cache(
+    kernels_of_a_made_up_gpu_go_with_the_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No GPU could load it, and it would be found by its source."""
+    kept = KernelCompiler(Nvrtc(), 90)._folder.path
+    assert kept == kernels_of_a_made_up_gpu_go_with_the_run / "kernels" / "cuda"
+    monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path))
+    assert KernelCompiler(Nvrtc(), 90)._folder.path == tmp_path / "genai" / "kernels" / "cuda"
 
 
 def failing(text: str) -> Broken:

@@ -75,6 +75,13 @@ def test_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
     assert "can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
 
 
+def test_a_cache_in_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o775)
+    assert f"{tmp_path} can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
+    tmp_path.chmod(0o1777)
+    assert inspect_caches(environment(tmp_path), key=KEY).reason == ""
+
+
 @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
