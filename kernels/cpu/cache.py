@@ -29,7 +29,6 @@ _DIGEST_BYTES = 32
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # A link in a file's place is not followed, and a pipe there is not waited for.
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-_HAS_MODES = hasattr(os, "getuid")
 # What kernels were for of which this process has said that they are not kept.
 _told: dict[str, object] = {}
 _NEVER_COMPILED = frozenset({"host", "reference"})
@@ -148,7 +147,7 @@ def _trusted(file: Path) -> bytes:
         status = os.fstat(content.fileno())
         if not stat.S_ISREG(status.st_mode):
             return b""
-        if _HAS_MODES and (status.st_uid not in (os.getuid(), 0) or status.st_mode & _OTHERS_WRITE):
+        if _has_modes() and (status.st_uid not in (os.getuid(), 0) or status.st_mode & _OTHERS_WRITE):
             return b""
         return content.read()
 
@@ -180,10 +179,15 @@ def _reason(path: Path, *, is_base: bool = False) -> str | None:
         owners, status = {path.lstat().st_uid, path.stat().st_uid}, path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not _HAS_MODES:
-        return None  # Windows: the user's profile folder is private by its access list; mode bits say nothing there
+    if not _has_modes():
+        return None
     if owners - {os.getuid(), *([0] if is_base else [])}:
         return f"{path} belongs to another user, and compiled code is loaded from it"
     if status.st_mode & _OTHERS_WRITE and not (is_base and status.st_mode & stat.S_ISVTX):
         return f"{path} can be written by others, and compiled code is loaded from it"
     return None
+
+
+def _has_modes() -> bool:
+    """Not on Windows: the user's profile folder is private by its access list, and mode bits say nothing there."""
+    return hasattr(os, "getuid")
