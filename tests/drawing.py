@@ -3,9 +3,9 @@
 A pytest plugin. `@pytest.mark.drawn(n)` on a test or on some of its cases: one in n of those is run, and at least one;
 cases without the mark, a sweep's core, always are. The fixture `draw` is for tests that go through cases themselves.
 
-Of tests of which a case takes long (tests/costly.txt) a run of all tests takes every other one or case, so that what it
-takes is always about as much; one that names files or tests takes all of them. `python -m tests.drawing LOG` writes the
-file anew from what `pytest --durations=0` printed.
+Of tests of which a case takes long (tests/costly.txt) a run of all tests takes one test or case in three, each time
+about as much; one that names files or tests takes all of them. `python -m tests.drawing LOG...` brings that file up to
+date from what `pytest --durations=0` printed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,9 @@ import pytest
 
 VARIABLE = "TEST_CASES"  # processes that tests start, and xdist's, draw the same cases
 ALL = "all"
-IS_WHOLE = "TEST_EVERY_OTHER"  # set where all tests are run
+IS_WHOLE = "TEST_IN_TURN"  # set where all tests are run
 COSTLY = Path(__file__).with_name("costly.txt")
-LEAST_SECONDS = 5.0
+LEAST_SECONDS, TOGETHER = 2.0, 3
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,12 @@ class Draw:
         ordered = sorted(names, key=lambda name: _digest(f"{self.word} {name}"))
         return set(ordered if self.word == ALL else ordered[: -(-len(ordered) // one_in)])
 
-    def every_other(self, names: Sequence[str]) -> set[str]:
-        """One of the first two names, one of the next two, and so on."""
-        pairs = [names[first : first + 2] for first in range(0, len(names), 2)]
-        return (
-            set(names)
-            if self.word == ALL
-            else {min(pair, key=lambda name: _digest(f"{self.word} {name}")) for pair in pairs}
-        )
+    def one_of_each(self, names: Sequence[str]) -> set[str]:
+        """One of the first three names, one of the next three, and so on."""
+        if self.word == ALL:
+            return set(names)
+        groups = (names[first : first + TOGETHER] for first in range(0, len(names), TOGETHER))
+        return {min(group, key=lambda name: _digest(f"{self.word} {name}")) for group in groups}
 
 
 def costly() -> dict[str, int]:
@@ -65,16 +63,17 @@ def costly() -> dict[str, int]:
     return {name: int(seconds) for seconds, name in lines}
 
 
-def durations(logs: Iterable[str]) -> str:
-    """The lines of costly.txt, from what pytest printed of durations."""
+def durations(logs: Iterable[str], known: Mapping[str, int]) -> str:
+    """The lines of costly.txt, from what pytest printed of durations; of tests that were not run, as they are known."""
     cases: Counter[str] = Counter()
     for log in logs:
         for taken, name in re.findall(r"^([\d.]+)s +(?:call|setup) +(tests/.*)$", log, re.MULTILINE):
             cases[name] += float(taken)
-    longest: dict[str, float] = {}
-    for name, taken in cases.most_common():
-        longest.setdefault(_function(name), taken)
-    return "".join(f"{taken:.0f} {name}\n" for name, taken in longest.items() if taken >= LEAST_SECONDS)
+    longest: dict[str, float] = dict(known)
+    for name, taken in cases.items():
+        longest[_function(name)] = max(taken, longest.get(_function(name), 0.0))
+    lines = sorted(((taken, name) for name, taken in longest.items() if taken >= LEAST_SECONDS), reverse=True)
+    return "".join(f"{taken:.0f} {name}\n" for taken, name in lines)
 
 
 def _function(name: str) -> str:
@@ -127,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         seconds = costly()
         long = [item.nodeid for item in items if _function(item.nodeid) in seconds and item.nodeid not in left_out]
         long.sort(key=lambda name: (-seconds[_function(name)], name))
-        left_out |= set(long) - Draw(os.environ[VARIABLE]).every_other(long)
+        left_out |= set(long) - Draw(os.environ[VARIABLE]).one_of_each(long)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
 
@@ -140,4 +139,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 if __name__ == "__main__":
-    COSTLY.write_text(durations(Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]), encoding="utf-8")
+    texts = [Path(name).read_text(encoding="utf-8") for name in sys.argv[1:]]
+    COSTLY.write_text(durations(texts, costly()), encoding="utf-8")

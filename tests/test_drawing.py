@@ -94,14 +94,18 @@ LOG = """
 """
 
 
-def test_every_other_of_those_that_take_long(tmp_path: Path) -> None:
+def test_one_in_three_of_those_that_take_long(tmp_path: Path) -> None:
     names = [*NAMES, "the last one"]
-    drawn = [Draw(word).every_other(names) for word in "abcdefgh"]
+    drawn = [Draw(word).one_of_each(names) for word in "abcdefghijkl"]
     assert all(
-        len(some) == 6 and all(len(some & set(names[i : i + 2])) == 1 for i in range(0, 11, 2)) for some in drawn
+        len(some) == 4 and all(len(some & set(names[i : i + 3])) == 1 for i in range(0, 11, 3)) for some in drawn
     )
-    assert set().union(*drawn) == set(names) == Draw(ALL).every_other(names)
-    assert drawing.durations([LOG]) == "16 tests/a.py::test_long\n9 tests/b.py::test_other\n"
+    assert set().union(*drawn) == set(names) == Draw(ALL).one_of_each(names)
+    known = {"tests/c.py::test_of_old": 7, "tests/b.py::test_other": 8}
+    assert drawing.durations([LOG], known).split() == [
+        "16", "tests/a.py::test_long", "9", "tests/b.py::test_other", "7", "tests/c.py::test_of_old",
+        "4", "tests/a.py::test_short",
+    ]  # fmt: skip
 
 
 def test_tests_that_take_long_are_there() -> None:
