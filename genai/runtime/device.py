@@ -12,7 +12,7 @@ from genai.kernels.cuda.driver import Driver, NoDevice
 from genai.kernels.executor import Executor
 from genai.kernels.messages import tell
 
-from ..errors import DeviceError, OptionError
+from ..errors import DeviceError, OptionError, whole_number
 
 # Whether somebody was told why there is no GPU.
 _told: set[str] = set()
@@ -79,17 +79,25 @@ def check_device(device: object) -> None:
     Raises:
         DeviceError: it cannot.
     """
-    kind, _, number = str(device).partition(":")
-    if kind == "cuda" and (not number or (number.isascii() and number.isdecimal())):
-        open_executor(str(device))
+    kind, _, digits = str(device).partition(":")
+    number = whole_number(digits or "0")
+    if kind != "cuda" or number is None:
+        return
+    try:
+        open_gpu(number)
+    except NoDevice as error:
+        raise no_gpu(f"device = {device!r} cannot be used", error) from error
 
 
-def why_no_gpu() -> str:
-    """Why no GPU can be used, in one line; "" = one can."""
+def why_no_gpu(index: int | None = None) -> str:
+    """Why the GPU with a number cannot be used, or no GPU (None), in one line; "" = it can."""
     from genai.kernels.cuda.cupy_driver import open_any
 
     try:
-        open_any()
+        if index is None:
+            open_any()
+        else:
+            open_gpu(index)
     except NoDevice as error:
         return str(error)
     return ""

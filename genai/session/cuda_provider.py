@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
 from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
 from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
-from genai.kernels.cuda.driver import NoDevice
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
 from ..errors import OptionError, whole_number
@@ -250,12 +249,3 @@ def _shape(node: Node, value: Given) -> NDArray[np.int64]:
         return np.asarray(int(np.prod(value.shape, dtype=np.int64)), np.int64)
     end = node.attribute("end", None)
     return np.asarray(value.shape[node.integer("start", 0) : end if end is None else int(end)], np.int64)
-
-
-def why_not_usable(index: int = 0) -> str:
-    """Why the GPU with a number cannot be used; "" = it can."""
-    try:
-        open_gpu(index)
-    except NoDevice as error:
-        return str(error)
-    return ""

@@ -23,8 +23,9 @@ from ..graph.node import OURS
 from ..graph.shapes import infer_shapes
 from ..graph.uses import used_names
 from ..graph.writer import to_proto
+from ..runtime.device import why_no_gpu
 from .assignment import PROVIDED, OrtEpAssignedSubgraph
-from .cuda_provider import CUDA_PROVIDER, CudaProvider, why_not_usable
+from .cuda_provider import CUDA_PROVIDER, CudaProvider
 from .errors import EPFail, InvalidArgument
 from .islands import islands, keep_apart
 from .options import SessionOptions
@@ -98,7 +99,7 @@ class _PlugIn:
 
 def get_available_providers() -> list[str]:
     """Names of the providers that sessions can use here, the CPU last."""
-    return [*([] if why_not_usable() else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
+    return [*([] if why_no_gpu(0) else [CUDA_PROVIDER]), *_plug_ins(), CPU_PROVIDER]
 
 
 get_all_providers = get_available_providers  # what is not installed is not known
@@ -106,7 +107,7 @@ get_all_providers = get_available_providers  # what is not installed is not know
 
 def get_device() -> str:
     """The kind of device that sessions can run on: "GPU" where there is one."""
-    return "CPU" if why_not_usable() else "GPU"
+    return "CPU" if why_no_gpu(0) else "GPU"
 
 
 def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
@@ -180,9 +181,9 @@ def _why_not(name: str, options: Mapping[str, Any]) -> str:
             index = int(index)
         except (TypeError, ValueError):
             return ""  # setting it up says what is wrong
-        reason = why_not_usable()  # with one that can be used, setting another up says why it cannot
+        reason = why_no_gpu(0)  # with one that can be used, setting another up says why it cannot
         if reason and index:
-            reason = why_not_usable(index)
+            reason = why_no_gpu(index)
         return f". {reason}" if reason else ""
     return "" if name == CPU_PROVIDER or name in _plug_ins() else "."
 

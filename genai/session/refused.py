@@ -49,9 +49,9 @@ _FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.
 
 def is_cuda_available() -> bool:
     """Whether a GPU of NVIDIA can be used."""
-    from .cuda_provider import why_not_usable
+    from ..runtime.device import why_no_gpu
 
-    return not why_not_usable()
+    return not why_no_gpu(0)
 
 
 def is_dml_available() -> bool:

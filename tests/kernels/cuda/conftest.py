@@ -13,6 +13,7 @@ import pytest
 import genai
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
+from genai.runtime import device as devices
 
 from .devices import GPU, IS_THERE, open_device
 from .host_driver import HostDriver
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in () if IS_THERE else items:
         if Path(__file__).parent in item.path.parents and "driver" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason="kernels run on Linux through g++, which is not there"))
+
+
+@pytest.fixture(autouse=True)
+def gpus_that_were_opened_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up ones must not be found by others."""
+    monkeypatch.setattr(devices, "_gpus", {})
 
 
 @pytest.fixture

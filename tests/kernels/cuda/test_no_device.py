@@ -55,9 +55,8 @@ WAYS = ("memory", "stream", "capability", "properties", "leaving", "architecture
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_said_or_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_told", set())
-    monkeypatch.setattr(devices, "_gpus", {})
 
 
 @pytest.mark.parametrize("which", WAYS)
@@ -163,3 +162,16 @@ def test_a_gpu_is_looked_for_before_anything_is_fetched(monkeypatch: pytest.Monk
     with pytest.raises(DeviceError, match="CuPy is not installed") as raised:
         genai.LLM("somebody/something", device="cuda", pull=True)
     assert "pip install cupy-cuda13x" in raised.value.fix
+
+
+def test_looking_for_a_gpu_opens_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands and classes look one after the other; names that there are not are somebody else's to refuse."""
+    cupy, opened = fake_cupy(), []
+    properties = cupy.cuda.runtime.getDeviceProperties
+    cupy.cuda.runtime.getDeviceProperties = lambda index: opened.append(index) or properties(index)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for device in ("cuda", "cuda:0", "cpu", "auto", "cuda:x", "cuda:" + "9" * 5000):
+        devices.check_device(device)
+    assert opened == [0]
+    with pytest.raises(DeviceError, match="there is no GPU 1"):
+        devices.check_device("cuda:1")
