@@ -198,7 +198,9 @@ class SplitLaunch:
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
         parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
-        self._arrived = at.driver.zeros(4 * self._rows * record.heads)
+        # Rows whose blocks store keys themselves are started at once, whatever the longest sequence there ever was.
+        most_rows = max(self._rows, min(at.capacity.tokens, self._most_apart))
+        self._arrived = at.driver.zeros(4 * most_rows * record.heads)
         self._arguments = bind(
             self._split, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0,
             rows=0, splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,

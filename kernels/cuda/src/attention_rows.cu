@@ -359,5 +359,6 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   }
   __syncthreads();
   if (!is_last[0]) return;
+  publish();  // what the others published is seen from here on
   for (int head = warp; head < together; head += SPLIT_WARPS) join_head<v_head_size>(given, seen, blockIdx.z, first_head + head);
 }

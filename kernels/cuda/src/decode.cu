@@ -46,7 +46,7 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   unsigned char* memory = aligned_shared<ALIGNED>(whole);
   const Slab slab(memory + Ring::BYTES);
   const int first_row = blockIdx.y * tokens, warp = threadIdx.x / WARP, units = (given.outputs + streams - 1) / streams;
-  auto begin_of = [&](int block) { return (int)((unsigned)units * block / given.blocks); };
+  auto begin_of = [&](int block) { return (int)((unsigned long long)units * block / given.blocks); };
   const int first_unit = begin_of(blockIdx.x), own_units = begin_of(blockIdx.x + 1) - first_unit, first = first_unit * streams;
   const int outputs = min(own_units * streams, given.outputs - first);
   unsigned char* free = memory + Ring::BYTES + Slab::BYTES;

@@ -450,6 +450,29 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
         assert np.array_equal(layers[0].values, layers[other].values)
 
 
+def test_short_sequences_after_one_that_was_long(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory for splits is there for as few rows then as the long one leaves, and more of them are started at once."""
+    record, rng = attention(heads=2, kv_heads=1, head_size=8, v_head_size=8), np.random.default_rng(0)
+    monkeypatch.setattr(driver, "multiprocessors", 132)
+    blocks, layer = 64, layer_of(rng, 64, 1, 8, 8, "float16")
+    whole = program([record], {"q": 16, "k": 8, "v": 8, "out": 16}, MadeUpConstants(), ["out"])
+    pages = layer
+    if not isinstance(driver, HostDriver):
+        pages = PagedLayer(driver.upload(layer.keys), driver.upload(layer.values))
+    compiled = CudaExecutor(driver, 1).compile(whole, [pages])
+    long = step_of([100], [1], num_blocks=blocks, rng=rng)
+    tables = np.zeros((1, 8192), np.int32)  # of 256 Ki tokens
+    tables[:, : long.block_tables.shape[1]] = long.block_tables
+    compiled.run(replace(long, block_tables=tables), rows_for(record, 1, rng))
+    for count in (1, 6, 40):
+        step, rows = step_of([20] * count, [1] * count, num_blocks=blocks, rng=rng), rows_for(record, count, rng)
+        copy = copy_of(layer)
+        ours = compiled.run(step, rows)["out"].reshape(count, -1)
+        theirs = run(ReferenceExecutor(), record, MadeUpConstants(), copy, step, rows)
+        assert relative_error(ours, theirs) < 3e-3
+    driver.check()
+
+
 @pytest.mark.parametrize(("new", "prefill"), [([3, 1], 0), ([1, 1], 1)])
 def test_rows_that_see_each_other_s_keys_find_them_in_pages(
     driver: HostDriver, monkeypatch: pytest.MonkeyPatch, new: list[int], prefill: int

@@ -50,6 +50,18 @@ def test_lanes_and_tensor_cores_give_the_same_bits(driver: HostDriver, bits: int
     assert {"decode_decode_few", "decode_decode", "activations_arrange_groups"} <= names
 
 
+def test_blocks_share_many_outputs(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than 32 bits hold of outputs times blocks."""
+    monkeypatch.setattr(driver, "multiprocessors", blocks := 33_000)
+    rng, constants, rows = np.random.default_rng(0), MadeUpConstants(), 131_072
+    assert rows * blocks > 1 << 32
+    weight = constants.block_weight(rng, rows, 32)
+    x = rng.standard_normal((1, 32)).astype(np.float32)
+    run = compared(driver, [Product("x", Branch(weight), "out", False)], {"x": 32, "out": rows}, constants, {"x": x}, 1)
+    ours, theirs = run["out"]
+    assert relative_error(ours, theirs) < ROUNDED
+
+
 def test_the_same_of_other_forms(driver: HostDriver) -> None:
     """Halves, minima, two levels of scales, grids, planes of one and two words."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
