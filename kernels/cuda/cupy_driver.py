@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiler import CompileError, KernelCompiler
+from .context import DeviceContext
 from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
@@ -71,11 +72,10 @@ def _counted() -> tuple[Any, int]:
 
 def _opened(cupy: Any, index: int) -> CupyDriver:
     try:
-        capability = str(cupy.cuda.Device(index).compute_capability)
-        is_too_old = int(capability) < OLDEST_CAPABILITY
+        capability = _capability(cupy, index)
     except Exception as error:
         raise NoDevice(f"GPU {index} does not answer: {_line(error)}") from error
-    if is_too_old:
+    if capability < OLDEST_CAPABILITY:
         raise NoDevice(f"GPU {index} is of compute capability {capability}, {OLDEST_CAPABILITY} is needed")
     try:
         cupy.cuda.nvrtc.getVersion()
@@ -89,13 +89,20 @@ def _opened(cupy: Any, index: int) -> CupyDriver:
     return driver
 
 
+def _capability(cupy: Any, index: int) -> int:
+    """Ten times the compute capability of a GPU, asked without a context on it."""
+    ask = cupy.cuda.runtime.deviceGetAttribute
+    return 10 * int(ask(_CAPABILITY_MAJOR, index)) + int(ask(_CAPABILITY_MINOR, index))
+
+
 def _line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" =-")]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# cudaMemcpyKind.
+# cudaMemcpyKind, cudaDeviceAttr.
 _TO_DEVICE, _TO_HOST = 1, 2
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def _check_same(array: Any, host: NDArray[Any]) -> None:
@@ -157,17 +164,17 @@ class CupyDriver:
     """See `kernels.cuda.driver.Driver`."""
 
     def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy, self._device = cupy, cupy.cuda.Device(index)
+        self._cupy, self._index, context = cupy, index, DeviceContext(cupy, index)
         # What other threads ask for while launches are captured would be captured, too.
         self._turn = threading.RLock()
-        with self._device:
+        with context:
             self._stream = cupy.cuda.Stream(non_blocking=True)
-        self.capability = int(self._device.compute_capability)
+        self.capability = _capability(cupy, index)
         self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
-        # Calls that say themselves which stream they mean: entering takes longer than they do.
+        # Calls that say themselves which stream they mean: entering CuPy's takes longer than they do.
         self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.ptr)
-        self._entered = _Here(cupy, (self._turn, self._device, self._stream))
-        self._named, self._waiting = _Here(cupy, (self._turn,)), _Here(cupy, ())
+        self._entered = _Here(cupy, (self._turn, context, self._stream))
+        self._named, self._waiting = _Here(cupy, (self._turn, context)), _Here(cupy, (context,))
         self._dependent = open_dependent_launches(self.capability, self._pointer)
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
@@ -275,11 +282,11 @@ class CupyDriver:
 
     def settle(self) -> None:
         with self.here():
-            self._device.synchronize()
+            self._raw.deviceSynchronize()
 
     def borrow(self, address: int, nbytes: int) -> Any:
         with self.here():
-            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._device.id)
+            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._index)
             return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def adopt(self, value: Any) -> Any:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -129,27 +129,56 @@ def set_attribute(function: Function, attribute: int, value: int) -> None:
     function.most_shared = value
 
 
-class Context:
-    """A device or a stream: entered and left."""
+class Contexts(threading.local):
+    """The contexts of threads, as numbers: 100 is that of GPU 0. The runtime opens that where a thread has none."""
 
-    def __init__(self, *_: object, compute_capability: str = "90", **__: object) -> None:
-        self.compute_capability = compute_capability
+    opened: ClassVar[set[int]] = set()
 
-    def __enter__(self) -> Context:
+    def __init__(self) -> None:
+        self.current = 0
+
+    def get(self) -> int:
+        return self.current
+
+    def set(self, context: int) -> None:
+        self.current = context
+
+    def set_device(self, index: int) -> None:
+        self.opened.add(index)
+        self.current = 100 + index
+
+    def asks(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of the runtime's."""
+
+        def asked(*arguments: Any, **options: Any) -> Any:
+            if not self.current:
+                self.set_device(0)
+            return call(*arguments, **options)
+
+        return asked
+
+
+CONTEXTS = Contexts()
+
+
+class Stream:
+    """Launches that are captured are kept, and started by the graph."""
+
+    captured: list[Callable[[], None]] | None = None
+    ptr = 4711
+
+    def __init__(self, *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.synchronize()
+
+    def __enter__(self) -> Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
     def synchronize(self) -> None:
-        pass
-
-
-class Stream(Context):
-    """Launches that are captured are kept, and started by the graph."""
-
-    captured: list[Callable[[], None]] | None = None
-    ptr = 4711
+        CONTEXTS.asks(lambda: None)()
 
     def begin_capture(self) -> None:
         Stream.captured = []
@@ -159,6 +188,7 @@ class Stream(Context):
         assert launches is not None
 
         def launch(stream: Stream) -> None:
+            stream.synchronize()
             for one in launches:
                 one()
 
@@ -170,12 +200,14 @@ class Event:
 
     def __init__(self, *, disable_timing: bool) -> None:
         assert disable_timing
+        self.synchronize()
 
     def record(self, stream: Stream) -> None:
         assert Stream.captured is None
+        self.synchronize()
 
     def synchronize(self) -> None:
-        pass
+        CONTEXTS.asks(lambda: None)()
 
 
 def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
@@ -184,27 +216,37 @@ def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) 
 
 
 def fake_cupy(**changes: Any) -> Any:
-    """As much of CuPy as the driver uses; `changes` are of its runtime and compiler."""
+    """As much of CuPy as the driver uses; `changes` are of its runtime and compiler.
+
+    Args:
+        changes: capability: of a GPU by its number, ten times.
+    """
+    CONTEXTS.opened.clear()
+    CONTEXTS.set(0)
+    asks, capability = CONTEXTS.asks, changes.get("capability", lambda index: 90)
     runtime = SimpleNamespace(
         getDeviceCount=changes.get("count", lambda: 1),
         getDeviceProperties=lambda index: {"name": b"a made-up GPU", "multiProcessorCount": 4},
-        memcpyAsync=memcpy_async,
-        memGetInfo=changes.get("memory", lambda: (1 << 30, 1 << 31)),
+        deviceGetAttribute=lambda what, index: divmod(capability(index), 10)[what - 75],
+        setDevice=CONTEXTS.set_device,
+        deviceSynchronize=asks(lambda: None),
+        memcpyAsync=asks(memcpy_async),
+        memGetInfo=asks(changes.get("memory", lambda: (1 << 30, 1 << 31))),
         CUDARuntimeError=CUDARuntimeError,
     )
     cuda = SimpleNamespace(
         runtime=runtime, nvrtc=Nvrtc(changes.get("version", lambda: (13, 0))), Stream=Stream, Event=Event,
         driver=SimpleNamespace(
             CUDADriverError=CUDADriverError, funcSetAttribute=set_attribute,
+            ctxGetCurrent=CONTEXTS.get, ctxSetCurrent=CONTEXTS.set,
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
         ),
         alloc_pinned_memory=bytearray, function=SimpleNamespace(Module=Module),
-        Device=lambda index: Context(compute_capability=changes.get("capability", "90")),
     )  # fmt: skip
     return SimpleNamespace(
-        cuda=cuda, asnumpy=np.array,
-        zeros=lambda size, dtype: HostDriver().zeros(size).view(Array),
-        asarray=lambda array: HostDriver().upload(array).view(Array),
+        cuda=cuda, asnumpy=asks(np.array),
+        zeros=asks(lambda size, dtype: HostDriver().zeros(size).view(Array)),
+        asarray=asks(lambda array: HostDriver().upload(array).view(Array)),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
     )  # fmt: skip
 
@@ -232,7 +274,7 @@ def failing(text: str) -> Broken:
         (None, 0, "CuPy is not installed"),
         (fake_cupy(count=failing("cudaErrorInsufficientDriver\nmore")), 0, "does not answer: RuntimeError: cudaErr"),
         (fake_cupy(), 1, "there is no GPU 1: the driver shows 1"),
-        (fake_cupy(capability="75"), 0, "of compute capability 75, 80 is needed"),
+        (fake_cupy(capability=lambda index: 75), 0, "of compute capability 75, 80 is needed"),
         (fake_cupy(version=failing("libnvrtc.so.13: not found")), 0, "NVRTC cannot be loaded: RuntimeError: libnvrtc"),
     ],
 )
@@ -295,6 +337,37 @@ def test_other_threads_wait_while_launches_are_captured(driver: HostDriver, monk
     gpu.capture(work)
     other.join(10)
     assert done == ["captured", str(gpu.free_bytes())]
+
+
+def test_no_other_gpu_is_opened(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
+    """By any thread, which finds again what was current before."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(count=lambda: 2))
+    options = {"accuracy": "fp32", "context_size": 128, "cache_bytes": 4 << 20}
+    with genai.LLM(bundled_folder, device="cuda:1", **options) as llm:
+        assert llm.generate("12 + 7", temperature=0, max_tokens=2)
+        gpu = llm.model.decoder.executor.driver  # type: ignore[attr-defined]
+        event, current = gpu.event(), list[int]()
+
+        def work() -> None:
+            event.wait(), event.record(), gpu.synchronize(), gpu.settle()
+            current.append(CONTEXTS.get())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert CONTEXTS.opened == {1} and current == [0] and CONTEXTS.get() == 0
+
+
+def test_the_driver_s_own_call_has_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a thread that has asked CuPy for nothing."""
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+    gpu, seen = open_driver(), list[int]()
+    gpu._dependent = SimpleNamespace(launch=lambda *_: seen.append(CONTEXTS.get()))  # type: ignore[assignment]
+    kernel = CudaKernel("norm.cu", "norm<false>", "NormArguments", 256)
+    launch = threading.Thread(target=gpu.launch, args=(SimpleNamespace(ptr=1), kernel, (1, 1, 1), np.zeros(())))
+    launch.start()
+    launch.join()
+    assert seen == [100]
 
 
 def test_what_raises_in_a_capture_ends_it(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from genai.measure.model_info import describe
 from genai.runtime import device as devices
 from genai.session.refused import is_cuda_available
 
-from .test_cupy_driver import Context, CUDARuntimeError, NVRTCError, fake_cupy
+from .test_cupy_driver import CONTEXTS, CUDARuntimeError, NVRTCError, Stream, fake_cupy
 
 BUSY = "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable"
 
@@ -29,29 +29,31 @@ def busy(*_: object, **__: object) -> Any:
     raise CUDARuntimeError(BUSY)
 
 
-class Busy(Context):
-    """Its stream cannot be made."""
+class Left(Stream):
+    """It cannot be left."""
 
-    __init__ = busy
+    __exit__ = busy
 
 
 def broken(which: str) -> Any:
     """A CuPy of one GPU of which something fails."""
     cupy = fake_cupy(**({"memory": busy} if which == "memory" else {}))
     if which == "stream":
-        cupy.cuda.Stream = Busy
+        cupy.cuda.Stream = busy
     elif which == "capability":
-        cupy.cuda.Device = busy
+        cupy.cuda.runtime.deviceGetAttribute = busy
+    elif which == "context":
+        cupy.cuda.runtime.setDevice = busy
     elif which == "properties":
         cupy.cuda.runtime.getDeviceProperties = busy
     elif which == "leaving":
-        cupy.cuda.Device = lambda index: type("Left", (Context,), {"__exit__": busy})()
+        cupy.cuda.Stream = Left
     elif which == "architectures":
         cupy.cuda.nvrtc.getSupportedArchs = busy
     return cupy
 
 
-WAYS = ("memory", "stream", "capability", "properties", "leaving", "architectures")
+WAYS = ("memory", "stream", "capability", "context", "properties", "leaving", "architectures")
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +102,10 @@ def test_a_session_that_asks_for_a_gpu_is_told_why_there_is_none(monkeypatch: py
 
 
 def test_auto_takes_the_first_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy, asked = fake_cupy(count=lambda: 3), []
-
-    def device(index: int) -> Any:
-        asked.append(index)
-        return Context(compute_capability="75" if index < 2 else "90")
-
-    cupy.cuda.Device = device
+    cupy = fake_cupy(count=lambda: 3, capability=lambda index: 75 if index < 2 else 90)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    assert devices.open_executor("auto").name == "cuda" and asked[-1] == 2
-    cupy.cuda.Device = lambda index: Context(compute_capability="75")
+    assert devices.open_executor("auto").name == "cuda" and CONTEXTS.opened == {2}
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(capability=lambda index: 75))
     with pytest.raises(NoDevice, match="GPU 0 is of compute capability 75"):
         cupy_driver.open_any()
 
