@@ -546,15 +546,18 @@ class PagedDecoder(Decoder):
             raise StateError("the model is closed", "close() gave its memory back", "load the model again")
 
     def close(self) -> None:
+        kept: list[object] = []
         with self._running_lock:
             if not self.closed:
                 self.run.cancel()
                 self.closed, self._running = True, set()
+                kept += self.run, self.program
                 del self.run, self.program  # with their weights, whoever still holds this decoder
         if self.pool.backing is not None:
             self.pool.backing.close()
+        self.executor.close()  # which waits for what was started: it reads what the run keeps, and writes the cache
+        kept.clear()
         self.storage.close()
-        self.executor.close()
 
 
 def _widest_window(program: RowProgram) -> int | None:

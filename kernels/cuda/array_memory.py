@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,10 @@ class Pool:
         self.driver, self._limit = driver, limit
         self._free: dict[int, list[Any]] = {}
         self._held, self.allocations = 0, 0
-        self._lock = threading.RLock()  # the collector may give memory back at any moment
+        self._lock = threading.Lock()
+        # The collector gives memory back at any moment, in any thread, and what that holds others may wait for: so
+        # giving waits for nothing.
+        self._given: deque[Any] = deque()
 
     def take(self, nbytes: int) -> Any:
         """Memory that holds anything, uint8, of at least so many bytes.
@@ -50,6 +54,9 @@ class Pool:
         """
         size = rounded(nbytes)
         with self._lock:
+            while self._given:
+                memory = self._given.popleft()
+                self._free.setdefault(memory.nbytes, []).append(memory)
             if kept := self._free.get(size):
                 return kept.pop()
             if self._limit and self._held + size > self._limit:
@@ -71,8 +78,7 @@ class Pool:
 
     def give(self, memory: Any) -> None:
         """Take memory back."""
-        with self._lock:
-            self._free.setdefault(memory.nbytes, []).append(memory)
+        self._given.append(memory)
 
     def forget(self, memory: Any) -> None:
         """Somebody else keeps it for good."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
 from .decode import can_gate, room_of
 from .decode_lanes import lanes
-from .driver import Driver
+from .driver import CudaError, Driver
 from .experts import check_experts
 from .graphs import GraphCache
 from .grouped import wanted_of
@@ -107,6 +108,8 @@ class CudaExecutor:
         return measured(self.driver, what)
 
     def close(self) -> None:
+        with suppress(CudaError):  # a device that is lost works no more
+            self.driver.synchronize()
         self._weights = DeviceWeights(self.driver)
 
 

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from .driver import Driver
+from .driver import CudaError, Driver
 
 # Graphs that are kept: a few hundred kilobytes of a GPU's memory each.
 _MOST_GRAPHS = 64
@@ -34,7 +34,13 @@ class GraphCache:
             self.graphs.move_to_end(key)
         elif key in self._seen:
             del self._seen[key]
-            self.graphs[key] = self._driver.capture(work)
+            try:
+                self.graphs[key] = self._driver.capture(work)
+            except CudaError:
+                # Others in this process may have waited for the whole device meanwhile, which ends captures. What is
+                # wrong otherwise is so without one, too.
+                work()
+                return
             if len(self.graphs) > self._most:
                 self.graphs.popitem(last=False)
         else:

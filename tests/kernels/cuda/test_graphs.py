@@ -42,6 +42,25 @@ def test_the_second_time_is_captured_and_then_launched_as_a_graph(driver: HostDr
     assert done[-1] == "anew"
 
 
+def test_a_capture_that_somebody_else_ends(driver: HostDriver) -> None:
+    """As by waiting for the whole device in another thread: work is started as it is, and captured another time."""
+    done, fails = list[str](), [True, False]
+
+    class Disturbed:
+        def capture(self, work: Any) -> str:
+            if fails.pop(0):
+                raise CudaError("cudaErrorStreamCaptureInvalidated")
+            return "graph"
+
+        def launch_graph(self, captured: str) -> None:
+            done.append(captured)
+
+    graphs = GraphCache(Disturbed())  # type: ignore[arg-type]
+    for _ in range(4):
+        graphs.start("a", lambda: done.append("a"))
+    assert done == ["a", "a", "a", "graph"] and not fails
+
+
 def test_tokens_of_captured_steps_are_the_reference_s(load: Load, driver: HostDriver, bundled_folder: Path) -> None:
     """Sequences that come and go, and pages that are shared: all that changes between steps lies in device memory."""
     prompts, options = ["Count to five.", "Say hello."], {"temperature": 0, "ignore_eos": True}
