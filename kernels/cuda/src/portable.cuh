@@ -41,6 +41,8 @@ __device__ __forceinline__ void wait_for_earlier() {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#elif defined(HOST_SHIM)
+  shim::waited();
 #endif
 }
 
@@ -204,20 +206,10 @@ __device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
 // --- blocks that wait for nobody ----------------------------------------------------------------------------------------
 
 // What a thread wrote into global memory is seen by every thread that sees what it writes afterwards.
-__device__ __forceinline__ void publish() {
-#ifndef HOST_SHIM
-  __threadfence();
-#endif
-}
+__device__ __forceinline__ void publish() { __threadfence(); }
 
 // Adds one to a number in global memory; what it was before.
-__device__ __forceinline__ int count_up(int* place) {
-#ifndef HOST_SHIM
-  return atomicAdd(place, 1);
-#else
-  return (*place)++;
-#endif
-}
+__device__ __forceinline__ int count_up(int* place) { return atomicAdd(place, 1); }
 
 // Numbers that other blocks of the same kernel have written: the first-level cache may hold older ones.
 __device__ __forceinline__ float4 load_published(const float4* from) {
@@ -226,7 +218,7 @@ __device__ __forceinline__ float4 load_published(const float4* from) {
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "l"(from));
   return four;
 #else
-  return *from;
+  return shim::load_published(from);
 #endif
 }
 
@@ -343,7 +335,7 @@ __device__ __forceinline__ void fetch(const void* global) {
 #ifndef HOST_SHIM
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
 #else
-  (void)*static_cast<const volatile char*>(global);
+  shim::fetch(global);
 #endif
 }
 

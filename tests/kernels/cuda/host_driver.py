@@ -24,6 +24,7 @@ from genai.kernels.cuda.driver import CudaError, Grid
 from genai.kernels.cuda.sources import CudaKernel, modules
 
 SHIM = Path(__file__).with_name("host_shim.h")
+_PARTS = [SHIM.with_name(name) for name in ("host_races.h", "host_races.cpp")]
 COMPILER = shutil.which("g++")
 FLAGS = ["-std=c++17", "-O2", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off", "-Wno-unknown-pragmas"]
 FLAGS += ["-fvisibility=hidden"]  # of each library its own shim, reached without detours
@@ -48,8 +49,10 @@ def build(source: str, flags: Collection[str] = ()) -> Path:
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=shim) as folder:
             code, made = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
+            compiled = code.with_suffix(".o")
             code.write_text(source)
-            _compile([*FLAGS, *flags, "-shared", "-include", shim / SHIM.name, code, shim / "shim.o", "-o", made])
+            _compile([*FLAGS, *flags, "-include", shim / SHIM.name, "-c", code, "-o", compiled])
+            _compile(["-shared", compiled, shim / "shim.o", "-o", made])
             made.replace(library)
     return library
 
@@ -58,15 +61,16 @@ def build(source: str, flags: Collection[str] = ()) -> Path:
 def _shim(*flags: str) -> Path:
     """A folder with what every library has of the shim, compiled: its header, which takes longer to read than most
     kernels, and what runs them."""
-    ready = _FOLDER / _digest(SHIM.read_text(), *FLAGS, *flags)
+    ready = _FOLDER / _digest(*(part.read_text() for part in (SHIM, *_PARTS)), *FLAGS, *flags)
     if not ready.exists():
         _FOLDER.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
             made = Path(folder) / "made"
             made.mkdir()
-            header = shutil.copy(SHIM, made)
+            header, *_ = [shutil.copy(part, made) for part in (SHIM, *_PARTS)]
             _compile([*FLAGS, *flags, "-x", "c++-header", header, "-o", f"{header}.gch"])
-            _compile([*FLAGS, *flags, "-DSHIM_ONCE", "-x", "c++", "-c", header, "-o", made / "shim.o"])
+            untraced = [flag for flag in flags if "tsan" not in flag and "sanitize" not in flag]
+            _compile([*FLAGS, *untraced, "-DSHIM_ONCE", "-x", "c++", "-c", header, "-o", made / "shim.o"])
             with contextlib.suppress(OSError):  # another process was faster
                 made.replace(ready)
     return ready

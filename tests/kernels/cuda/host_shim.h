@@ -2,7 +2,7 @@
 //
 // Blocks run one after another. Every CUDA thread of a block is a fiber with a stack of its own, which runs until it
 // waits (at a barrier, for other lanes of its warp); in which order fibers run is chosen by the test. What can only go
-// wrong on a GPU (races between warps of one step, bank conflicts, registers, fast mathematics) is not seen here.
+// wrong on a GPU (bank conflicts, registers, fast mathematics) is not seen here; races are where host_races.h looks.
 //
 // What runs kernels is compiled once, where SHIM_ONCE is defined, and not again with every kernel.
 #pragma once
@@ -15,12 +15,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "host_races.h"
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -143,6 +147,8 @@ struct alignas(64) Thread {  // what every switch reads lies in one line of the 
   const char* where = "";
   std::vector<Copy> copies;
   Products products;
+  Stamp published;  // the last time, and how often
+  bool has_waited = true;
 };
 
 // Where lanes of a warp meet: each leaves a value, and reads those of the others when all are there.
@@ -156,7 +162,7 @@ struct Meeting {
 struct Warp {
   Meeting everyone;
   std::map<unsigned, Meeting> meetings;  // of some lanes, by mask
-  unsigned exited = 0;
+  unsigned exited = 0, syncs = 0;
   float a[16][16], b[16][8];  // of an emulated tensor core
   int8_t left[16][32], right[32][8];
 };
@@ -197,7 +203,8 @@ void wait_until_changed(const uint64_t& number, uint64_t seen, const char* where
 void barrier(const char* where);
 const uint64_t* meet(unsigned mask, uint64_t value, const char* operation);
 std::string run(
-    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments);
+    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments,
+    bool waits_itself);
 #pragma GCC visibility pop
 
 #ifdef SHIM_ONCE
@@ -235,6 +242,7 @@ T* shared_array(const void* site, size_t count) {
     memory.assign(count * sizeof(T) + 2 * GUARD, 0xff);
     block->windows[site] = block->next_window;  // multiples of 16, and of nothing more
     block->next_window += (count * sizeof(T) + 15) / 16 * 16 + 16;
+    note_shared(memory.data() + GUARD, count * sizeof(T));
   }
   return reinterpret_cast<T*>(memory.data() + GUARD);
 }
@@ -278,7 +286,10 @@ const uint64_t* meet(unsigned mask, uint64_t value, const char* operation) {
   uint64_t* values = own.values[seen & 1];
   values[thread->lane] = value;
   own.arrived |= 1u << thread->lane;
-  if (own.arrived == mask) own.arrived = 0, ++own.times;
+  if (own.arrived == mask) {
+    own.arrived = 0, ++own.times;
+    warp.syncs += mask == ~0u && same(operation, "__syncwarp");
+  }
   else wait_until_changed(own.times, seen, operation);
   return values;
 }
@@ -295,7 +306,11 @@ inline void thread_entry() {
   std::abort();
 }
 
+#ifdef SHIM_RACES
+constexpr size_t STACK = 256 << 10;  // traced functions keep more on it
+#else
 constexpr size_t STACK = 64 << 10;
+#endif
 
 inline void run_block(const std::vector<unsigned>& order, const std::vector<char*>& stacks) {
   // Where all stacks begin at the same place of a page they share a few lines of the processor's cache.
@@ -304,7 +319,9 @@ inline void run_block(const std::vector<unsigned>& order, const std::vector<char
     block->threads[order[i]].following = &block->threads[order[(i + 1) % block->count]];
   }
   thread = &block->threads[order[0]];
+  begin_block_races();
   switch_between(main_fiber, thread->fiber);
+  end_block_races();
   if (block->error.empty())
     for (Thread& stuck : block->threads)
       if (!stuck.done) fail("thread " + std::to_string(stuck.number) + " waits for ever at " + stuck.where);
@@ -315,9 +332,11 @@ inline void run_block(const std::vector<unsigned>& order, const std::vector<char
     if (one.products.asked != block->rights[one.number / 128].size()) fail("warps of a warpgroup ask for other products");
 }
 
-// All blocks; `order`: 0 forwards, 1 backwards, others shuffle the threads. Returns "" or what went wrong.
+// All blocks; `order`: 0 forwards, 1 backwards, others shuffle the threads. waits_itself: whether the kernel waits for
+// those before where it needs them, not first of all. Returns "" or what went wrong.
 std::string run(
-    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments) {
+    uint3 grid, uint3 size, unsigned shared, int order, void (*function)(const void*), const void* arguments,
+    bool waits_itself) {
   static std::vector<char*> stacks;
   kernel = function, kernel_arguments = arguments;
   const unsigned count = size.x * size.y * size.z;
@@ -328,6 +347,7 @@ std::string run(
   }
   std::vector<unsigned> turns(count);
   for (unsigned i = 0; i < count; ++i) turns[i] = order == 1 ? count - 1 - i : i;
+  begin_races(waits_itself);
   std::mt19937 random(order);
   if (order > 1) std::shuffle(turns.begin(), turns.end(), random);
   for (unsigned z = 0; z < grid.z; ++z)
@@ -346,6 +366,8 @@ std::string run(
         if (!own.error.empty())
           return "block (" + std::to_string(x) + ", " + std::to_string(y) + ", " + std::to_string(z) + "): " + own.error;
       }
+  block = nullptr, thread = nullptr;
+  end_races();
   return "";
 }
 #endif
@@ -400,7 +422,22 @@ inline unsigned byte_perm(unsigned a, unsigned b, unsigned selector) {
 }
 inline void load_once(const void* from, unsigned* to, int count) {
   if (reinterpret_cast<uintptr_t>(from) % (4 * count)) fail("load_once: not aligned");
+  touched(from, 4 * count, Access::READ_CONSTANT);
   std::memcpy(to, from, 4 * count);
+}
+template <class T>
+UNTRACED T load_published(const T* from) {
+  touched(from, sizeof(T), Access::READ_PAST_CACHE);
+  return *from;
+}
+UNTRACED inline void fetch(const void* from) { (void)*static_cast<const volatile char*>(from); }
+// Fibers take turns only where they wait, and blocks run one after another: plain arithmetic is atomic.
+template <class T, class Change>
+UNTRACED T change(T* place, T x, const Change& changed) {
+  touched(place, sizeof(T), Access::COUNT);
+  const T before = *place;
+  *place = changed(before, x);
+  return before;
 }
 
 // --- tensor cores and copies ----------------------------------------------------------------------------------------
@@ -475,6 +512,7 @@ inline void load_tiles(unsigned (&tiles)[4], const unsigned* row) {
 inline void copy_later(void* to, const void* from, int bytes = 16) {
   if (reinterpret_cast<uintptr_t>(to) % bytes || reinterpret_cast<uintptr_t>(from) % bytes)
     fail("copy_later: not aligned");
+  touched(from, bytes, Access::READ_PAST_CACHE), touched(to, bytes, Access::WRITE);
   thread->copies.push_back({to, from, bytes});
 }
 inline void end_group() { thread->copies.push_back({nullptr, nullptr}); }
@@ -484,8 +522,12 @@ inline void wait_groups(int pending) {
   for (const Copy& copy : copies) groups += copy.to == nullptr;
   size_t done = 0;
   for (; groups > pending; ++done) {
-    if (copies[done].to) std::memcpy(copies[done].to, copies[done].from, copies[done].bytes);
-    else --groups;
+    if (const Copy& one = copies[done]; one.to) {
+      touched(one.to, one.bytes, Access::WRITE);
+      std::memcpy(one.to, one.from, one.bytes);
+    } else {
+      --groups;
+    }
   }
   copies.erase(copies.begin(), copies.begin() + done);
 }
@@ -528,7 +570,7 @@ inline std::vector<unsigned> places_of(const Right& right) {
     }
   return places;
 }
-inline std::vector<unsigned short> numbers_of(const Right& right) {
+UNTRACED inline std::vector<unsigned short> numbers_of(const Right& right) {
   std::vector<unsigned short> numbers(right.columns * 16);
   size_t filled = 0;
   for (const unsigned place : places_of(right)) std::memcpy(&numbers[8 * filled++], shared_place(place), 16);
@@ -545,6 +587,7 @@ inline void copy_block_later(void* to, const void* from, unsigned bytes, void* a
       for (const Under_way& one : group)
         for (const unsigned place : other.lane ? std::vector<unsigned>() : places_of(*one.right))
           if (place >= first && place < first + bytes) return fail("copy_block_later: products read what is there");
+  touched(from, bytes, Access::READ_PAST_CACHE), touched(to, bytes, Access::WRITE);
   std::memset(to, 0xff, bytes);  // until it is waited for
   auto& own = block->arrivals[arrival];
   own.asked = true, own.to = to, own.from = from, own.bytes = bytes;
@@ -554,8 +597,12 @@ inline void wait_arrival(void* arrival, unsigned parity) {
   Arrivals& own = block->arrivals[arrival];
   if (own.ended % 2 != parity) return;
   const uint64_t seen = own.ended;
-  if (own.asked) std::memcpy(own.to, own.from, own.bytes), own.asked = false, ++own.ended;
-  else wait_until_changed(own.ended, seen, "wait_arrival");
+  if (own.asked) {
+    std::memcpy(own.to, own.from, own.bytes), own.asked = false, ++own.ended;
+    forget(own.to, own.bytes);
+  } else {
+    wait_until_changed(own.ended, seen, "wait_arrival");
+  }
 }
 
 inline void begin_products() {
@@ -682,21 +729,23 @@ inline unsigned __float_as_uint(float x) { return shim::same_bits<unsigned>(x); 
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(x) * y >> 64);
 }
-// Fibers take turns only where they wait, and blocks run one after another: plain arithmetic is atomic.
-inline void __threadfence() {}
-inline int atomicAdd(int* place, int x) { return std::exchange(*place, *place + x); }
-inline unsigned atomicAdd(unsigned* place, unsigned x) { return std::exchange(*place, *place + x); }
-inline int atomicOr(int* place, int x) { return std::exchange(*place, *place | x); }
-inline int atomicMax(int* place, int x) { return std::exchange(*place, std::max(*place, x)); }
+inline void __threadfence() { shim::published(); }
+inline int atomicAdd(int* place, int x) { return shim::change(place, x, std::plus<int>()); }
+inline unsigned atomicAdd(unsigned* place, unsigned x) { return shim::change(place, x, std::plus<unsigned>()); }
+inline int atomicOr(int* place, int x) { return shim::change(place, x, std::bit_or<int>()); }
+inline int atomicMax(int* place, int x) {
+  return shim::change(place, x, [](int a, int b) { return std::max(a, b); });
+}
 using std::max;
 using std::min;
 
+#define KERNEL(name, Arguments, size, threads, ...) KERNEL_OF(false, name, Arguments, size, threads, __VA_ARGS__)
+#define EARLY_KERNEL(name, Arguments, size, threads, ...) KERNEL_OF(true, name, Arguments, size, threads, __VA_ARGS__)
 #define BOUND_KERNEL(name, Arguments, size, threads, blocks, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 #define BOUND_EARLY_KERNEL(name, Arguments, size, threads, blocks, ...) \
-  KERNEL(name, Arguments, size, threads, __VA_ARGS__)
-#define EARLY_KERNEL(name, Arguments, size, threads, ...) KERNEL(name, Arguments, size, threads, __VA_ARGS__)
+  EARLY_KERNEL(name, Arguments, size, threads, __VA_ARGS__)
 // One entry per kernel: returns nullptr or what went wrong.
-#define KERNEL(name, Arguments, size, threads, ...)                                                       \
+#define KERNEL_OF(waits_itself, name, Arguments, size, threads, ...)                                      \
   static_assert(sizeof(Arguments) == size, "the host lays out " #Arguments " otherwise");                 \
   extern "C" __attribute__((visibility("default"))) const char* name(                                     \
       const unsigned* grid, const unsigned* block, unsigned shared, int order, const void* given) {        \
@@ -704,6 +753,10 @@ using std::min;
     if (block[0] * block[1] * block[2] != threads) return "launched with other threads than it was made for"; \
     auto function = [](const void* given) { __VA_ARGS__(*static_cast<const Arguments*>(given)); };         \
     error = shim::run(                                                                                     \
-        {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, order, function, given);      \
+        {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, order, function, given,       \
+        waits_itself);                                                                                     \
     return error.empty() ? nullptr : error.c_str();                                                       \
   }
+#if defined(SHIM_ONCE) && defined(SHIM_RACES)
+#include "host_races.cpp"
+#endif
