@@ -55,12 +55,12 @@ def describe(
     if executor is not None:
         with refused_by(executor):
             free = executor.free_bytes()
-    name = executor.name if executor is not None else "cpu"
+    name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
     check_kv_type(kv_dtype, name, device)
     config = source if isinstance(source, Config) else Config(source)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-        plan = plan_memory(decoder, config, on_device=free is not None)
+        plan = plan_memory(decoder, config, device="" if free is None else used)
         missing = missing_operators(decoder.model)
     found, model, sizes = decoder.info, config.model, config.model.decoder
     if context_size is not None:
@@ -95,7 +95,7 @@ def describe(
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),
-        "memory": {"device": name, **memory_verdict(plan, context_size, available_bytes, program)},
+        "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
     }
 
 

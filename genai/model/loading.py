@@ -84,7 +84,7 @@ def _load_on(
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(
-        plan_memory(source, config, on_device=free is not None),
+        plan_memory(source, config, device="" if free is None else executor.device),
         free_bytes=budget.available_memory() if free is None else free,
         context_size=context_size,
         cache_bytes=cache_bytes,
@@ -166,11 +166,11 @@ def refused_by(executor: Executor) -> Iterator[None]:
         yield
     except UnsupportedRecord as error:
         raise UnsupportedModelError(
-            f"the device {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
+            f"the device {executor.device!r} cannot run this model", str(error), 'run it with device="cpu"'
         ) from error
     except DeviceFailed as error:
         raise DeviceError(
-            f"the device {executor.name!r} failed while the model was loaded",
+            f"the device {executor.device!r} failed while the model was loaded",
             str(error),
             'genai doctor shows what is there; device="cpu" runs without it',
         ) from error

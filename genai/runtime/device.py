@@ -89,18 +89,20 @@ def check_device(device: object) -> None:
         raise no_gpu(f"device = {device!r} cannot be used", error) from error
 
 
-def why_no_gpu(index: int | None = None) -> str:
-    """Why the GPU with a number cannot be used, or no GPU (None), in one line; "" = it can."""
-    from genai.kernels.cuda.cupy_driver import open_any
-
+def why_no_gpu(index: int) -> str:
+    """Why the GPU with a number cannot be used, in one line; "" = it can."""
     try:
-        if index is None:
-            open_any()
-        else:
-            open_gpu(index)
+        open_gpu(index)
     except NoDevice as error:
         return str(error)
     return ""
+
+
+def first_gpu() -> str:
+    """The device that "auto" takes. Raises NoDevice: there is no GPU that can be used."""
+    from genai.kernels.cuda.cupy_driver import device_name, open_any
+
+    return device_name(open_any().index)
 
 
 def tell_of_the_cpu(why: str) -> None:
@@ -112,11 +114,11 @@ def tell_of_the_cpu(why: str) -> None:
 
 def _open_gpu(device: str, threads: int | None) -> Executor:
     """The executor of a GPU, for "auto" of the first one that can be used. Raises NoDevice: there is none."""
-    from genai.kernels.cuda.cupy_driver import open_any, open_driver
+    from genai.kernels.cuda.cupy_driver import device_name, open_any, open_driver
     from genai.kernels.cuda.executor import CudaExecutor
 
     driver = open_any() if device == "auto" else open_driver(int(device.partition(":")[2] or 0))
-    return CudaExecutor(driver, threads)
+    return CudaExecutor(driver, threads, device_name(driver.index))
 
 
 def open_gpu(index: int) -> Driver:

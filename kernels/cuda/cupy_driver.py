@@ -153,11 +153,20 @@ class CupyEvent:
             self._event.synchronize()
 
 
+def device_name(index: int) -> str:
+    """What people call the GPU with a number."""
+    return f"cuda:{index}" if index else "cuda"
+
+
 class CupyDriver:
-    """See `kernels.cuda.driver.Driver`."""
+    """See `kernels.cuda.driver.Driver`.
+
+    Attributes:
+        index: the GPU's number.
+    """
 
     def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy, self._device = cupy, cupy.cuda.Device(index)
+        self._cupy, self._device, self.index = cupy, cupy.cuda.Device(index), index
         # What other threads ask for while launches are captured would be captured, too.
         self._turn = threading.RLock()
         with self._device:
@@ -172,6 +181,8 @@ class CupyDriver:
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
         self.name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if index:  # which of several that may be the same
+            self.name += f" ({device_name(index)})"
         self._entered.name = self._named.name = self._waiting.name = self.name
 
     def here(self) -> _Here:

@@ -247,14 +247,18 @@ def check_gpu(place: Place) -> Finding:
         return (
             Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
         )
-    from ...runtime.device import why_no_gpu
+    from genai.kernels.cuda.driver import NoDevice
 
-    if why := why_no_gpu():
-        text = f"{named}: {'; '.join([*found.hints, why])}; models run on the CPU"
+    from ...runtime.device import first_gpu
+
+    try:
+        device = first_gpu()
+    except NoDevice as error:
+        text = f"{named}: {'; '.join([*found.hints, str(error)])}; models run on the CPU"
         return Finding("gpu", Mark.NOTE if found.names else Mark.OK, text, facts=facts)
     if not found.names:  # such as in a container
         named = "a GPU of NVIDIA's"
-    return Finding("gpu", Mark.OK, f"{named}; models run there with --device cuda", facts=facts)
+    return Finding("gpu", Mark.OK, f"{named}; models run there with --device {device}", facts=facts)
 
 
 def check_cache(place: Place) -> Finding:

@@ -132,7 +132,7 @@ def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(DeviceError if which == "compiler" else CacheCapacityError) as raised:
         genai.Model(bundled_folder, device="cuda", quiet=True)
-    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the GPU") in str(raised.value)
+    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the device cuda") in str(raised.value)
     with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
         assert loaded.device_type == "CPU"
     lines = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
@@ -175,3 +175,23 @@ def test_looking_for_a_gpu_opens_it_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened == [0]
     with pytest.raises(DeviceError, match="there is no GPU 1"):
         devices.check_device("cuda:1")
+
+
+def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path, tmp_path: Path) -> None:
+    """In facts, in errors and in what the doctor recommends: GPUs of one kind are told apart by nothing else."""
+    cupy = fake_cupy(count=lambda: 2, memory=lambda: (1 << 20, 1 << 31))
+    cupy.__spec__ = "it is installed"
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for device, named in (("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")):
+        assert describe(bundled_folder, device=device)["memory"]["device"] == named
+        assert devices.open_executor(device).device == named
+        with pytest.raises(CacheCapacityError, match=f"are free on the device {named}\n"):
+            genai.Model(bundled_folder, device=device)
+    assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
+    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda")
+    cupy.cuda.Device = lambda index: Context(compute_capability="90" if index else "75")
+    assert describe(bundled_folder, device="auto")["memory"]["device"] == "cuda:1"
+    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda:1")
+    monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
+    with pytest.raises(DeviceError, match="GPU 1 is of compute"):
+        describe(bundled_folder, device="cuda:1")
