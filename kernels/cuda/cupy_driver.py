@@ -23,6 +23,8 @@ OLDEST_CAPABILITY = 80
 NOT_INSTALLED = "CuPy is not installed"
 # Reading the text costs a tenth of what a kernel does; one that another model needed, too, is there already.
 _KERNELS_OF_A_MODULE = 1
+# What comes of a CuPy that does not work; some things that are imported end the process, which others need.
+_FAILURES = (Exception, SystemExit)
 
 
 def open_driver(index: int = 0) -> CupyDriver:
@@ -61,11 +63,11 @@ def _counted() -> tuple[Any, int]:
         if error.name == "cupy":
             raise NoDevice(NOT_INSTALLED) from None
         raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
-    except Exception as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
+    except _FAILURES as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
         raise NoDevice(f"CuPy cannot be imported: {_line(error.__cause__ or error)}") from error
     try:
         return cupy, int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"the NVIDIA driver is not there or does not answer: {_line(error)}") from error
 
 
@@ -73,24 +75,25 @@ def _opened(cupy: Any, index: int) -> CupyDriver:
     try:
         capability = str(cupy.cuda.Device(index).compute_capability)
         is_too_old = int(capability) < OLDEST_CAPABILITY
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"GPU {index} does not answer: {_line(error)}") from error
     if is_too_old:
         raise NoDevice(f"GPU {index} is of compute capability {capability}, {OLDEST_CAPABILITY} is needed")
     try:
         cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"the compiler NVRTC cannot be loaded: {_line(error)}") from error
     try:
         driver = CupyDriver(cupy, index)
         driver.free_bytes()  # which others may hold, or whose memory is full
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"GPU {index} cannot be opened: {_line(error)}") from error
     return driver
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =-")]
+    text = "" if isinstance(error, SystemExit) and error.code is None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

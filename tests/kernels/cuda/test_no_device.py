@@ -156,6 +156,42 @@ except ImportError as error:
     assert "libnvrtc.so.13" in found.text and "not installed" not in found.text
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"), [("sys.exit(3)", ": 3"), ("sys.exit('no licence')", ": no licence"), ("raise SystemExit", "")]
+)
+def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    bundled_folder: Path,
+    ending: str,
+    said: str,
+) -> None:
+    """Whoever asked for no GPU, or for one where there is one, goes on."""
+    (tmp_path / "cupy.py").write_text(f"import sys\n{ending}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(NoDevice) as found:
+        cupy_driver.open_any()
+    assert str(found.value) == f"CuPy cannot be imported: SystemExit{said}"
+    with pytest.raises(DeviceError, match="CuPy cannot be imported: SystemExit"):
+        genai.LLM(bundled_folder, device="cuda")
+    assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Place(tmp_path)).text
+    with genai.LLM(bundled_folder, device="auto", quiet=True) as llm:
+        assert llm.model.device_type == "CPU"
+    assert "computing on the CPU: CuPy cannot be imported: SystemExit" in capsys.readouterr().err
+
+
+def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cupy.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        cupy_driver.open_any()
+
+
 def test_a_gpu_is_looked_for_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("genai.builder.references.loadable", lambda *_, **__: pytest.fail("it was looked for"))
