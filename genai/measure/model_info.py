@@ -31,7 +31,7 @@ def describe(
     kv_dtype: str = "auto",
     accuracy: str = "auto",
     available_bytes: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Facts about a model folder, read from its configuration and graph alone.
 
@@ -50,14 +50,15 @@ def describe(
         OptionError: the context_size is beyond the model's; the device has no kernels for the kv_dtype.
         DeviceError: the device cannot be used.
     """
-    executor = None if device == "cpu" else open_executor(device)
+    config = source if isinstance(source, Config) else Config(source)
+    chosen = config.choose_device(device)
+    executor = None if chosen.name == "cpu" else open_executor(chosen.name, asked_by=chosen.asked_by)
     free = None
     if executor is not None:
         with refused_by(executor):
             free = executor.free_bytes()
     name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
-    check_kv_type(kv_dtype, name, device)
-    config = source if isinstance(source, Config) else Config(source)
+    check_kv_type(kv_dtype, name, chosen.name)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         plan = plan_memory(decoder, config, device="" if free is None else used)

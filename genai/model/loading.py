@@ -54,23 +54,24 @@ def load_decoder(
     context_size: int | None,
     quiet: bool,
     device: str = "cpu",
+    asked_by: str = "",
     lora: bool = False,
 ) -> tuple[Decoder, DecoderInfo, Places | None]:
-    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    """Load the decoder of a model folder; see genai.Model for the arguments and errors, ChosenDevice for `asked_by`."""
     if device == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with report_progress((lambda current, total: None) if quiet else None):
-        executor = open_executor(device, threads)
+        executor = open_executor(device, threads, asked_by)
         check_kv_type(kv_dtype, executor.name, device)
-        if device == "auto" and executor.name != "cpu":
+        if (device == "auto" or asked_by) and executor.name != "cpu":
             try:
                 return _load_on(executor, config, **options)
             except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
                 if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
                     raise
-                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "))
+                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "), device, asked_by)
             executor = open_executor("cpu", threads)
         return _load_on(executor, config, **options)
 

@@ -31,11 +31,12 @@ def instructions(executor: Executor) -> str:
     return f"{executor.name} {isa()}" if isinstance(executor, CpuExecutor) else executor.name
 
 
-def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
+def open_executor(device: str = "cpu", threads: int | None = None, asked_by: str = "") -> Executor:
     """The executor of a device.
 
     Args:
         device: one of `genai.model.model.DEVICES`. threads: of the CPU; None = the physical cores available.
+        asked_by: the file that asks for the device, where nobody else does; the CPU serves as well then.
 
     Raises:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
@@ -53,9 +54,9 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
         try:
             return _open_gpu(device, threads)
         except NoDevice as error:
-            if device != "auto":
+            if device != "auto" and not asked_by:
                 raise no_gpu(f"device = {device!r} cannot be used", error) from error
-            tell_of_the_cpu(str(error))
+            tell_of_the_cpu(str(error), device, asked_by)
     try:
         isa()
     except IsaError as error:
@@ -65,12 +66,16 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
 
 def no_gpu(what: str, error: NoDevice) -> DeviceError:
     """The error where a GPU was asked for that cannot be used."""
+    return DeviceError(what, str(error), f"{_remedy(str(error))}; docs/cuda.md has more")
+
+
+def _remedy(why: str) -> str:
+    """What to do where a GPU cannot be used."""
     from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
 
-    fix = "genai doctor shows what is there; leave device out for the CPU; docs/cuda.md has more"
-    if str(error) == NOT_INSTALLED:
-        fix = f"pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580); {fix}"
-    return DeviceError(what, str(error), fix)
+    doctor = 'genai doctor shows what is there; --device cpu (device="cpu") takes the CPU'
+    install = "pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580)"
+    return f"{install}; {doctor}" if why == NOT_INSTALLED else doctor
 
 
 def check_device(device: object) -> None:
@@ -105,11 +110,14 @@ def first_gpu() -> str:
     return device_name(open_any().index)
 
 
-def tell_of_the_cpu(why: str) -> None:
-    """Say once that the CPU computes though a GPU might, and why."""
-    if not _told:
-        _told.add(why)
-        tell(f"genai: computing on the CPU: {why}")
+def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
+    """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
+    if _told:
+        return
+    _told.add(why)
+    if asked_by:
+        why = f"{why}. {asked_by} asks for {device}: {_remedy(why)}"
+    tell(f"genai: computing on the CPU: {why}")
 
 
 def _open_gpu(device: str, threads: int | None) -> Executor:

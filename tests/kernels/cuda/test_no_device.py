@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from onnx import helper
 
 import genai
+from genai.cli.app import run
 from genai.errors import CacheCapacityError, DeviceError
+from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
 from genai.measure.machine import checkup
@@ -231,3 +235,103 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
     monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
     with pytest.raises(DeviceError, match="GPU 1 is of compute"):
         describe(bundled_folder, device="cuda:1")
+
+
+def folder_that_asks(bundled_folder: Path, tmp_path: Path, *providers: object) -> Path:
+    """The bundled model as a folder of onnxruntime-genai for other devices."""
+    folder = Path(shutil.copytree(bundled_folder, tmp_path / "asks"))
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"] = {"log_id": "x", "provider_options": list(providers)}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def loaded_on(source: object, **options: Any) -> str:
+    """The device that a model computes on."""
+    with genai.Model(source, quiet=True, context_size=64, cache_bytes=1 << 20, **options) as model:  # type: ignore[arg-type]
+        return model.decoder.executor.device
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """GPUs that models are loaded on: the CPU plays them."""
+    opened = list[str]()
+
+    class Played(CpuExecutor):
+        def __init__(self, device: str, threads: int | None) -> None:
+            super().__init__(threads)
+            self.device = device
+            opened.append(device)
+
+    monkeypatch.setattr(devices, "_open_gpu", Played)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("providers", "device"),
+    [
+        (({"cuda": {}},), "cuda"),
+        (({"CUDAExecutionProvider": {"enable_cuda_graph": "0", "device_id": "1"}},), "cuda:1"),
+        (({"QNN": {}}, {"cuda": {"device_id": 2}}), "cuda:2"),
+        (({"cuda": {"device_id": "none"}},), "cuda"),
+        (({"DML": {}},), "cpu"),
+        ((["cuda"], "cuda", {"webgpu": None}), "cpu"),
+    ],
+)
+def test_a_folder_s_own_provider_is_followed(
+    opened: list[str], bundled_folder: Path, tmp_path: Path, providers: tuple[object, ...], device: str
+) -> None:
+    """Unless somebody says something else, as in onnxruntime-genai."""
+    folder = folder_that_asks(bundled_folder, tmp_path, *providers)
+    assert loaded_on(folder) == loaded_on(genai.Config(folder)) == device
+    config = genai.Config(folder)
+    assert "model.decoder.session_options.log_id" in config.ignored_keys or device == "cpu"
+    assert loaded_on(folder, device="cpu") == loaded_on(config, device="cpu") == "cpu"
+    assert loaded_on(folder, device="cuda:3") == "cuda:3"
+    config.overlay('{"search": {"top_k": 1}}')
+    assert loaded_on(config) == device
+    config.clear_providers()
+    config.overlay('{"search": {"top_k": 2}}')
+    assert loaded_on(config) == "cpu"
+    config.append_provider("cuda")
+    config.set_provider_option("cuda", "device_id", "4")
+    assert loaded_on(config) == "cuda:4" and loaded_on(config, device="cpu") == "cpu"
+    assert describe(folder, device="cpu")["memory"]["device"] == "cpu"
+    assert describe(folder)["memory"]["device"] == device
+    assert loaded_on(bundled_folder) == "cpu"
+
+
+def test_a_folder_that_asks_for_a_gpu_works_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """As it always did; why, and what to do, is said once. Whoever asks for it themselves gets the error."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert describe(folder)["memory"]["device"] == "cpu"
+    with genai.LLM(folder) as llm:
+        assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
+    assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0"]) == 0
+    shown = capsys.readouterr()
+    lines = [line for line in shown.err.splitlines() if "on the CPU" in line]
+    assert shown.out == "19\n" and len(lines) == 1
+    why, _, fix = lines[0].partition(f". {folder / 'genai_config.json'} asks for cuda: ")
+    assert why == "genai: computing on the CPU: CuPy is not installed"
+    assert "pip install cupy-cuda13x" in fix and "genai doctor" in fix and "--device cpu" in fix
+    monkeypatch.setattr(devices, "_told", set())
+    assert loaded_on(folder, device="cpu") == "cpu" and not capsys.readouterr().err
+    config = genai.Config(folder)
+    config.append_provider("cuda")
+    for source, options in ((folder, {"device": "cuda"}), (config, {})):
+        with pytest.raises(DeviceError, match="CuPy is not installed"):
+            loaded_on(source, **options)
+
+
+def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lambda: (1 << 20, 1 << 31)))
+    with genai.Model(folder, quiet=True) as loaded:
+        assert loaded.device_type == "CPU"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "are free on the device cuda" in line and "genai_config.json asks for cuda" in line
