@@ -39,12 +39,16 @@ def _invoked(invoke: Callable[[Any], Any], ctx: Any) -> Any:
     except GenaiError as error:
         for parameter in ctx.command.params:
             if is_from_variable(ctx, parameter):
-                _name_variable(error, parameter)
+                _name_variable(error, parameter, ctx.params[parameter.name])
         raise
 
 
-def _name_variable(error: GenaiError, parameter: Any) -> None:
+def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
     """Where an error speaks of an option that its variable gave, let it speak of the variable."""
+    if parameter.param_type_name == "argument":  # errors speak of the model by its name
+        if value is not None and str(value) in error.what:
+            error.what += f" (of the variable {parameter.envvar})"
+        return
     flags = "|".join(map(re.escape, [*parameter.opts, *parameter.secondary_opts]))
     flag, variable = re.compile(rf"(?<![\w-])({flags})(?![\w-])"), parameter.envvar
     what, why = (flag.sub(variable, part) for part in (error.what, error.why))

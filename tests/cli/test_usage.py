@@ -106,6 +106,15 @@ def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Ca
     assert "empty.txt is empty" in capsys.readouterr().err
 
 
+def test_errors_name_the_variable_that_gave_the_model(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Words of the error stay what they are."""
+    monkeypatch.setenv("GENAI_MODEL", "/no/such/model")
+    assert run(["info"]) == 1
+    by_variable = capsys.readouterr().err
+    assert run(["info", "/no/such/model"]) == 1
+    assert by_variable.replace(" (of the variable GENAI_MODEL)", "", 1) == capsys.readouterr().err != by_variable
+
+
 @pytest.mark.parametrize(
     ("arguments", "variable", "value", "flag"),
     [
