@@ -16,7 +16,7 @@ from ..model.folders import folder_errors
 from ..model.kv_types import check_kv_type, kv_types_on
 from ..model.loading import refused_by
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
-from ..runtime.device import open_executor
+from ..runtime.device import open_asked, open_executor
 from ..runtime.plan import missing_operators
 from ..session.arguments import ModelMetadata, NodeArg
 from ..text.chat_template import ChatTemplates
@@ -52,7 +52,9 @@ def describe(
     """
     config = source if isinstance(source, Config) else Config(source)
     chosen = config.choose_device(device)
-    executor = None if chosen.name == "cpu" else open_executor(chosen.name, asked_by=chosen.asked_by)
+    executor = None
+    if chosen.name != "cpu":
+        executor = open_asked(chosen.name, chosen.asked_by) if chosen.asked_by else open_executor(chosen.name)
     free = None
     if executor is not None:
         with refused_by(executor):

@@ -28,7 +28,7 @@ from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
-from ..runtime.device import open_executor, report_progress, tell_of_the_cpu
+from ..runtime.device import open_asked, open_executor, report_progress, tell_of_the_cpu
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
 from .adapters.inputs import with_defaults
@@ -63,7 +63,7 @@ def load_decoder(
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with report_progress((lambda current, total: None) if quiet else None):
-        executor = open_executor(device, threads, asked_by)
+        executor = open_asked(device, asked_by, threads) if asked_by else open_executor(device, threads)
         check_kv_type(kv_dtype, executor.name, device)
         if (device == "auto" or asked_by) and executor.name != "cpu":
             try:

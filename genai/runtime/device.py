@@ -31,21 +31,17 @@ def instructions(executor: Executor) -> str:
     return f"{executor.name} {isa()}" if isinstance(executor, CpuExecutor) else executor.name
 
 
-def open_executor(device: str = "cpu", threads: int | None = None, asked_by: str = "") -> Executor:
+def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     """The executor of a device.
 
     Args:
         device: one of `genai.model.model.DEVICES`. threads: of the CPU; None = the physical cores available.
-        asked_by: the file that asks for the device, where nobody else does; the CPU serves as well then.
 
     Raises:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
         DeviceError: there is no GPU that can be used.
     """
-    if threads is not None and threads > MAX_THREADS:
-        raise OptionError(
-            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out for the physical cores"
-        )
+    _check_threads(threads)
     if device == "reference":
         from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -54,14 +50,31 @@ def open_executor(device: str = "cpu", threads: int | None = None, asked_by: str
         try:
             return _open_gpu(device, threads)
         except NoDevice as error:
-            if device != "auto" and not asked_by:
+            if device != "auto":
                 raise no_gpu(f"device = {device!r} cannot be used", error) from error
-            tell_of_the_cpu(str(error), device, asked_by)
+            tell_of_the_cpu(str(error))
     try:
         isa()
     except IsaError as error:
         raise OptionError("GENAI_CPU_ISA cannot be obeyed", str(error), "unset it, or choose another") from error
     return CpuExecutor(threads)
+
+
+def _check_threads(threads: int | None) -> None:
+    if threads is not None and threads > MAX_THREADS:
+        raise OptionError(
+            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out for the physical cores"
+        )
+
+
+def open_asked(device: str, asked_by: str, threads: int | None = None) -> Executor:
+    """The executor of a GPU that nobody but a file asks for, or the CPU's, which serves as well then."""
+    _check_threads(threads)
+    try:
+        return _open_gpu(device, threads)
+    except NoDevice as error:
+        tell_of_the_cpu(str(error), device, asked_by)
+        return open_executor("cpu", threads)
 
 
 def no_gpu(what: str, error: NoDevice) -> DeviceError:

@@ -15,7 +15,7 @@ from onnx import helper
 
 import genai
 from genai.cli.app import run
-from genai.errors import CacheCapacityError, DeviceError
+from genai.errors import CacheCapacityError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
@@ -299,6 +299,8 @@ def test_a_folder_s_own_provider_is_followed(
     assert describe(folder, device="cpu")["memory"]["device"] == "cpu"
     assert describe(folder)["memory"]["device"] == device
     assert loaded_on(bundled_folder) == "cpu"
+    with pytest.raises(OptionError, match="threads = 100000"):
+        loaded_on(folder, threads=100000)
 
 
 def test_a_folder_that_asks_for_a_gpu_works_without_one(
