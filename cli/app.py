@@ -28,6 +28,7 @@ from .chat.command import chat
 from .help_page import prepare, usage_error
 from .streams import OutputLost, drop_output
 from .terminal import say
+from .variables import bind_variables
 
 app = typer.Typer(
     name="genai",
@@ -64,24 +65,9 @@ app.add_typer(evaluations, name="eval")
 def command() -> Any:
     """The whole command line. Every option can also be set by a variable: --top-k by GENAI_TOP_K."""
     root = typer.main.get_command(app)
-    _bind_variables(root)
+    bind_variables(root)
     prepare(root)
     return root
-
-
-def _bind_variables(command: Any) -> None:
-    for parameter in command.params:
-        if parameter.param_type_name == "option" and parameter.name not in _NOT_FROM_ENVIRONMENT:
-            longest = max(parameter.opts, key=len)
-            parameter.show_envvar = False  # they have a page of their own
-            parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
-        elif parameter.name == "model":
-            parameter.envvar, parameter.show_envvar = "GENAI_MODEL", False
-    for child in getattr(command, "commands", {}).values():
-        _bind_variables(child)
-
-
-_NOT_FROM_ENVIRONMENT = ("help", "version", "install_completion", "show_completion")
 
 
 def _version(wanted: bool) -> None:

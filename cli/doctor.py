@@ -22,7 +22,11 @@ _WIDTH = 119
 def doctor(
     as_json: opt.AsJson = False,
     clean_cache: Annotated[
-        bool, typer.Option("--clean-cache", help="Remove compiled kernels of other versions, and nothing else.")
+        bool,
+        typer.Option(
+            "--clean-cache",
+            help="Remove compiled kernels of other versions, and those for GPUs that were not used for 30 days.",
+        ),
     ] = False,
     compile_all: Annotated[
         bool, typer.Option("--compile", help="Compile all kernels for this machine now, so that nothing waits later.")
@@ -82,7 +86,7 @@ def clean(*, as_json: bool) -> int:
     for path, reason in kept.items():
         emit(printable(f"kept {path}: {reason}"), "\n")
     if not removed and not kept:
-        emit("nothing to remove: no compiled kernels of other versions", "\n")
+        emit("nothing to remove: no compiled kernels of other versions, and none for GPUs that are not used", "\n")
     return 1 if kept else 0
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from genai.errors import OptionError
 
+from .variables import is_from_variable
+
 MODEL, SAMPLING, OUTPUT, ADVANCED = "Model", "Sampling", "Output", "Advanced"
 _KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
 _KIND = r"<(?:list\[)?(\w+)(?: range)?\]?>"
@@ -100,7 +102,7 @@ def usage_error(error: Any) -> OptionError:
             f'a text goes in quotes behind -p: `{path} -p "{text}"`',
         )
     parameter = getattr(error, "param", None)
-    if parameter is not None and ctx is not None and "ENVIRONMENT" in str(ctx.get_parameter_source(parameter.name)):
+    if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
         message += f" (of the variable {parameter.envvar})"
     return OptionError(
         f"{path}: {message}", "the command line is not understood", f"`{path} -h` shows how it is written"

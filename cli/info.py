@@ -22,7 +22,7 @@ def info(
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
-    device: opt.Device = "cpu",
+    device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
@@ -37,7 +37,7 @@ def info(
     rows: Iterator[tuple[str, str]]
     if model is not None and model.suffix == ".onnx":
         given = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
-        for name, value in (given | {"--device": device != "cpu"}).items():
+        for name, value in (given | {"--device": device not in (None, "cpu")}).items():
             if value:
                 raise OptionError(f"{name} with {model.name}", "it says nothing of a graph alone", "leave it out")
         facts = describe_onnx(model)

@@ -113,7 +113,7 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
     }
     folders = [model.path] if model.kind == ONNX else model.built()
     try:
-        facts["info"] = describe(folders[0]) if folders else None
+        facts["info"] = describe(folders[0], device="cpu") if folders else None
     except GenaiError as error:
         say(f"genai: {error}")
     emit_figures(json.dumps(facts, indent=2) if as_json else [(key, printable(text)) for key, text in _lines(facts)])

@@ -41,7 +41,11 @@ Precision = Annotated[
 Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded, do not ask.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
-Device = Annotated[str, model_option(help='"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow.')]
+_DEVICE_HELP = (
+    '"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow '
+    "[default: what MODEL's genai_config.json asks for, else cpu]."
+)
+Device = Annotated[str | None, model_option(help=_DEVICE_HELP)]
 _KV_HELP = "Cached keys and values: auto, fp16, fp32, int8 or int4; on a GPU also bf16 or fp8."
 KvType = Annotated[str, model_option("--kv-type", help=_KV_HELP)]
 KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
@@ -95,7 +99,7 @@ class ModelFlags:
     accuracy: Accuracy = "auto"
     kv_type: KvType = "auto"
     kv_force: KvForce = False
-    device: Device = "cpu"
+    device: Device = None
 
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""

@@ -198,7 +198,11 @@ class Executor(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as "cpu"."""
+        """Its kind, such as "cpu"."""
+
+    @property
+    def device(self) -> str:
+        """Which one of its kind, too, as people ask for it: "cpu", "cuda", "cuda:1"."""
 
     @property
     def threads(self) -> int:

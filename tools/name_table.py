@@ -38,7 +38,6 @@ WITHOUT_EFFECT = frozenset(
     Config.clear_decoder_provider_options_hardware_device_type
     Config.clear_decoder_provider_options_hardware_vendor_id Config.set_decoder_provider_options_hardware_device_id
     Config.set_decoder_provider_options_hardware_device_type Config.set_decoder_provider_options_hardware_vendor_id
-    Config.set_provider_option
     """.split()
 )
 # Members of OrtMemoryInfo and the like that onnxruntime makes itself.

@@ -16,7 +16,7 @@ from ..model.folders import folder_errors
 from ..model.kv_types import check_kv_type, kv_types_on
 from ..model.loading import refused_by
 from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
-from ..runtime.device import open_executor
+from ..runtime.device import open_asked, open_executor
 from ..runtime.plan import missing_operators
 from ..session.arguments import ModelMetadata, NodeArg
 from ..text.chat_template import ChatTemplates
@@ -31,7 +31,7 @@ def describe(
     kv_dtype: str = "auto",
     accuracy: str = "auto",
     available_bytes: int | None = None,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Facts about a model folder, read from its configuration and graph alone.
 
@@ -50,17 +50,20 @@ def describe(
         OptionError: the context_size is beyond the model's; the device has no kernels for the kv_dtype.
         DeviceError: the device cannot be used.
     """
-    executor = None if device == "cpu" else open_executor(device)
+    config = source if isinstance(source, Config) else Config(source)
+    chosen = config.choose_device(device)
+    executor = None
+    if chosen.name != "cpu":
+        executor = open_asked(chosen.name, chosen.asked_by) if chosen.asked_by else open_executor(chosen.name)
     free = None
     if executor is not None:
         with refused_by(executor):
             free = executor.free_bytes()
-    name = executor.name if executor is not None else "cpu"
-    check_kv_type(kv_dtype, name, device)
-    config = source if isinstance(source, Config) else Config(source)
+    name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
+    check_kv_type(kv_dtype, name, chosen.name)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-        plan = plan_memory(decoder, config, on_device=free is not None)
+        plan = plan_memory(decoder, config, device="" if free is None else used)
         missing = missing_operators(decoder.model)
     found, model, sizes = decoder.info, config.model, config.model.decoder
     if context_size is not None:
@@ -95,7 +98,7 @@ def describe(
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),
-        "memory": {"device": name, **memory_verdict(plan, context_size, available_bytes, program)},
+        "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean
 from ..graph.names import GraphNames
 from . import config_schema
+from .chosen_device import CPU, CUDA, ChosenDevice, folder_device
 from .config_schema import Key, Use
 from .folders import folder_json, no_config
 from .hub.local import model_folder_of
@@ -19,8 +21,7 @@ from .reading import json_object
 CONFIG_NAME = "genai_config.json"
 _LIMIT = 2**31
 _SEED = "search.random_seed"
-_CPU = ("cpu", "cpuexecutionprovider")
-_CUDA = ("cuda", "cudaexecutionprovider")
+_SESSION, _PROVIDERS = "model.decoder.session_options", "provider_options"
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,10 @@ class Config:
 
     def _check(self) -> None:
         self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
+        self._asked = folder_device(self.raw)
+        if self._asked:  # of these the providers have an effect
+            others = [f"{_SESSION}.{name}" for name in self._session_options if name != _PROVIDERS]
+            self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
         self.model = _model_config(self.raw)
         self.search: dict[str, Any] = dict(self.raw.get("search", {}))
         _check_search(self.search)
@@ -133,16 +138,18 @@ class Config:
 
     def append_provider(self, name: str) -> None:
         """Choose an execution provider: "cpu", or "cuda" for a GPU, unless Model is told a device; others are refused
-        when a model is loaded."""
+        when a model is loaded. What the folder asks for counts no more."""
         self.providers.append(str(name))
 
     def clear_providers(self) -> None:
-        """Forget chosen providers; the CPU remains."""
+        """Forget chosen providers, those that the folder asks for as well; the CPU remains."""
         self.providers.clear()
+        if self._asked:
+            self.overlay(json.dumps({"model": {"decoder": {"session_options": {_PROVIDERS: []}}}}))
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
         """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect."""
-        if name.lower() in _CUDA and key == "device_id":
+        if name.lower() in CUDA and key == "device_id":
             self._gpu = str(value)
 
     def _hardware(self, provider: str, value: Any = None) -> None:
@@ -158,7 +165,7 @@ class Config:
     def check_providers(self) -> None:
         """Whether the chosen providers are known. Raises NotSupportedYetError: one of them is not."""
         for name in self.providers:
-            if name.lower() not in (*_CPU, *_CUDA):
+            if name.lower() not in (*CPU, *CUDA):
                 raise NotSupportedYetError(
                     f"provider {name!r} is not available",
                     "this version runs on the CPU and on GPUs of NVIDIA",
@@ -169,9 +176,23 @@ class Config:
     def device(self) -> str:
         """The device that the chosen providers stand for, as Model takes it; "" = none was chosen."""
         chosen = [name.lower() for name in self.providers]
-        if any(name in _CUDA for name in chosen):
+        if any(name in CUDA for name in chosen):
             return f"cuda:{self._gpu}" if self._gpu else "cuda"
         return "cpu" if chosen else ""
+
+    def choose_device(self, given: str | None) -> ChosenDevice:
+        """Where the model is to be loaded: the caller's word, chosen providers, what the folder asks for, the CPU."""
+        if given is not None or self.device:
+            return ChosenDevice(given or self.device)
+        if self._asked:
+            asked = f"cuda:{self._gpu}" if self._gpu else self._asked
+            return ChosenDevice(asked, str(self.folder / CONFIG_NAME))
+        return ChosenDevice("cpu")
+
+    @property
+    def _session_options(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.raw["model"]["decoder"]["session_options"]
+        return found
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:

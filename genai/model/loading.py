@@ -28,7 +28,7 @@ from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
-from ..runtime.device import open_executor, report_progress, tell_of_the_cpu
+from ..runtime.device import open_asked, open_executor, report_progress, tell_of_the_cpu
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
 from .adapters.inputs import with_defaults
@@ -54,23 +54,24 @@ def load_decoder(
     context_size: int | None,
     quiet: bool,
     device: str = "cpu",
+    asked_by: str = "",
     lora: bool = False,
 ) -> tuple[Decoder, DecoderInfo, Places | None]:
-    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    """Load the decoder of a model folder; see genai.Model for the arguments and errors, ChosenDevice for `asked_by`."""
     if device == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
     with report_progress((lambda current, total: None) if quiet else None):
-        executor = open_executor(device, threads)
+        executor = open_asked(device, asked_by, threads) if asked_by else open_executor(device, threads)
         check_kv_type(kv_dtype, executor.name, device)
-        if device == "auto" and executor.name != "cpu":
+        if (device == "auto" or asked_by) and executor.name != "cpu":
             try:
                 return _load_on(executor, config, **options)
             except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
                 if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
                     raise
-                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "))
+                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "), device, asked_by)
             executor = open_executor("cpu", threads)
         return _load_on(executor, config, **options)
 
@@ -84,7 +85,7 @@ def _load_on(
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(
-        plan_memory(source, config, on_device=free is not None),
+        plan_memory(source, config, device="" if free is None else executor.device),
         free_bytes=budget.available_memory() if free is None else free,
         context_size=context_size,
         cache_bytes=cache_bytes,
@@ -166,11 +167,11 @@ def refused_by(executor: Executor) -> Iterator[None]:
         yield
     except UnsupportedRecord as error:
         raise UnsupportedModelError(
-            f"the device {executor.name!r} cannot run this model", str(error), 'run it with device="cpu"'
+            f"the device {executor.device!r} cannot run this model", str(error), 'run it with device="cpu"'
         ) from error
     except DeviceFailed as error:
         raise DeviceError(
-            f"the device {executor.name!r} failed while the model was loaded",
+            f"the device {executor.device!r} failed while the model was loaded",
             str(error),
             'genai doctor shows what is there; device="cpu" runs without it',
         ) from error

@@ -86,29 +86,29 @@ class CacheBudget:
     cache_bytes: int
 
 
-def plan_memory(decoder: DecoderGraph, config: Config, *, on_device: bool = False) -> MemoryPlan:
+def plan_memory(decoder: DecoderGraph, config: Config, *, device: str = "") -> MemoryPlan:
     """What a decoder will take when it is loaded.
 
     Args:
-        on_device: in memory of a device's own, where weights lie as they are stored, tables as well.
+        device: in whose own memory, where weights lie as they are stored, tables as well; "" = the host's.
     """
     limit = config.model.context_length
     graph = decoder.model.graph
     # A graph that is not flattened makes its present tensors anew in each step, so the past is there twice.
     copies = 1 if decoder.flat else 2
-    tables = mapped_tables(graph) if decoder.flat and not on_device else frozenset()
+    tables = mapped_tables(graph) if decoder.flat and not device else frozenset()
     loaded = [tensor for name, tensor in graph.initializers.items() if name not in tables]
     widened = 2 if decoder.flat else 0
     meanwhile = (tensor.nbytes * (1 + widened * _is_half(tensor)) for tensor in loaded)
     packing = sum(tensor.nbytes for tensor in loaded if not tensor.is_external) + max(meanwhile, default=0)
     return MemoryPlan(
-        weights=sum(tensor.nbytes for tensor in loaded) if on_device else loaded_weight_bytes(graph, tables),
+        weights=sum(tensor.nbytes for tensor in loaded) if device else loaded_weight_bytes(graph, tables),
         mapped=sum(graph.initializers[name].nbytes for name in tables),
-        packing=0 if on_device else packing,  # the host packs
+        packing=0 if device else packing,  # the host packs
         workspace=workspace_bytes(graph, min(DEFAULT_TOKEN_BUDGET, limit), config.model.decoder.hidden_size),
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
-        where=" on the GPU" if on_device else "",
+        where=f" on the device {device}" if device else "",
     )
 
 

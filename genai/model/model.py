@@ -51,7 +51,8 @@ class Model(Single, AbstractContextManager["Model"]):
         cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
         context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
         kv_dtype_force: take "int4" whatever it costs.
-        device: "cpu"; "cuda" or "cuda:1": an NVIDIA GPU (see docs/cuda.md); "auto": a GPU where one can be used, else
+        device: None = what the model's genai_config.json asks for in `provider_options`, where it works, else the CPU;
+            "cpu"; "cuda" or "cuda:1": an NVIDIA GPU (see docs/cuda.md); "auto": a GPU where one can be used, else
             the CPU; or "reference": the forward pass in plain NumPy, slow and in full precision,
             to compare with; as with accuracy "fp32" nothing is rounded, and how many threads its products use is
             NumPy's affair.
@@ -77,12 +78,12 @@ class Model(Single, AbstractContextManager["Model"]):
         cache_bytes: int | None = None,
         context_size: int | None = None,
         quiet: bool = False,
-        device: str = "cpu",
+        device: str | None = None,
         lora: bool = False,
         kv_dtype_force: bool = False,
     ) -> None:
-        if device == "cpu" and isinstance(source, Config) and source.device:
-            device = source.device
+        if device is None and isinstance(source, Config):
+            device = source.device or None
         options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device, "lora": lora}
         options |= {"threads": threads, "cache_bytes": cache_bytes, "context_size": context_size}
         check_model_options(**options, kv_dtype_force=kv_dtype_force)
@@ -100,6 +101,8 @@ class Model(Single, AbstractContextManager["Model"]):
         with folder_errors(self.folder):
             if kv_dtype == MEASURED and not kv_dtype_force:
                 check_kv_quality(self.config)
+            chosen = self.config.choose_device(device)
+            options |= {"device": chosen.name, "asked_by": chosen.asked_by}
             self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
         self._as_exported = cast("Decoder | None", None)
         self._identity: Identity | None = None
@@ -239,7 +242,7 @@ class ModelOptions(TypedDict, total=False):
     cache_bytes: int | None
     context_size: int | None
     quiet: bool
-    device: str
+    device: str | None
     lora: bool
     kv_dtype_force: bool
 
@@ -248,12 +251,13 @@ def check_model_options(
     *,
     kv_dtype: str = "auto",
     accuracy: str = "auto",
-    device: str = "cpu",
+    device: str | None = None,
     lora: bool = False,
     kv_dtype_force: bool = False,
     **numbers: Any,
 ) -> None:
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
+    device = "cpu" if device is None else device  # a folder that asks for a GPU has to do with the CPU as well
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
     _check_choice("device", gpu_name(device) or device, DEVICES)

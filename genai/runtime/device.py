@@ -41,10 +41,7 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
         DeviceError: there is no GPU that can be used.
     """
-    if threads is not None and threads > MAX_THREADS:
-        raise OptionError(
-            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out for the physical cores"
-        )
+    _check_threads(threads)
     if device == "reference":
         from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -63,14 +60,35 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     return CpuExecutor(threads)
 
 
+def _check_threads(threads: int | None) -> None:
+    if threads is not None and threads > MAX_THREADS:
+        raise OptionError(
+            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out for the physical cores"
+        )
+
+
+def open_asked(device: str, asked_by: str, threads: int | None = None) -> Executor:
+    """The executor of a GPU that nobody but a file asks for, or the CPU's, which serves as well then."""
+    _check_threads(threads)
+    try:
+        return _open_gpu(device, threads)
+    except NoDevice as error:
+        tell_of_the_cpu(str(error), device, asked_by)
+        return open_executor("cpu", threads)
+
+
 def no_gpu(what: str, error: NoDevice) -> DeviceError:
     """The error where a GPU was asked for that cannot be used."""
+    return DeviceError(what, str(error), f"{_remedy(str(error))}; docs/cuda.md has more")
+
+
+def _remedy(why: str) -> str:
+    """What to do where a GPU cannot be used."""
     from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
 
-    fix = "genai doctor shows what is there; leave device out for the CPU; docs/cuda.md has more"
-    if str(error) == NOT_INSTALLED:
-        fix = f"pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580); {fix}"
-    return DeviceError(what, str(error), fix)
+    doctor = 'genai doctor shows what is there; --device cpu (device="cpu") takes the CPU'
+    install = "pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580)"
+    return f"{install}; {doctor}" if why == NOT_INSTALLED else doctor
 
 
 def check_device(device: object) -> None:
@@ -89,34 +107,39 @@ def check_device(device: object) -> None:
         raise no_gpu(f"device = {device!r} cannot be used", error) from error
 
 
-def why_no_gpu(index: int | None = None) -> str:
-    """Why the GPU with a number cannot be used, or no GPU (None), in one line; "" = it can."""
-    from genai.kernels.cuda.cupy_driver import open_any
-
+def why_no_gpu(index: int) -> str:
+    """Why the GPU with a number cannot be used, in one line; "" = it can."""
     try:
-        if index is None:
-            open_any()
-        else:
-            open_gpu(index)
+        open_gpu(index)
     except NoDevice as error:
         return str(error)
     return ""
 
 
-def tell_of_the_cpu(why: str) -> None:
-    """Say once that the CPU computes though a GPU might, and why."""
-    if not _told:
-        _told.add(why)
-        tell(f"genai: computing on the CPU: {why}")
+def first_gpu() -> str:
+    """The device that "auto" takes. Raises NoDevice: there is no GPU that can be used."""
+    from genai.kernels.cuda.cupy_driver import device_name, open_any
+
+    return device_name(open_any().index)
+
+
+def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
+    """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
+    if _told:
+        return
+    _told.add(why)
+    if asked_by:
+        why = f"{why}. {asked_by} asks for {device}: {_remedy(why)}"
+    tell(f"genai: computing on the CPU: {why}")
 
 
 def _open_gpu(device: str, threads: int | None) -> Executor:
     """The executor of a GPU, for "auto" of the first one that can be used. Raises NoDevice: there is none."""
-    from genai.kernels.cuda.cupy_driver import open_any, open_driver
+    from genai.kernels.cuda.cupy_driver import device_name, open_any, open_driver
     from genai.kernels.cuda.executor import CudaExecutor
 
     driver = open_any() if device == "auto" else open_driver(int(device.partition(":")[2] or 0))
-    return CudaExecutor(driver, threads)
+    return CudaExecutor(driver, threads, device_name(driver.index))
 
 
 def open_gpu(index: int) -> Driver:

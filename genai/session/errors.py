@@ -12,7 +12,17 @@ from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from ..errors import ExternalDataError, GenaiError, GraphError, InputError, ModelFolderError, UnsupportedOpError
+from genai.kernels.executor import DeviceFailed
+
+from ..errors import (
+    DeviceError,
+    ExternalDataError,
+    GenaiError,
+    GraphError,
+    InputError,
+    ModelFolderError,
+    UnsupportedOpError,
+)
 
 
 class Fail(GenaiError):
@@ -76,7 +86,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def typed_errors(owner: type[T]) -> type[T]:
-    """Class decorator: whatever public methods raise at what they are given is an InvalidArgument."""
+    """Class decorator: public methods raise nothing but errors of ours; see `typed`."""
     for name, member in list(vars(owner).items()):
         if name.startswith("_") and name not in ("__init__", "__setattr__"):
             continue
@@ -89,7 +99,11 @@ def typed_errors(owner: type[T]) -> type[T]:
 
 
 def typed(function: F, label: str = "") -> F:
-    """The function; other errors than ours become InvalidArgument. Calls of wrong arity are Python's affair."""
+    """The function; errors that are not ours become InvalidArgument, but for those that no argument is to blame for.
+
+    Memory that does not suffice is a RuntimeException, a GPU that fails a DeviceError. Calls of wrong arity are
+    Python's affair.
+    """
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
@@ -97,6 +111,14 @@ def typed(function: F, label: str = "") -> F:
             return function(*given, **named)
         except GenaiError:
             raise
+        except MemoryError as error:
+            raise out_of_memory(f"in {label or function.__name__}", error) from error
+        except DeviceFailed as error:
+            raise DeviceError(
+                f"the GPU failed in {label or function.__name__}",
+                str(error),
+                "make sessions and values again; genai doctor shows what is there",
+            ) from error
         except Exception as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is None:
                 raise
@@ -107,6 +129,15 @@ def typed(function: F, label: str = "") -> F:
             ) from error
 
     return cast(F, call)
+
+
+def out_of_memory(where: str, error: MemoryError) -> RuntimeException:
+    """The error of memory, of the host or of a GPU, that does not suffice."""
+    return RuntimeException(
+        f"out of memory {where}",
+        str(error) or "an allocation failed",
+        "use smaller inputs or a smaller model, or let go of values that are not needed any more",
+    )
 
 
 def as_session_error(error: GenaiError) -> GenaiError:

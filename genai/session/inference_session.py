@@ -15,7 +15,7 @@ from ..runtime.single import Single
 from .arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
 from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
-from .errors import EPFail, Fail, InvalidArgument, RuntimeException, as_session_error, typed_errors
+from .errors import EPFail, Fail, InvalidArgument, as_session_error, out_of_memory, typed_errors
 from .machine import collection_paused
 from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions
 from .preparing import Prepared, prepare
@@ -91,7 +91,7 @@ class InferenceSession(Single):
         except RecursionError:
             raise Fail("the model nests too deeply", "hundreds of graphs in each other", "export it again") from None
         except MemoryError as error:
-            raise _out_of_memory("loading the model", error) from error
+            raise out_of_memory("while loading the model", error) from error
 
     # What the model is
 
@@ -321,7 +321,7 @@ class InferenceSession(Single):
             fed = zip(feeds, on_host([value for _, value in feeds]), strict=True)
             return self._run([(self._plan.inputs[names[slot]], value) for (slot, _), value in fed], run_options)
         except MemoryError as error:
-            raise _out_of_memory("running the model", error) from error
+            raise out_of_memory("while running the model", error) from error
         except ExternalDataError as error:
             raise as_session_error(error) from None
         except RunStopped as error:
@@ -344,9 +344,3 @@ def _with_adapters(feed: Mapping[str, Any], options: RunOptions | None) -> Mappi
     """A feed, and the arrays of active adapters for inputs that it has not."""
     values = {} if options is None else options.adapter_values
     return {**values, **feed} if values else feed
-
-
-def _out_of_memory(doing: str, error: MemoryError) -> RuntimeException:
-    return RuntimeException(
-        f"out of memory while {doing}", str(error) or "an allocation failed", "use smaller inputs or a smaller model"
-    )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, to_host, upload
 from genai.kernels.cuda.driver import Driver, NoDevice
+from genai.kernels.executor import DeviceFailed
 
 from ..errors import InputError
 from ..graph.types import DataType
@@ -193,6 +194,7 @@ class OrtValue:
 
         Raises:
             InputError: not an array, of a type that ONNX does not have, or text on a GPU.
+            RuntimeException: the GPU has not so much memory. DeviceError: it cannot be used, or fails.
         """
         driver = device_of(device_type, device_id)
         if not isinstance(numpy_obj, np.ndarray | np.generic):
@@ -224,7 +226,11 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any = np.float32, device_type: str = CPU, device_id: int = 0
     ) -> OrtValue:
-        """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number."""
+        """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number.
+
+        Raises:
+            RuntimeException: there is not so much memory.
+        """
         driver = device_of(device_type, device_id)
         dtype, sizes = element_dtype(element_type), tuple(shape)
         if driver is not None:
@@ -410,7 +416,9 @@ def value_from_dlpack(value: Any) -> Any:
 
     Raises:
         InputError: it is of a type that NumPy does not know, or on a device that is not here.
+        DeviceError: it is on a GPU that cannot be used here.
     """
+    number = 0
     try:
         kind, number = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
         if kind == _DLPACK_CUDA:
@@ -419,6 +427,10 @@ def value_from_dlpack(value: Any) -> Any:
         if type(value).__name__ == "PyCapsule":
             return np.asarray(_Writable(np.from_dlpack(_Capsule(value))))
         return np.from_dlpack(value)
+    except NoDevice as error:
+        raise no_gpu(f"{type(value).__name__} on GPU {number} cannot be read through DLPack", error) from error
+    except (MemoryError, DeviceFailed):
+        raise
     except Exception as error:  # producers raise what they like
         raise InputError(
             f"{type(value).__name__} cannot be read through DLPack", str(error), "pass a NumPy array"

@@ -64,7 +64,7 @@ class CpuExecutor(HostMemory):
         ValueError: threads is out of range.
     """
 
-    name = "cpu"
+    name = device = "cpu"
 
     def __init__(self, threads: int | None = None) -> None:
         self.host_threads = pool.Threads(threads)  # for functions of arrays, too

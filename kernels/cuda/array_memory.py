@@ -28,6 +28,14 @@ def rounded(nbytes: int) -> int:
     return max(-(-nbytes // step) * step, _ALIGNED)
 
 
+def _zeros(driver: Driver, nbytes: int) -> Any:
+    """Zeroed memory. Raises DeviceFull: there is not so much."""
+    try:
+        return driver.zeros(nbytes)
+    except MemoryError:
+        raise DeviceFull(f"{nbytes} bytes wanted, {driver.free_bytes()} free on {driver.name}") from None
+
+
 class Pool:
     """Memory of one session.
 
@@ -67,11 +75,7 @@ class Pool:
                 memory = self.driver.zeros(size)
             except MemoryError:
                 self._drop()
-                try:
-                    memory = self.driver.zeros(size)
-                except MemoryError:
-                    free = self.driver.free_bytes()
-                    raise DeviceFull(f"{size} bytes wanted, {free} free on {self.driver.name}") from None
+                memory = _zeros(self.driver, size)
             self._held += size
             self.allocations += 1
             return memory
@@ -195,7 +199,7 @@ def upload(driver: Driver, array: NDArray[Any]) -> DeviceTensor:
     """A copy of a host's array in memory of its own.
 
     Raises:
-        MemoryError: there is not so much.
+        DeviceFull: there is not so much.
     """
     made = empty(driver, array.shape, array.dtype)
     made.write(array)
@@ -203,9 +207,9 @@ def upload(driver: Driver, array: NDArray[Any]) -> DeviceTensor:
 
 
 def empty(driver: Driver, shape: Sequence[int], dtype: np.dtype[Any]) -> DeviceTensor:
-    """Memory of its own for an array."""
+    """Memory of its own for an array. Raises DeviceFull: there is not so much."""
     nbytes = math.prod(shape) * dtype.itemsize
-    return DeviceTensor(Region(driver, driver.zeros(max(nbytes, 1))), 0, shape, dtype)
+    return DeviceTensor(Region(driver, _zeros(driver, max(nbytes, 1))), 0, shape, dtype)
 
 
 def to_host(tensors: Sequence[DeviceTensor]) -> list[NDArray[Any]]:

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from ..cpu.cache import CacheFolder, cache_root
+from .kept import mark_used, trim
 
 # As CuPy compiles: what is too small for a normal float32 is zero.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")
@@ -37,6 +38,7 @@ class KernelCompiler:
     def __init__(self, nvrtc: Any, capability: int) -> None:
         self._nvrtc = nvrtc
         self._target, self._is_binary = target(capability, nvrtc.getSupportedArchs())
+        self._wrote = False
 
     def images(self, sources: Sequence[str]) -> list[bytes]:
         """What a GPU's driver loads, of every text; those that are not on disk are compiled side by side.
@@ -44,10 +46,15 @@ class KernelCompiler:
         Raises:
             CompileError: one does not compile.
         """
-        if len(sources) == 1:
-            return [self._image(sources[0])]
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
-            return list(threads.map(self._image, sources))
+        try:
+            if len(sources) == 1:
+                return [self._image(sources[0])]
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
+                return list(threads.map(self._image, sources))
+        finally:
+            if self._wrote and self._folder.path is not None:
+                self._wrote = False
+                trim(self._folder.path)
 
     @cached_property
     def _folder(self) -> CacheFolder:
@@ -64,6 +71,9 @@ class KernelCompiler:
         if found is None:
             found = self._compiled(source)
             self._folder.save(name, found)
+            self._wrote = True
+        elif self._folder.path is not None:
+            mark_used(self._folder.path / name)
         return found
 
     def _compiled(self, source: str) -> bytes:

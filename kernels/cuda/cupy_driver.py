@@ -24,6 +24,8 @@ OLDEST_CAPABILITY = 80
 NOT_INSTALLED = "CuPy is not installed"
 # Reading the text costs a tenth of what a kernel does; one that another model needed, too, is there already.
 _KERNELS_OF_A_MODULE = 1
+# What comes of a CuPy that does not work; some things that are imported end the process, which others need.
+_FAILURES = (Exception, SystemExit)
 
 
 def open_driver(index: int = 0) -> CupyDriver:
@@ -62,29 +64,29 @@ def _counted() -> tuple[Any, int]:
         if error.name == "cupy":
             raise NoDevice(NOT_INSTALLED) from None
         raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
-    except Exception as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
+    except _FAILURES as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
         raise NoDevice(f"CuPy cannot be imported: {_line(error.__cause__ or error)}") from error
     try:
         return cupy, int(cupy.cuda.runtime.getDeviceCount())
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"the NVIDIA driver is not there or does not answer: {_line(error)}") from error
 
 
 def _opened(cupy: Any, index: int) -> CupyDriver:
     try:
         capability = _capability(cupy, index)
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"GPU {index} does not answer: {_line(error)}") from error
     if capability < OLDEST_CAPABILITY:
         raise NoDevice(f"GPU {index} is of compute capability {capability}, {OLDEST_CAPABILITY} is needed")
     try:
         cupy.cuda.nvrtc.getVersion()
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"the compiler NVRTC cannot be loaded: {_line(error)}") from error
     try:
         driver = CupyDriver(cupy, index)
         driver.free_bytes()  # which others may hold, or whose memory is full
-    except Exception as error:
+    except _FAILURES as error:
         raise NoDevice(f"GPU {index} cannot be opened: {_line(error)}") from error
     return driver
 
@@ -96,7 +98,8 @@ def _capability(cupy: Any, index: int) -> int:
 
 
 def _line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" =-")]
+    text = "" if isinstance(error, SystemExit) and error.code is None else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
@@ -160,11 +163,20 @@ class CupyEvent:
             self._event.synchronize()
 
 
+def device_name(index: int) -> str:
+    """What people call the GPU with a number."""
+    return f"cuda:{index}" if index else "cuda"
+
+
 class CupyDriver:
-    """See `kernels.cuda.driver.Driver`."""
+    """See `kernels.cuda.driver.Driver`.
+
+    Attributes:
+        index: the GPU's number.
+    """
 
     def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy, self._index, context = cupy, index, DeviceContext(cupy, index)
+        self._cupy, self.index, context = cupy, index, DeviceContext(cupy, index)
         # What other threads ask for while launches are captured would be captured, too.
         self._turn = threading.RLock()
         with context:
@@ -179,6 +191,8 @@ class CupyDriver:
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
         self.name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+        if index:  # which of several that may be the same
+            self.name += f" ({device_name(index)})"
         self._entered.name = self._named.name = self._waiting.name = self.name
 
     def here(self) -> _Here:
@@ -286,7 +300,7 @@ class CupyDriver:
 
     def borrow(self, address: int, nbytes: int) -> Any:
         with self.here():
-            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self._index)
+            memory = self._cupy.cuda.UnownedMemory(address, nbytes, None, self.index)
             return self._cupy.ndarray((nbytes,), np.uint8, self._cupy.cuda.MemoryPointer(memory, 0))
 
     def adopt(self, value: Any) -> Any:

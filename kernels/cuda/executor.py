@@ -51,12 +51,13 @@ class CudaExecutor:
     Args:
         driver: the GPU.
         threads: of the host, for sampling; None = the physical cores available.
+        device: what people call the GPU.
     """
 
     name = "cuda"
 
-    def __init__(self, driver: Driver, threads: int | None = None) -> None:
-        self.driver = driver
+    def __init__(self, driver: Driver, threads: int | None = None, device: str = "cuda") -> None:
+        self.driver, self.device = driver, device
         self.host_threads = Threads(threads)
         self.threads: int = self.host_threads.count
         self._weights = DeviceWeights(driver)

@@ -28,7 +28,7 @@ KNOWN = (
 class ReferenceExecutor(HostMemory):
     """See `genai.kernels.executor.Executor`; how many threads products use is NumPy's affair."""
 
-    name = "reference"
+    name = device = "reference"
     threads = 1
     host_threads = None
 

@@ -104,3 +104,52 @@ def test_an_empty_text_is_named(bundled_folder: Path, tmp_path: Path, capsys: Ca
     (tmp_path / "empty.txt").touch()
     assert run(["eval", "kld", str(bundled_folder), "-f", str(tmp_path / "empty.txt"), "--other-kv-type", "int8"]) != 0
     assert "empty.txt is empty" in capsys.readouterr().err
+
+
+def test_errors_name_the_variable_that_gave_the_model(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Words of the error stay what they are."""
+    monkeypatch.setenv("GENAI_MODEL", "/no/such/model")
+    assert run(["info"]) == 1
+    by_variable = capsys.readouterr().err
+    assert run(["info", "/no/such/model"]) == 1
+    assert by_variable.replace(" (of the variable GENAI_MODEL)", "", 1) == capsys.readouterr().err != by_variable
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "value", "flag"),
+    [
+        (["info", "graph.onnx"], "GENAI_DEVICE", "auto", "--device"),
+        (["info", "graph.onnx"], "GENAI_CTX_SIZE", "5", "--ctx-size"),
+        (["info"], "GENAI_DEVICE", "tpu", "--device"),
+        (["info"], "GENAI_KV_TYPE", "int1", "--kv-type"),
+        (["info"], "GENAI_CTX_SIZE", "0", "--ctx-size"),
+        (["batch", "in.txt", "-o", "out.jsonl"], "GENAI_RAY_WORKERS", "2", "--ray-workers"),
+        (["generate", "-p", "x"], "GENAI_LOGPROBS", "2", "--logprobs"),
+        (["generate", "-p", "x"], "GENAI_LENGTH_PENALTY", "1.5", "--length-penalty"),
+        (["generate", "-p", "x"], "GENAI_LOGIT_BIAS", "x", "--logit-bias"),
+        (["generate", "-p", "x"], "GENAI_PREFIX_CACHE_SIZE", "-1", "--prefix-cache-size"),
+        (["generate", "-p", "x"], "GENAI_TOP_K", "-1", "--top-k"),
+        (["chat", "-p", "x"], "GENAI_CTX_KEEP", "5", "--ctx-keep"),
+        (["chat", "-p", "x"], "GENAI_SPECULATE", "no", "--speculate"),
+        (["chat", "-p", "x"], "GENAI_SESSION", "/", "--session"),
+    ],
+)
+def test_errors_name_the_variable_that_gave_an_option(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    tmp_path: Path,
+    arguments: list[str],
+    variable: str,
+    value: str,
+    flag: str,
+) -> None:
+    """Nobody finds a flag on the command line that is not there. Given as a flag, it is called so."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("Hello\n")
+    monkeypatch.setenv(variable, value)
+    assert run(arguments) == 2
+    what, _, fix = capsys.readouterr().err.split("\n", 2)
+    assert variable in what and flag not in what
+    assert f"{variable} is a variable of the environment, over which {flag} wins" in fix
+    assert run([*arguments, f"{flag}={value}"]) == 2
+    assert variable not in capsys.readouterr().err

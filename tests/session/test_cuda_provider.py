@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import genai as ort
 from genai.errors import DeviceError
+from genai.kernels.cuda.driver import CudaError
 from genai.runtime import device as devices
 from genai.session.cuda_operators import TABLE
 from tests.kernels.cuda.devices import IS_THERE, Device
@@ -569,6 +570,71 @@ def test_too_little_memory_says_what_to_shrink(gpu: Counting, network: onnx.Mode
     gpu.most = gpu.held
     with pytest.raises(ort.RuntimeException, match="out of memory on the GPU"):
         session(network).run(None, feed)
+
+
+def wanting(gpu: Counting, network: onnx.ModelProto) -> list[Any]:
+    """Calls that want memory of a GPU without a run of the provider."""
+    on_cpu, elsewhere = ort.InferenceSession(network), Elsewhere()
+    binding = on_cpu.io_binding()
+    binding.bind_cpu_input("x", numbers(4, 7))
+    for value in on_cpu.get_outputs():
+        binding.bind_output(value.name, "cuda")
+    return [
+        lambda: ort.OrtValue.ortvalue_from_numpy(numbers(1 << 10), "cuda", 0),
+        lambda: ort.OrtValue.ortvalue_from_shape_and_type([1 << 10], np.float32, "cuda", 0),
+        lambda: on_cpu.create_ortvalue_from_shape_and_type([1 << 10], np.float32, "cuda", 0),
+        lambda: on_cpu.run_with_iobinding(binding),
+        lambda: ort.OrtValue.from_dlpack(elsewhere),
+        lambda: binding.bind_ortvalue_input("x", elsewhere),
+        lambda: on_cpu.run(None, {"x": elsewhere}),
+    ]
+
+
+class Elsewhere:
+    """An array of another library in the GPU's memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("the driver refuses before")
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_values_that_find_no_memory_on_the_gpu(
+    gpu: Counting, network: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """No argument is to blame, as in a run of the provider; a GPU that fails is none, either."""
+    call = wanting(gpu, network)[number]
+
+    def fails(error: Exception) -> Any:
+        def method(*_: Any) -> Any:
+            raise error
+
+        return method
+
+    for name in ("zeros", "adopt"):
+        monkeypatch.setattr(gpu, name, fails(MemoryError("as CuPy says it")))
+    with pytest.raises(ort.RuntimeException, match="out of memory in ") as caught:
+        call()
+    assert caught.value.why and "let go of values" in caught.value.fix
+    for name in ("zeros", "adopt"):
+        monkeypatch.setattr(gpu, name, fails(CudaError("cudaErrorLaunchFailure")))
+    with pytest.raises(DeviceError, match="the GPU failed in ") as failed:
+        call()
+    assert "cudaErrorLaunchFailure" in failed.value.why and "genai doctor" in failed.value.fix
+
+
+def test_how_much_memory_was_wanted(gpu: Counting) -> None:
+    gpu.most = gpu.held + (1 << 10)
+    with pytest.raises(ort.RuntimeException, match=f"4096 bytes wanted, .* free on {gpu.name}"):
+        ort.OrtValue.ortvalue_from_numpy(numbers(1 << 10), "cuda", 0)
+    assert ort.OrtValue.ortvalue_from_numpy(numbers(1 << 8), "cuda", 0).shape() == [256]
+
+
+def test_values_that_find_no_memory_on_the_host() -> None:
+    with pytest.raises(ort.RuntimeException, match=r"out of memory in OrtValue\.ortvalue_from_shape_and_type"):
+        ort.OrtValue.ortvalue_from_shape_and_type([1 << 55], np.float32)
 
 
 def test_options(gpu: Counting, network: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def check_tolerance(tolerance: float) -> None:
 
 
 def _label(model: Model) -> str:
-    device = model.decoder.executor.name
+    device = model.decoder.executor.device
     return f"{'genai' if device == 'cpu' else device} on {model.folder}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from genai.kernels.cuda.kept import KeptKernel, kept_kernels, unused
 from genai.kernels.host.machine import cache_root, compile_target, reason_to_refuse, source_key
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -23,6 +24,7 @@ class KernelCaches:
         reason: why they are not kept on disk; empty if they are.
         num_files, num_bytes: kernels there now.
         stale: folders with kernels of another version of this toolkit, Python, Numba or processor, and their bytes.
+        for_gpus: kernels that were compiled for GPUs, by any version.
     """
 
     folder: Path | None
@@ -30,6 +32,12 @@ class KernelCaches:
     num_files: int
     num_bytes: int
     stale: Mapping[Path, int]
+    for_gpus: Sequence[KeptKernel] = ()
+
+    @property
+    def removable(self) -> dict[Path, int]:
+        """What may go, with its bytes: `stale`, and kernels for GPUs that were not used for long."""
+        return {**self.stale, **{one.path: one.nbytes for one in unused(self.for_gpus)}}
 
 
 def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | None = None) -> KernelCaches:
@@ -45,7 +53,8 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
         for path in sorted(kernels.glob("*"))
         if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     }
-    return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale)
+    gpus = kept_kernels(kernels / "cuda")
+    return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale, gpus)
 
 
 def kernel_key() -> str:
@@ -56,11 +65,14 @@ def kernel_key() -> str:
 
 
 def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]]:
-    """Remove the stale folders; returns those removed with their bytes, and those that could not be with the reason."""
+    """Remove what may go; returns what was removed with its bytes, and what could not be with the reason."""
     removed, kept = {}, {}
-    for path, num_bytes in caches.stale.items():
+    for path, num_bytes in caches.removable.items():
         try:
-            shutil.rmtree(path)
+            if path in caches.stale:
+                shutil.rmtree(path)
+            else:
+                path.unlink()
             removed[path] = num_bytes
         except OSError as error:
             kept[path] = f"{error.strerror or error}"

@@ -247,22 +247,29 @@ def check_gpu(place: Place) -> Finding:
         return (
             Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
         )
-    from ...runtime.device import why_no_gpu
+    from genai.kernels.cuda.driver import NoDevice
 
-    if why := why_no_gpu():
-        text = f"{named}: {'; '.join([*found.hints, why])}; models run on the CPU"
+    from ...runtime.device import first_gpu
+
+    try:
+        device = first_gpu()
+    except NoDevice as error:
+        text = f"{named}: {'; '.join([*found.hints, str(error)])}; models run on the CPU"
         return Finding("gpu", Mark.NOTE if found.names else Mark.OK, text, facts=facts)
     if not found.names:  # such as in a container
         named = "a GPU of NVIDIA's"
-    return Finding("gpu", Mark.OK, f"{named}; models run there with --device cuda", facts=facts)
+    return Finding("gpu", Mark.OK, f"{named}; models run there with --device {device}", facts=facts)
 
 
 def check_cache(place: Place) -> Finding:
     """Where compiled kernels are kept."""
+    from genai.kernels.cuda.kept import UNUSED_DAYS, unused
+
     from .caches import inspect_caches
 
     caches = inspect_caches(place.environment)
-    stale_bytes = sum(caches.stale.values())
+    stale_bytes, gpu_bytes = sum(caches.stale.values()), sum(one.nbytes for one in caches.for_gpus)
+    old = [one.nbytes for one in unused(caches.for_gpus)]
     facts = {
         "folder": None if caches.folder is None else str(caches.folder),
         "writable": not caches.reason,
@@ -270,6 +277,9 @@ def check_cache(place: Place) -> Finding:
         "num_bytes": caches.num_bytes,
         "stale": list(map(str, caches.stale)),
         "stale_bytes": stale_bytes,
+        "num_gpu_files": len(caches.for_gpus),
+        "num_gpu_bytes": gpu_bytes,
+        "unused_gpu_bytes": sum(old),
     }
     text = f"{caches.folder or 'no folder'}: {caches.num_files} kernels, {format_bytes(caches.num_bytes)}"
     if caches.reason:
@@ -279,8 +289,13 @@ def check_cache(place: Place) -> Finding:
         return Finding("cache", Mark.NOTE, f"{text}; kernels are not kept: {caches.reason}", fix, facts)
     if not caches.num_files:
         text += " (the first start compiles them)"
+    if caches.for_gpus:
+        text += f"; for GPUs: {len(caches.for_gpus)} kernels, {format_bytes(gpu_bytes)}"
+    if old:
+        text += f", of which {len(old)} were not used for {UNUSED_DAYS} days, {format_bytes(sum(old))}"
     if caches.stale:
         text += f"; {len(caches.stale)} folders of other versions, {format_bytes(stale_bytes)}"
+    if caches.removable:
         return Finding("cache", Mark.NOTE, text, "genai doctor --clean-cache removes those", facts)
     return Finding("cache", Mark.OK, text, facts=facts)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +15,7 @@ from typing import Any
 import pytest
 
 from genai.kernels.cpu import cache
+from genai.kernels.cuda import compiler, kept
 from genai.kernels.cuda.compiler import OPTIONS, CompileError, KernelCompiler, target
 
 
@@ -119,8 +125,83 @@ def test_without_a_folder_it_is_compiled_every_time(
     folder.parent.mkdir(parents=True)
     folder.parent.chmod(0o777)
     nvrtc = Nvrtc()
-    for compiler in (KernelCompiler(nvrtc, 90), KernelCompiler(nvrtc, 90)):  # of two GPUs, say
-        assert compiler.images(["a"]) == compiler.images(["a"]) == [b"cubin of a"]
-    compiler.images([f"text {number}" for number in range(16)])  # side by side
+    for one in (KernelCompiler(nvrtc, 90), KernelCompiler(nvrtc, 90)):  # of two GPUs, say
+        assert one.images(["a"]) == one.images(["a"]) == [b"cubin of a"]
+    one.images([f"text {number}" for number in range(16)])  # side by side
     assert len(nvrtc.asked) == 20
     assert capsys.readouterr().err.count("compiled CUDA kernels are not kept on disk") == 1
+
+
+def aged(file: Path, days: float) -> Path:
+    """The file as it is after so many days without use."""
+    then = time.time() - days * 86400
+    os.utime(file, (then, then))
+    return file
+
+
+def kernel(folder: Path, number: int, days: float, nbytes: int = 100, after: str = "") -> Path:
+    """A kernel that somebody has compiled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{number:064x}.cubin{after}"
+    file.write_bytes(bytes(nbytes))
+    return aged(file, days)
+
+
+def test_what_was_not_used_for_longest_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When something new is kept; what was used in the last hour stays, however much it is."""
+    first, second, third, now = (kernel(folder, number, days) for number, days in enumerate((3, 2, 1, 0.01)))
+    assert kept.MOST_BYTES == 256 << 20
+    monkeypatch.setattr(compiler, "trim", partial(kept.trim, most_bytes=250))
+    KernelCompiler(Nvrtc(), 90).images(["a"])  # takes 42 bytes
+    assert [file.exists() for file in (first, second, third, now)] == [False, False, True, True]
+    monkeypatch.setattr(compiler, "trim", partial(kept.trim, most_bytes=10))
+    KernelCompiler(Nvrtc(), 90).images(["a"])  # nothing is new
+    assert third.exists()
+    KernelCompiler(Nvrtc(), 90).images(["b"])
+    assert not third.exists() and now.exists() and len(list(folder.iterdir())) == 3
+
+
+def test_reading_a_kernel_is_using_it(folder: Path) -> None:
+    KernelCompiler(Nvrtc(), 90).images(["a"])
+    (file,) = folder.iterdir()
+    aged(file, 40)
+    assert [one.path for one in kept.unused(kept.kept_kernels(folder))] == [file]
+    other = Nvrtc()
+    KernelCompiler(other, 90).images(["a"])
+    assert not other.asked and not kept.unused(kept.kept_kernels(folder))
+
+
+def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
+    """Nor what is being written; what a killed process left goes after a day."""
+    elsewhere = kernel(tmp_path / "elsewhere", 1, 90)
+    left = f".12.{'a' * 32}.tmp"
+    writing, leftover = kernel(folder, 1, 0.5, after=left), kernel(folder, 2, 2, after=left)
+    strangers = [kernel(folder, number, 90, after=after) for number, after in ((3, ".bak"), (4, "x"), (4, ".tmp"))]
+    link = folder / f"{5:064x}.ptx"
+    link.symlink_to(elsewhere)
+    (folder / f"{6:064x}.cubin").mkdir()
+    whole = kernel(folder, 7, 90)
+    kept.trim(folder, 0)
+    assert not leftover.exists() and not whole.exists()
+    assert writing.exists() and elsewhere.exists() and link.is_symlink() and (folder / f"{6:064x}.cubin").is_dir()
+    assert all(file.exists() for file in strangers)
+    kept.trim(tmp_path / "nothing there")
+
+
+def test_processes_that_compile_and_tidy_at_once(folder: Path) -> None:
+    """Each has its kernels, whoever removed the files meanwhile."""
+    code = """
+import sys
+from genai.kernels.cuda import compiler, kept
+from tests.kernels.cuda.test_compiler import Nvrtc
+
+compiler.trim = lambda folder: kept.trim(folder, 0)
+kept._IN_USE_SECONDS = -1.0
+made = compiler.KernelCompiler(Nvrtc(), 90)
+for turn in range(20):
+    texts = [f"{turn} {number}" for number in range(8)]
+    assert made.images(texts) == [f"cubin of {text}".encode() for text in texts]
+"""
+    run = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) for _ in range(3)]
+    assert [one.wait(120) for one in run] == [0, 0, 0]
+    assert len(list(folder.iterdir())) < 3 * 160

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,9 @@ import pytest
 from onnx import helper
 
 import genai
-from genai.errors import CacheCapacityError, DeviceError
+from genai.cli.app import run
+from genai.errors import CacheCapacityError, DeviceError, OptionError
+from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
 from genai.measure.machine import checkup
@@ -128,7 +132,7 @@ def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(DeviceError if which == "compiler" else CacheCapacityError) as raised:
         genai.Model(bundled_folder, device="cuda", quiet=True)
-    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the GPU") in str(raised.value)
+    assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the device cuda") in str(raised.value)
     with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
         assert loaded.device_type == "CPU"
     lines = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
@@ -152,6 +156,42 @@ except ImportError as error:
     assert "libnvrtc.so.13" in found.text and "not installed" not in found.text
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"), [("sys.exit(3)", ": 3"), ("sys.exit('no licence')", ": no licence"), ("raise SystemExit", "")]
+)
+def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    bundled_folder: Path,
+    ending: str,
+    said: str,
+) -> None:
+    """Whoever asked for no GPU, or for one where there is one, goes on."""
+    (tmp_path / "cupy.py").write_text(f"import sys\n{ending}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(NoDevice) as found:
+        cupy_driver.open_any()
+    assert str(found.value) == f"CuPy cannot be imported: SystemExit{said}"
+    with pytest.raises(DeviceError, match="CuPy cannot be imported: SystemExit"):
+        genai.LLM(bundled_folder, device="cuda")
+    assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Place(tmp_path)).text
+    with genai.LLM(bundled_folder, device="auto", quiet=True) as llm:
+        assert llm.model.device_type == "CPU"
+    assert "computing on the CPU: CuPy cannot be imported: SystemExit" in capsys.readouterr().err
+
+
+def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cupy.py").write_text("raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        cupy_driver.open_any()
+
+
 def test_a_gpu_is_looked_for_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr("genai.builder.references.loadable", lambda *_, **__: pytest.fail("it was looked for"))
@@ -171,3 +211,125 @@ def test_looking_for_a_gpu_opens_it_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert opened == [0]
     with pytest.raises(DeviceError, match="there is no GPU 1"):
         devices.check_device("cuda:1")
+
+
+def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path, tmp_path: Path) -> None:
+    """In facts, in errors and in what the doctor recommends: GPUs of one kind are told apart by nothing else."""
+    cupy = fake_cupy(count=lambda: 2, memory=lambda: (1 << 20, 1 << 31))
+    cupy.__spec__ = "it is installed"
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for device, named in (("cuda", "cuda"), ("cuda:0", "cuda"), ("cuda:1", "cuda:1")):
+        assert describe(bundled_folder, device=device)["memory"]["device"] == named
+        assert devices.open_executor(device).device == named
+        with pytest.raises(CacheCapacityError, match=f"are free on the device {named}\n"):
+            genai.Model(bundled_folder, device=device)
+    assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
+    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda")
+    cupy.cuda.Device = lambda index: Context(compute_capability="90" if index else "75")
+    assert describe(bundled_folder, device="auto")["memory"]["device"] == "cuda:1"
+    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda:1")
+    monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
+    with pytest.raises(DeviceError, match="GPU 1 is of compute"):
+        describe(bundled_folder, device="cuda:1")
+
+
+def folder_that_asks(bundled_folder: Path, tmp_path: Path, *providers: object) -> Path:
+    """The bundled model as a folder of onnxruntime-genai for other devices."""
+    folder = Path(shutil.copytree(bundled_folder, tmp_path / "asks"))
+    config = json.loads((folder / "genai_config.json").read_text())
+    config["model"]["decoder"]["session_options"] = {"log_id": "x", "provider_options": list(providers)}
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def loaded_on(source: object, **options: Any) -> str:
+    """The device that a model computes on."""
+    with genai.Model(source, quiet=True, context_size=64, cache_bytes=1 << 20, **options) as model:  # type: ignore[arg-type]
+        return model.decoder.executor.device
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """GPUs that models are loaded on: the CPU plays them."""
+    opened = list[str]()
+
+    class Played(CpuExecutor):
+        def __init__(self, device: str, threads: int | None) -> None:
+            super().__init__(threads)
+            self.device = device
+            opened.append(device)
+
+    monkeypatch.setattr(devices, "_open_gpu", Played)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("providers", "device"),
+    [
+        (({"cuda": {}},), "cuda"),
+        (({"CUDAExecutionProvider": {"enable_cuda_graph": "0", "device_id": "1"}},), "cuda:1"),
+        (({"QNN": {}}, {"cuda": {"device_id": 2}}), "cuda:2"),
+        (({"cuda": {"device_id": "none"}},), "cuda"),
+        (({"DML": {}},), "cpu"),
+        ((["cuda"], "cuda", {"webgpu": None}), "cpu"),
+    ],
+)
+def test_a_folder_s_own_provider_is_followed(
+    opened: list[str], bundled_folder: Path, tmp_path: Path, providers: tuple[object, ...], device: str
+) -> None:
+    """Unless somebody says something else, as in onnxruntime-genai."""
+    folder = folder_that_asks(bundled_folder, tmp_path, *providers)
+    assert loaded_on(folder) == loaded_on(genai.Config(folder)) == device
+    config = genai.Config(folder)
+    assert "model.decoder.session_options.log_id" in config.ignored_keys or device == "cpu"
+    assert loaded_on(folder, device="cpu") == loaded_on(config, device="cpu") == "cpu"
+    assert loaded_on(folder, device="cuda:3") == "cuda:3"
+    config.overlay('{"search": {"top_k": 1}}')
+    assert loaded_on(config) == device
+    config.clear_providers()
+    config.overlay('{"search": {"top_k": 2}}')
+    assert loaded_on(config) == "cpu"
+    config.append_provider("cuda")
+    config.set_provider_option("cuda", "device_id", "4")
+    assert loaded_on(config) == "cuda:4" and loaded_on(config, device="cpu") == "cpu"
+    assert describe(folder, device="cpu")["memory"]["device"] == "cpu"
+    assert describe(folder)["memory"]["device"] == device
+    assert loaded_on(bundled_folder) == "cpu"
+    with pytest.raises(OptionError, match="threads = 100000"):
+        loaded_on(folder, threads=100000)
+
+
+def test_a_folder_that_asks_for_a_gpu_works_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """As it always did; why, and what to do, is said once. Whoever asks for it themselves gets the error."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert describe(folder)["memory"]["device"] == "cpu"
+    with genai.LLM(folder) as llm:
+        assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
+    assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0"]) == 0
+    shown = capsys.readouterr()
+    lines = [line for line in shown.err.splitlines() if "on the CPU" in line]
+    assert shown.out == "19\n" and len(lines) == 1
+    why, _, fix = lines[0].partition(f". {folder / 'genai_config.json'} asks for cuda: ")
+    assert why == "genai: computing on the CPU: CuPy is not installed"
+    assert "pip install cupy-cuda13x" in fix and "genai doctor" in fix and "--device cpu" in fix
+    monkeypatch.setattr(devices, "_told", set())
+    assert loaded_on(folder, device="cpu") == "cpu" and not capsys.readouterr().err
+    config = genai.Config(folder)
+    config.append_provider("cuda")
+    for source, options in ((folder, {"device": "cuda"}), (config, {})):
+        with pytest.raises(DeviceError, match="CuPy is not installed"):
+            loaded_on(source, **options)
+
+
+def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lambda: (1 << 20, 1 << 31)))
+    with genai.Model(folder, quiet=True) as loaded:
+        assert loaded.device_type == "CPU"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "are free on the device cuda" in line and "genai_config.json asks for cuda" in line

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from genai.kernels.cpu.jit import LIBRARY
 from genai.measure.machine.caches import inspect_caches, kernel_key, remove_stale
+from genai.measure.machine.checkup import Place, check_cache
 
 KEY, OLD, OLDER = "a" * 32, "b" * 32, "0123456789abcdef" * 2
 
@@ -56,6 +58,26 @@ def test_what_cannot_be_removed_is_said(kernels: Path, tmp_path: Path) -> None:
     removed, kept = remove_stale(caches)  # gone meanwhile
     assert removed == {}
     assert list(kept.values()) == ["No such file or directory"] * 2
+
+
+def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, tmp_path: Path) -> None:
+    """Which version made them is not known, and does not matter."""
+    (kernels / "cuda").mkdir()
+    for number, days in enumerate((0, 29, 31)):
+        file = kernels / "cuda" / f"{number:064x}.cubin"
+        file.write_bytes(bytes(10))
+        os.utime(file, (then := time.time() - 86400 * days, then))
+    (kernels / "cuda" / "notes.txt").write_text("mine")
+    os.utime(kernels / "cuda" / "notes.txt", (0, 0))
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert len(caches.for_gpus) == 3 and len(caches.stale) == 2
+    found = check_cache(Place(environment=environment(tmp_path)))
+    assert "; for GPUs: 3 kernels, 30 B, of which 1 were not used for 30 days, 10 B;" in found.text
+    assert "--clean-cache" in found.fix and found.facts["num_gpu_files"] == 3 and found.facts["num_gpu_bytes"] == 30
+    removed, kept = remove_stale(caches)
+    assert [path.name for path in removed] == [OLDER, OLD, f"{2:064x}.cubin"] and not kept
+    assert sorted(path.name for path in (kernels / "cuda").iterdir())[2:] == ["notes.txt"]
+    assert "; for GPUs: 2 kernels, 20 B" in check_cache(Place(environment=environment(tmp_path))).text
 
 
 def test_nothing_there_yet_and_nothing_is_made(tmp_path: Path) -> None:
