@@ -1,13 +1,13 @@
 // Keys in their pages turned to other positions, in place: what a context keeps that forgot its middle.
 //
 // Floats are turned where they lie: a lane takes four tokens of both columns of a pair, eight lanes a whole line of a
-// page. Where they are small integers a token's columns share scales, and with 4 bits they are mixed as well: a warp takes
-// a token. Memory gives and takes 32 bytes at once, four columns of eight tokens: those are what the eight warps of a
-// block take at a time.
+// page. Where they are small integers a token's columns share scales, and with 4 bits they are mixed as well: a warp
+// takes a token. Memory gives and takes 32 bytes at once, four columns of eight tokens: those are what the eight warps
+// of a block take at a time.
 #include "attention_store.cuh"
 
-// blocks: as many as the grid is wide. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a layer, blocks
-// so many bytes apart.
+// blocks: as many as the grid is wide. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a layer,
+// blocks so many bytes apart.
 struct TurnKeysArguments {
   const int* blocks;
   const float* cos;
