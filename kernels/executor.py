@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +82,19 @@ class Factors:
     def rank(self) -> int:
         """Numbers that lie between the two."""
         return len(self.a)
+
+
+class Turn(NamedTuple):
+    """A rotation of keys.
+
+    Attributes:
+        cosine, sine: float64 [pairs]. interleaved: whether pairs are neighbours, or of the halves of 2 * pairs; what
+            lies behind them in a head stays as it is.
+    """
+
+    cosine: NDArray[np.float64]
+    sine: NDArray[np.float64]
+    interleaved: bool
 
 
 # An adapter as a device keeps it: one block of memory that all its factors lie in.
@@ -224,6 +237,17 @@ class Executor(Protocol):
 
     def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:
         """Copy rows of the cache's memory, seen as [blocks, bytes]: (source, destination) each, in order."""
+
+    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
+        """Turn all keys in some blocks of the cache, in place, those of each layer as is said for it.
+
+        They are read as numbers and rounded to what pages hold once more. Where there are no blocks, what the device
+        needs for these layers is made ready.
+
+        Raises:
+            MemoryError: the device has no room for the list of blocks.
+            DeviceFailed: as a step does.
+        """
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
         """Make a program ready: pack its weights, compile its kernels.

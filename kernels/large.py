@@ -10,7 +10,6 @@ import contextlib
 import mmap
 import platform
 import sys
-from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -122,23 +121,6 @@ class ReservedMemory:
         except BufferError:
             # The caller still holds an array: return the pages now, the addresses when the array goes.
             mapping.madvise(mmap.MADV_DONTNEED)
-
-
-class HostMemory:
-    """What executors have in common whose memory is the host's; see `executor.Executor`."""
-
-    def free_bytes(self) -> None:
-        return None
-
-    def allocate(self, nbytes: int) -> ReservedMemory:
-        return ReservedMemory(nbytes)
-
-    def copy_blocks(self, blocks: NDArray[np.uint8], copies: Iterable[tuple[int, int]]) -> None:
-        for source, destination in copies:
-            blocks[destination] = blocks[source]
-
-    def host(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return rows
 
 
 def _reserve_flags() -> int | None:

@@ -20,7 +20,7 @@ from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import GONE, BlockTable
 
-from ..errors import CacheCapacityError, DeviceError, OptionError, StateError, StepInterrupted, no_threads
+from ..errors import CacheCapacityError, DeviceError, GenaiError, OptionError, StateError, StepInterrupted, no_threads
 from ..graph.external_data import MappedFile, check_unchanged
 from .context_shift import keys_turner
 from .decoder import Ahead, ContextShift, Decoder, DecoderSequence, Logits, check_width
@@ -355,8 +355,11 @@ class PagedDecoder(Decoder):
     def publish(self, sequence: PagedSequence) -> None:
         sequence.publish()
 
+    def _keys_turner(self) -> Callable[[Sequence[int], int], None]:
+        return keys_turner(self.executor, self.program, self.rope_threshold, self.storage.layers)
+
     def check_shift(self, shift: ContextShift) -> None:
-        keys_turner(self.program, self.rope_threshold, self.storage)
+        turner = self._keys_turner()
         least = (-(-shift.keep // self.block_size) + 2) * self.block_size
         if shift.size < least:
             raise OptionError(
@@ -364,12 +367,16 @@ class PagedDecoder(Decoder):
                 f"whole blocks of {self.block_size} tokens are kept and forgotten: at least {least} tokens are needed",
                 "keep fewer tokens, or load the model with a larger context",
             )
+        try:
+            turner((), 1)
+        except (MemoryError, DeviceFailed) as error:
+            raise _of_device(error, "making ready to move keys") from error
 
     def forget(self, sequence: PagedSequence) -> None:
         shift, table, size = sequence.shift, sequence.table, self.block_size
         if shift is None:
             raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
-        turner = keys_turner(self.program, self.rope_threshold, self.storage)
+        turner = self._keys_turner()
         sequence.take_back()
         first = (sequence._kept if sequence.forgotten else -(-shift.keep // size) * size) // size
         # What was given back is computed again, without what is forgotten.
@@ -382,9 +389,16 @@ class PagedDecoder(Decoder):
         if not held:
             sequence.drop_cache(first * size)
         else:
-            self.executor.copy_blocks(self.storage.blocks, copies)
-            self.pool.release(source for source, _ in copies)
-            turner(table.blocks[max(first, table.num_gone) :], count * size)
+            try:
+                self.executor.copy_blocks(self.storage.blocks, copies)
+                turner(table.blocks[max(first, table.num_gone) :], count * size)
+            except BaseException as error:
+                sequence.drop_cache()  # some keys may have moved, and others not
+                if isinstance(error, MemoryError | DeviceFailed):
+                    raise _of_device(error, "moving keys") from error
+                raise
+            finally:
+                self.pool.release(source for source, _ in copies)
         sequence.note_forgotten(first * size, count * size)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
@@ -460,16 +474,8 @@ class PagedDecoder(Decoder):
         except ThreadsRefused as error:
             self._check_open()  # a signal handler may have forked this process meanwhile
             raise no_threads(error) from error
-        except MemoryError as error:
-            raise CacheCapacityError(
-                f"the device has no memory left for a step of {len(context.tokens)} tokens",
-                str(error) or "it refused to give more",
-                "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
-            ) from error
-        except DeviceFailed as error:
-            raise DeviceError(
-                "the device failed in a step", str(error), "load the model again; genai doctor shows what is there"
-            ) from error
+        except (MemoryError, DeviceFailed) as error:
+            raise _of_device(error, f"a step of {len(context.tokens)} tokens") from error
 
     @contextmanager
     def _interruptible(self, sequences: Iterable[PagedSequence]) -> Iterator[StepFunction]:
@@ -558,6 +564,18 @@ class PagedDecoder(Decoder):
         self.executor.close()  # which waits for what was started: it reads what the run keeps, and writes the cache
         kept.clear()
         self.storage.close()
+
+
+def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
+    """What a device says of its work, with a way out."""
+    if isinstance(error, DeviceFailed):
+        fix = "load the model again; genai doctor shows what is there"
+        return DeviceError(f"the device failed in {work}", str(error), fix)
+    return CacheCapacityError(
+        f"the device has no memory left for {work}",
+        str(error) or "it refused to give more",
+        "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
+    )
 
 
 def _widest_window(program: RowProgram) -> int | None:

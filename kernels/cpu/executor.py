@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..executor import Factors, StepContext, UnsupportedRecord
 from ..formats import PAGE_TOKENS, PagedLayer
 from ..gated_pairs import fuse
-from ..large import HostMemory
+from ..host.memory import HostMemory
 from ..records import (
     Attention,
     Constants,

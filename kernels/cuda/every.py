@@ -37,6 +37,7 @@ from .products import (
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS
+from .turned_keys import turn_keys_kernel
 from .weights import DeviceMatrix, pack_kernel
 
 # Head size, query heads per KV head: Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled model.
@@ -93,7 +94,7 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
     found += array_kernels()
     found += [turn_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
     for kind in KINDS:
-        found.append(store_kernel_of(kind))
+        found += [store_kernel_of(kind), turn_keys_kernel(kind)]
         for size, group in _HEADS:
             if kind == "int4" and not can_turn(size):
                 continue

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, StepError, UnsupportedRecord
+from ..executor import DeviceAdapter, Factors, StepCancelled, StepContext, StepError, Turn, UnsupportedRecord
 from ..formats import PagedLayer
 from ..gated_pairs import fuse
 from ..host.arrays import Threads
@@ -38,6 +38,7 @@ from .sampling import SAMPLING_KERNELS, CudaChoice, CudaSampler
 from .sources import CudaKernel
 from .speeds import measured
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
+from .turned_keys import KeyTurner
 from .weights import DeviceWeights, check_weight
 
 # Rows of a step that is captured at most.
@@ -63,6 +64,7 @@ class CudaExecutor:
         self._weights = DeviceWeights(driver)
         self._logits = LogitsMemory(driver)
         self._sampling: Functions | None = None
+        self._keys = KeyTurner(driver)
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
@@ -73,6 +75,9 @@ class CudaExecutor:
     def copy_blocks(self, blocks: Any, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             self.driver.copy_row(blocks, source, destination)
+
+    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
+        self._keys.turn(blocks, turns)
 
     def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:

@@ -10,7 +10,7 @@ import numpy as np
 from .. import records
 from ..executor import Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
-from ..large import HostMemory
+from ..host.memory import HostMemory
 from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm

@@ -9,7 +9,7 @@ import pytest
 
 from genai.kernels import large
 from genai.kernels.formats import PAGE_TOKENS
-from genai.kernels.large import HostMemory
+from genai.kernels.host.memory import HostMemory
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.kvcache.table import BlockTable

@@ -37,13 +37,19 @@ struct Turn {
   int pairs;
   bool interleaved;
 
+  // By rows of the tables.
+  __device__ __forceinline__ Turn(const float* cosines, const float* sines, int pairs, bool interleaved, int size)
+      : pairs(pairs), interleaved(interleaved) {
+    fill(cosines, sines, size);
+  }
   __device__ __forceinline__ Turn(const FreshRows& given, const StepRows& step, long long row, int size)
       : pairs(given.pairs), interleaved(given.interleaved) {
     if (!pairs) return;
     const bool is_long = given.long_cos && given.long_rows[row];
     const long long place = (long long)step.positions[row] * pairs;
-    const float* cosines = (is_long ? given.long_cos : given.cos) + place;
-    const float* sines = (is_long ? given.long_sin : given.sin) + place;
+    fill((is_long ? given.long_cos : given.cos) + place, (is_long ? given.long_sin : given.sin) + place, size);
+  }
+  __device__ __forceinline__ void fill(const float* cosines, const float* sines, int size) {
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j) {
       const int i = j * WARP + threadIdx.x % WARP;

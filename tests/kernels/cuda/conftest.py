@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 import genai
-from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
 from genai.runtime import device as devices
 
 from .devices import GPU, IS_THERE, open_device
 from .host_driver import HostDriver
-from .programs import Load
+from .programs import Load, opener
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,8 +44,8 @@ def driver() -> Any:
 
 @pytest.fixture
 def load(driver: HostDriver, bundled_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads a model on that device, the bundled one if none is named."""
-    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, threads))
+    """Loads a model on that device, the bundled one if none is named; the reference stays another one."""
+    monkeypatch.setattr(loading, "open_executor", opener(driver))
 
     def loaded(folder: Path = bundled_folder, **options: object) -> genai.Model:
         sizes = {"context_size": 256, "cache_bytes": 4 << 20}

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 import genai
 from genai.kernels.cuda import products
+from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.executor import StepContext
 from genai.kernels.float_bits import stored_floats
 from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
+from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import write_pages
 from genai.kernels.weight_formats import pack_bits
 
@@ -26,6 +28,11 @@ Arrays = dict[str, NDArray[Any]]
 GEMMS = ("large", "small", "256", "128", "64")
 # The fixture `load`.
 Load = Callable[..., genai.Model]
+
+
+def opener(driver: Any) -> Callable[[str, int | None], Any]:
+    """In place of `open_executor`: every device is this one, but for the reference."""
+    return lambda device, threads: ReferenceExecutor() if device == "reference" else CudaExecutor(driver, threads)
 
 
 class MadeUpConstants:

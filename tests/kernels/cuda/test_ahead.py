@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import genai
-from genai.kernels.cuda.executor import CudaExecutor
 from genai.model import loading
 from tools.cuda_host_time import load as simulated
 from tools.simulated_gpu import SimulatedGpu
 
 from .late_driver import LateDriver
+from .programs import opener
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 7}, {"temperature": 0.9, "top_k": 20, "max_tokens": 9},
@@ -27,7 +27,7 @@ TEXTS = ["Count to five.", "Say hello.", "Tell me a story.", "Name a city."]
 def late(bundled_folder: Path, monkeypatch: pytest.MonkeyPatch, driver: Any) -> Callable[..., genai.Model]:
     """Loads the bundled model on an emulated GPU that does everything late."""
     made = LateDriver()
-    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(made, threads))
+    monkeypatch.setattr(loading, "open_executor", opener(made))
 
     def loaded() -> Any:
         sizes: dict[str, Any] = {"context_size": 128, "cache_bytes": 4 << 20}

@@ -39,7 +39,7 @@ def test_every_record_is_known() -> None:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_device_has_all_that_an_executor_has(device: str) -> None:
     executor, public = open_executor(device), [name for name in vars(Executor) if not name.startswith("_")]
-    assert {"compile", "allocate", "sampler", "copy_blocks", "close"} <= set(public)
+    assert {"compile", "allocate", "sampler", "copy_blocks", "turn_keys", "close"} <= set(public)
     for name in public:
         assert callable(getattr(executor, name)) == callable(getattr(Executor, name)), name
 

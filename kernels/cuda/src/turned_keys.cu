@@ -1,0 +1,112 @@
+// Keys in their pages turned to other positions, in place: what a context keeps that forgot its middle.
+//
+// Floats are turned where they lie: a lane takes four tokens of both columns of a pair, eight lanes a whole line of a
+// page. Where they are small integers a token's columns share scales, and with 4 bits they are mixed as well: a warp
+// takes a token. Memory gives and takes 32 bytes at once, four columns of eight tokens: those are what the eight warps
+// of a block take at a time.
+#include "attention_store.cuh"
+
+// blocks: as many as the grid is wide. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a layer,
+// blocks so many bytes apart.
+struct TurnKeysArguments {
+  const int* blocks;
+  const float* cos;
+  const float* sin;
+  unsigned char* keys;
+  long long key_block;
+  int pairs;
+  int interleaved;
+  int head_size;
+};
+
+constexpr int TURN_WARPS = 8;
+
+// Four tokens of a column, read and written by one instruction.
+template <class T>
+struct alignas(UNIT * sizeof(T)) FourTokens {
+  T numbers[UNIT];
+};
+
+template <class T>
+__device__ __forceinline__ void turn_floats(const TurnKeysArguments& given, unsigned char* page) {
+  FourTokens<T>* const fours = reinterpret_cast<FourTokens<T>*>(page);
+  for (int i = threadIdx.x; i < given.pairs * QUADS; i += TURN_WARPS * WARP) {
+    const int pair = i / QUADS, quad = i % QUADS;
+    const int column = given.interleaved ? 2 * pair : pair, other = column + (given.interleaved ? 1 : given.pairs);
+    FourTokens<T> first = fours[column * QUADS + quad], second = fours[other * QUADS + quad];
+    const float cos = given.cos[pair], sin = given.sin[pair];
+#pragma unroll
+    for (int token = 0; token < UNIT; ++token) {
+      const float a = to_float(first.numbers[token]), b = to_float(second.numbers[token]);
+      store(&first.numbers[token], a * cos - b * sin);
+      store(&second.numbers[token], b * cos + a * sin);
+    }
+    fours[column * QUADS + quad] = first, fours[other * QUADS + quad] = second;
+  }
+}
+
+// A token's key as numbers i = lane + 32 j: what a `Writer` has written.
+template <class Kind>
+struct Reader;
+
+template <>
+struct Reader<Int8> {
+  __device__ __forceinline__ static void read(
+      float (&numbers)[MOST_NUMBERS], int size, int columns, const unsigned char* page, int offset) {
+    const float scale = to_float(reinterpret_cast<const half_bits*>(page + PAGE * columns)[offset]);
+#pragma unroll
+    for (int j = 0; j < MOST_NUMBERS; ++j) {
+      const int i = j * WARP + threadIdx.x % WARP;
+      numbers[j] = i < size ? (float)(signed char)page[place_of(i, columns, offset, true)] * scale : 0.0f;
+    }
+  }
+};
+
+template <>
+struct Reader<Int4> {
+  __device__ __forceinline__ static void read(
+      float (&numbers)[MOST_NUMBERS], int size, int columns, const unsigned char* page, int offset) {
+    const int lane = threadIdx.x % WARP;
+    const half_bits* scales = reinterpret_cast<const half_bits*>(page + PAGE * columns);
+#pragma unroll
+    for (int j = 0; j < MOST_NUMBERS; ++j) {
+      numbers[j] = 0.0f;
+      if (j * WARP >= size) continue;
+      const int two = page[place_of(16 * j + lane % 16, columns, offset, true)];
+      numbers[j] = ((float)(two >> lane / 16 * 4 & 15) - 7.5f) * to_float(scales[j * PAGE + offset]);
+    }
+    turn(numbers, size);
+  }
+};
+
+template <class Kind>
+__device__ __forceinline__ void turn_integers(const TurnKeysArguments& given, unsigned char* page) {
+  const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, size = given.head_size;
+  const int columns = Form<Kind>::key_columns(size);
+  const Turn turned(given.cos, given.sin, given.pairs, given.interleaved, size);
+  SHARED(float, heads, TURN_WARPS * MOST_NUMBERS * WARP);
+  float* const head = heads + warp * MOST_NUMBERS * WARP;  // where lanes see each other's numbers
+  for (int offset = warp; offset < PAGE; offset += TURN_WARPS) {
+    float numbers[MOST_NUMBERS];
+    Reader<Kind>::read(numbers, size, columns, page, offset);
+#pragma unroll
+    for (int j = 0; j < MOST_NUMBERS; ++j) head[j * WARP + lane] = numbers[j];
+    __syncwarp();  // which also ends what is read of the page
+    const Head from{head, nullptr, 1.0f};
+#pragma unroll
+    for (int j = 0; j < MOST_NUMBERS; ++j)
+      if (j * WARP + lane < size) numbers[j] = from.turned(turned, j, j * WARP + lane);
+    if (Form<Kind>::COLUMNS > UNIT) turn(numbers, size);
+    Writer<Kind>::write(numbers, size, columns, page, offset, true);
+    __syncwarp();
+  }
+}
+
+// Grid (blocks, kv_heads).
+template <class Kind>
+__device__ __forceinline__ void turn_keys(const TurnKeysArguments& given) {
+  unsigned char* const pages = given.keys + given.blocks[blockIdx.x] * given.key_block;
+  unsigned char* const page = pages + (long long)blockIdx.y * key_bytes<Kind>(given.head_size);
+  if constexpr (Form<Kind>::PACKED) turn_integers<Kind>(given, page);
+  else turn_floats<Kind>(given, page);
+}

@@ -1,0 +1,64 @@
+"""A cache in the memory of the host: who copies its blocks, and turns the keys in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..executor import Turn
+from ..float_bits import read_floats, stored_floats
+from ..formats import PAGE_TOKENS, PagedLayer
+from ..large import ReservedMemory
+from ..reference.attention import rotate
+from ..reference.pages import read_pages, write_keys
+
+# Blocks that are copied and turned at once.
+_AT_ONCE = 64
+
+
+class HostMemory:
+    """What executors have in common whose memory is the host's; see `executor.Executor`."""
+
+    def free_bytes(self) -> None:
+        return None
+
+    def allocate(self, nbytes: int) -> ReservedMemory:
+        return ReservedMemory(nbytes)
+
+    def copy_blocks(self, blocks: NDArray[np.uint8], copies: Iterable[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            blocks[destination] = blocks[source]
+
+    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
+        for layer, turn in turns:
+            _turn_keys(layer, blocks, turn)
+
+    def host(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        return rows
+
+
+def _turn_keys(layer: PagedLayer, blocks: Sequence[int], turn: Turn) -> None:
+    """Turn all keys of some blocks. They are rounded once more where they are not float32."""
+    for begin in range(0, len(blocks), _AT_ONCE):
+        some = np.asarray(blocks[begin : begin + _AT_ONCE], np.int64)
+        # What a block holds behind its last token may be anything.
+        with np.errstate(invalid="ignore", over="ignore"):
+            if layer.packed is None:
+                pages = read_floats(layer.keys[some], layer.kind).astype(np.float32)
+                layer.keys[some] = stored_floats(_turned_pages(pages, turn), layer.kind)
+            else:
+                keys, _ = read_pages(layer, some)
+                slots = (some[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).ravel()
+                write_keys(layer, slots, rotate(keys, turn.cosine, turn.sine, turn.interleaved))
+
+
+def _turned_pages(pages: NDArray[np.float32], turn: Turn) -> NDArray[np.float32]:
+    """Keys [blocks, heads, size, PAGE_TOKENS]."""
+    half = len(turn.cosine)
+    parts = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if turn.interleaved else (slice(half), slice(half, 2 * half))
+    cosine, sine = (table.astype(np.float32)[:, None] for table in (turn.cosine, turn.sine))
+    first, second = pages[:, :, parts[0]], pages[:, :, parts[1]]
+    pages[:, :, parts[0]], pages[:, :, parts[1]] = first * cosine - second * sine, second * cosine + first * sine
+    return pages
