@@ -167,11 +167,7 @@ static void check_early(uintptr_t place, const Stamp& stamp, bool writes) {
     fail(name_of(place) + told(stamp, " is read") + ", before the kernel before, which writes it, was waited for");
 }
 
-static void check(uintptr_t place, const Stamp& stamp, Access how, bool is_global) {
-  Shadow& shadow = is_global ? races.global : races.shared;
-  auto& line = shadow[place / LINE];
-  if (line.empty()) line.resize(LINE);
-  Byte& byte = line[place % LINE];
+static void check(Byte& byte, uintptr_t place, const Stamp& stamp, Access how, bool is_global) {
   if (is_global && !thread->has_waited) check_early(place, stamp, how == Access::WRITE || how == Access::COUNT);
   if (how == Access::WRITE) return check_write(byte, place, stamp);
   if (how == Access::COUNT) {
@@ -205,6 +201,8 @@ static void note_count(uintptr_t place, const Stamp& stamp) {
 
 void touched(const void* pointer, size_t bytes, Access how, unsigned from) {
   if (races.is_busy || !block || !thread) return;  // this file's own
+  const char* here = static_cast<const char*>(__builtin_frame_address(0));
+  if (here - static_cast<const char*>(pointer) + STACK < 2 * STACK) return;  // of the thread's stack
   races.is_busy = true;
   check_same();
   const uintptr_t place = reinterpret_cast<uintptr_t>(pointer);
@@ -212,7 +210,12 @@ void touched(const void* pointer, size_t bytes, Access how, unsigned from) {
   if (is_global || is_shared(place)) {
     const Stamp stamp = now(from);
     if (how == Access::COUNT && is_global) note_count(place, stamp);
-    for (size_t i = 0; i < bytes && block->error.empty(); ++i) check(place + i, stamp, how, is_global);
+    std::vector<Byte>* line = nullptr;
+    for (uintptr_t at = place; at < place + bytes && block->error.empty(); ++at) {
+      if (!line || at % LINE == 0) line = &(is_global ? races.global : races.shared)[at / LINE];
+      if (line->empty()) line->resize(LINE);
+      check((*line)[at % LINE], at, stamp, how, is_global);
+    }
   }
   races.is_busy = false;
 }

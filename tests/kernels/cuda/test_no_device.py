@@ -225,7 +225,7 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
             genai.Model(bundled_folder, device=device)
     assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
     assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda")
-    cupy.cuda.Device = lambda index: Context(compute_capability="90" if index else "75")
+    cupy.cuda.runtime.deviceGetAttribute = lambda what, index: ((9, 0) if index else (7, 5))[what - 75]
     assert describe(bundled_folder, device="auto")["memory"]["device"] == "cuda:1"
     assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda:1")
     monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
