@@ -201,8 +201,7 @@ static void note_count(uintptr_t place, const Stamp& stamp) {
 
 void touched(const void* pointer, size_t bytes, Access how, unsigned from) {
   if (races.is_busy || !block || !thread) return;  // this file's own
-  const char* here = static_cast<const char*>(__builtin_frame_address(0));
-  if (here - static_cast<const char*>(pointer) + STACK < 2 * STACK) return;  // of the thread's stack
+  if (static_cast<size_t>(static_cast<const char*>(pointer) - thread->stack) < STACK) return;  // the thread's own
   races.is_busy = true;
   check_same();
   const uintptr_t place = reinterpret_cast<uintptr_t>(pointer);

@@ -147,6 +147,7 @@ struct alignas(64) Thread {  // what every switch reads lies in one line of the 
   const char* where = "";
   std::vector<Copy> copies;
   Products products;
+  const char* stack = nullptr;
   Stamp published;  // the last time, and how often
   bool has_waited = true;
 };
@@ -315,6 +316,7 @@ constexpr size_t STACK = 64 << 10;
 inline void run_block(const std::vector<unsigned>& order, const std::vector<char*>& stacks) {
   // Where all stacks begin at the same place of a page they share a few lines of the processor's cache.
   for (unsigned i = 0; i < block->count; ++i) {
+    block->threads[i].stack = stacks[i];
     block->threads[i].fiber.prepare(stacks[i], STACK - i % 128 * 320, thread_entry);
     block->threads[order[i]].following = &block->threads[order[(i + 1) % block->count]];
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ class RaceDriver(HostDriver):
     flags: tuple[str, ...] = _FLAGS
     # What the kernel before has written: pairs of addresses.
     _recent: NDArray[np.uintp] = field(default_factory=lambda: np.zeros((0, 2), np.uintp))
+
+    # Memory of tests' own, by address.
+    _others: dict[int, weakref.ref[Any]] = field(default_factory=dict)
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         functions = {}
@@ -58,6 +62,14 @@ class RaceDriver(HostDriver):
         count = function.library.shim_written(ctypes.byref(written))
         self._recent = np.array(written[: 2 * count], np.uintp).reshape(-1, 2)
 
+    def address(self, array: NDArray[Any]) -> int:
+        whole: Any = array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        if not any(memory() is whole for memory, _ in self._guarded):
+            self._others[whole.ctypes.data] = weakref.ref(whole)
+        return super().address(array)
+
     def _outside_of_a_capture(self) -> None:
         """Copies wait for the kernels before, and kernels for copies."""
         super()._outside_of_a_capture()
@@ -76,6 +88,8 @@ class RaceDriver(HostDriver):
         for reference, (first, end) in self._guarded:
             if (memory := reference()) is not None and end > first:
                 found.append((memory.ctypes.data + first, memory.ctypes.data + end))
+        others = [memory for reference in self._others.values() if (memory := reference()) is not None]
+        found += [(memory.ctypes.data, memory.ctypes.data + memory.nbytes) for memory in others]
         return np.array(sorted(found), np.uintp).reshape(-1, 2)
 
 

@@ -142,8 +142,6 @@ def test_the_bundled_model_has_none(
     monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(races, threads))
     options: dict[str, Any] = {"context_size": 256, "cache_bytes": 4 << 20, "accuracy": accuracy, "kv_dtype": cache}
     with genai.Model(bundled_folder, quiet=True, **options) as model, genai.LLM(model) as llm:
-        prompts = [llm.render(text) for text in ("Count to five.", "Say hello.", "What is 12 + 7?")]
-        for together in (prompts[:1], prompts):
-            for temperature in (0, 1):
-                llm.generate(together, max_tokens=5, temperature=temperature, ignore_eos=True, seed=0)
+        for prompts, temperature in ((["a"], 0), (["12 + 7", "one two", "x"], 1)):
+            llm.generate(prompts, max_tokens=5, temperature=temperature, ignore_eos=True, seed=0)
     assert races.graphs_launched
