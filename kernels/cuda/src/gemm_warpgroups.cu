@@ -190,6 +190,7 @@ __device__ __forceinline__ void warpgroup_gemm(const WarpgroupGemmArguments& giv
     }
   }
   wait_products<0>();
+  read_behind(sums);
   if (given.addend) finish_sums<Shape, true>(given, first_token, output, sums);
   else finish_sums<Shape, false>(given, first_token, output, sums);
 }

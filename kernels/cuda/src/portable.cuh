@@ -494,6 +494,16 @@ __device__ __forceinline__ void wait_products() {
 #endif
 }
 
+// Sums are read behind this, once all products were waited for: the compiler, which does not see that a wait changes them,
+// could read them before it.
+template <int count>
+__device__ __forceinline__ void read_behind(float (&sums)[count]) {
+#ifndef HOST_SHIM
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+#endif
+}
+
 // What lies in shared memory from a multiple of 1,024 bytes on: rows of 128 bytes, of which the 16 bytes in place p lie
 // in place p ^ row % 8 ("swizzle of 128 bytes"): so eight rows are read at once out of different banks. Groups of eight
 // rows follow each other. Further columns of the rows begin `bytes` of 16 later: two per product.
