@@ -137,6 +137,13 @@ class HostMemory:
         for source, destination in copies:
             blocks[destination] = blocks[source]
 
+    def read_block(self, blocks: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
+        block: NDArray[np.uint8] = blocks[index]
+        return block.copy()
+
+    def write_block(self, blocks: NDArray[np.uint8], index: int, content: NDArray[np.uint8]) -> None:
+        blocks[index] = content
+
     def host(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         return rows
 
