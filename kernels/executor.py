@@ -110,7 +110,8 @@ class DeviceAdapter(Protocol):
         """See above."""
 
 
-# Memory of a device: an array that can be sliced, viewed as another type, reshaped and assigned to.
+# Memory of a device: an array that can be sliced, viewed as another type and reshaped. Where it is not the host's NumPy
+# cannot read or write it: its executor does.
 DeviceArray = Any
 
 
@@ -233,6 +234,21 @@ class Executor(Protocol):
 
         Raises:
             MemoryError: there is not so much.
+        """
+
+    def read_block(self, blocks: DeviceArray, index: int) -> NDArray[np.uint8]:
+        """A copy of a row of the cache's memory on the host, behind everything that was asked for before.
+
+        Raises:
+            DeviceFailed: such as a GPU that was lost.
+        """
+
+    def write_block(self, blocks: DeviceArray, index: int, content: NDArray[np.uint8]) -> None:
+        """Copy bytes of the host's into a row of the cache's memory, behind everything that was asked for before. They
+        have been read on return.
+
+        Raises:
+            DeviceFailed: such as a GPU that was lost.
         """
 
     def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:

@@ -21,10 +21,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from genai.kernels.executor import DeviceArray, DeviceFailed
 from genai.kernels.forks import renew_locks
 from genai.kernels.host.machine import reason_to_refuse
 
@@ -41,6 +43,16 @@ _AFTER_REMOVAL = 0.9
 _ABANDONED_SECONDS = 3600.0
 
 
+class BlockMover(Protocol):
+    """What is asked of a device here; see `genai.kernels.executor.Executor`."""
+
+    def read_block(self, blocks: DeviceArray, index: int) -> NDArray[np.uint8]:
+        """A copy of a block on the host."""
+
+    def write_block(self, blocks: DeviceArray, index: int, content: NDArray[np.uint8]) -> None:
+        """Copy bytes into a block."""
+
+
 class DirectoryError(OSError):
     """A folder cannot keep blocks; says why."""
 
@@ -52,14 +64,17 @@ class BlockDirectory:
         folder: made if there is none, for this user only. It is refused where others could write into it.
         identity: all that the content of blocks depends on besides their keys: model, numerics, layout.
         max_bytes: most bytes of all files in the folder, whatever they are of.
-        storage: the memory of the blocks.
+        storage: the memory of the blocks. device: whose it is.
 
     Raises:
         DirectoryError: the folder cannot be used.
     """
 
-    def __init__(self, folder: Path, identity: bytes, max_bytes: int, storage: PagedStorage) -> None:
-        self.folder, self._identity, self.max_bytes, self._storage = folder, identity, max_bytes, storage
+    def __init__(
+        self, folder: Path, identity: bytes, max_bytes: int, storage: PagedStorage, device: BlockMover
+    ) -> None:
+        self.folder, self._identity, self.max_bytes = folder, identity, max_bytes
+        self._storage, self._device = storage, device
         self._found = self._written = self._dropped = 0
         self._bytes = 0
         try:
@@ -107,10 +122,12 @@ class BlockDirectory:
 
     def fill(self, block: int, content: Any) -> None:
         """See Backing.fill."""
-        self._storage.blocks[block] = content
+        self._device.write_block(self._storage.blocks, block, content)
 
     def store(self, key: bytes, note: bytes, block: int) -> None:
-        """See Backing.store: copied now, written by a thread of its own."""
+        """See Backing.store: copied now, written by a thread of its own; not kept where the device fails, of which the
+        next step tells.
+        """
         if self._process != os.getpid() or self._path(key).exists():
             return
         size = int(self._storage.blocks.shape[1])
@@ -122,7 +139,16 @@ class BlockDirectory:
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="genai-prefix-cache", daemon=True)
                 self._writer.start()
-        self._waiting.put((key, note, np.array(self._storage.blocks[block])))
+        try:
+            content = self._device.read_block(self._storage.blocks, block)
+        except BaseException as error:
+            with self._lock:
+                self._waiting_bytes -= size
+            if not isinstance(error, DeviceFailed):
+                raise
+            self._dropped += 1
+            return
+        self._waiting.put((key, note, content))
 
     def figures(self) -> dict[str, int]:
         """Blocks found and written by this process, and not kept; bytes of the folder, as last counted."""

@@ -180,7 +180,11 @@ class BlockPool:
             (block,) = self.allocate(1)
         except CacheFull:
             return None
-        self.backing.fill(block, content)
+        try:
+            self.backing.fill(block, content)
+        except BaseException:
+            self.release([block])
+            raise
         with self._lock:
             if key not in self._block_of_key:
                 self._block_of_key[key] = block

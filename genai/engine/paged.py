@@ -340,7 +340,7 @@ class PagedDecoder(Decoder):
                 f"prefix cache {folder}", "the model keeps its blocks in another folder", "give the same one, or none"
             )
         try:
-            self.pool.backing = BlockDirectory(folder, identity, max_bytes, self.storage)
+            self.pool.backing = BlockDirectory(folder, identity, max_bytes, self.storage, self.executor)
         except DirectoryError as error:
             raise OptionError(
                 f"prefix cache {folder}: the folder cannot be used", str(error), "give one that only you can write"
@@ -350,7 +350,8 @@ class PagedDecoder(Decoder):
         sequence.adapt(adapters)
 
     def reuse(self, sequence: PagedSequence) -> int:
-        return sequence.reuse()
+        with _told("bringing blocks of the prefix cache back"):
+            return sequence.reuse()
 
     def publish(self, sequence: PagedSequence) -> None:
         sequence.publish()
@@ -421,8 +422,14 @@ class PagedDecoder(Decoder):
         blocks = sequence.table.blocks[: sequence.num_computed // self.block_size]
         (array,) = self.arrays_for(len(blocks) * self.block_size)
         self._check_open()
-        empty = np.zeros(int(self.storage.blocks.shape[1]), np.uint8)  # where nobody looks any more
-        return [(array, (empty if block == GONE else np.asarray(self.storage.blocks[block]) for block in blocks))]
+        return [(array, map(self._content, blocks))]
+
+    def _content(self, block: int) -> NDArray[np.uint8]:
+        """The bytes of a block; zeros where nobody looks any more."""
+        if block == GONE:
+            return np.zeros(int(self.storage.blocks.shape[1]), np.uint8)
+        with _told("copying keys and values to the host"):
+            return self.executor.read_block(self.storage.blocks, block)
 
     def restore(
         self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
@@ -436,7 +443,8 @@ class PagedDecoder(Decoder):
             piece = np.empty(int(self.storage.blocks.shape[1]), np.uint8)
             for block in sequence.table.blocks:
                 read(piece.data)
-                self.storage.blocks[block] = piece
+                with _told("copying keys and values to it"):
+                    self.executor.write_block(self.storage.blocks, block, piece)
         except BaseException:
             sequence.close()
             raise
@@ -538,7 +546,8 @@ class PagedDecoder(Decoder):
                 "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
             ) from error
         if copies:
-            self.executor.copy_blocks(self.storage.blocks, copies)
+            with _told("copying blocks"):
+                self.executor.copy_blocks(self.storage.blocks, copies)
         return slots
 
     def _check_open(self) -> None:
@@ -578,7 +587,28 @@ def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
     )
 
 
+def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
+    """What a device says of its work, with a way out."""
+    if isinstance(error, DeviceFailed):
+        fix = "load the model again; genai doctor shows what is there"
+        return DeviceError(f"the device failed in {work}", str(error), fix)
+    return CacheCapacityError(
+        f"the device has no memory left for {work}",
+        str(error) or "it refused to give more",
+        "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
+    )
+
+
 def _widest_window(program: RowProgram) -> int | None:
     """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
     windows = [record.window for record in program.records if isinstance(record, Attention)]
     return max(windows) if windows and min(windows) > 0 else None
+
+
+@contextmanager
+def _told(work: str) -> Iterator[None]:
+    """That a device fails in some work is said as its other errors are."""
+    try:
+        yield
+    except DeviceFailed as error:
+        raise _of_device(error, work) from error

@@ -28,7 +28,10 @@ def compile_seconds() -> float:
 
 def instructions(executor: Executor) -> str:
     """What an executor computes with, where that changes how results round: the device, and its instructions."""
-    return f"{executor.name} {isa()}" if isinstance(executor, CpuExecutor) else executor.name
+    if isinstance(executor, CpuExecutor):
+        return f"{executor.name} {isa()}"
+    gpu = getattr(executor, "driver", None)
+    return executor.name if gpu is None else f"{executor.name} sm_{gpu.capability}"
 
 
 def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:

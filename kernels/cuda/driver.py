@@ -27,8 +27,14 @@ class Event(Protocol):
 class Driver(Protocol):
     """A device and its one stream: what is asked for happens in order.
 
-    Memory is an array that can be sliced, viewed, reshaped and assigned to, as NumPy's can. Whatever is asked for may
-    raise CudaError, also for what went wrong earlier: a GPU tells of it late.
+    Memory is an array of the driver's own. It has NumPy's `shape`, `dtype`, `ndim`, `size`, `itemsize`, `nbytes`,
+    `strides`, `flags.c_contiguous`, `len` and `__dlpack_device__`. Numbers and slices as indices, `view` as another
+    type (of another size where there are no gaps) and `reshape` (where that takes no copy) give the same memory, and
+    ask nothing of the device. Nothing else may be asked of it: it becomes no array of the host's, takes none, and
+    computes nothing; it would refuse, or do it in a stream that is not ours. What it holds is moved by the methods here
+    alone.
+
+    Whatever is asked for may raise CudaError, also for what went wrong earlier: a GPU tells of it late.
     """
 
     @property

@@ -72,6 +72,12 @@ class CudaExecutor:
     def allocate(self, nbytes: int) -> DeviceBytes:
         return DeviceBytes(self.driver.zeros(nbytes))
 
+    def read_block(self, blocks: Any, index: int) -> NDArray[np.uint8]:
+        return self.driver.download(blocks[index])
+
+    def write_block(self, blocks: Any, index: int, content: NDArray[np.uint8]) -> None:
+        self.driver.write(blocks[index], content)
+
     def copy_blocks(self, blocks: Any, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             self.driver.copy_row(blocks, source, destination)

@@ -1,4 +1,4 @@
-"""A cache in the memory of the host: who copies its blocks, and turns the keys in them."""
+"""A cache in the memory of the host: who copies its blocks, hands them out, and turns the keys in them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class HostMemory:
     def copy_blocks(self, blocks: NDArray[np.uint8], copies: Iterable[tuple[int, int]]) -> None:
         for source, destination in copies:
             blocks[destination] = blocks[source]
+
+    def read_block(self, blocks: NDArray[np.uint8], index: int) -> NDArray[np.uint8]:
+        block: NDArray[np.uint8] = blocks[index]
+        return block.copy()
+
+    def write_block(self, blocks: NDArray[np.uint8], index: int, content: NDArray[np.uint8]) -> None:
+        blocks[index] = content
 
     def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
         for layer, turn in turns:

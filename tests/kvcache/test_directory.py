@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.kernels.executor import DeviceFailed
+from genai.kernels.host.memory import HostMemory
 from genai.kvcache.directory import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
@@ -27,7 +29,7 @@ BLOCK = 2 * 32 * 32 * 4
 def cache(folder: Path, max_bytes: int = 2**30, identity: bytes = b"model") -> tuple[BlockPool, PagedStorage]:
     storage = PagedStorage(LAYOUT, 8)
     pool = BlockPool(8)
-    pool.backing = BlockDirectory(folder, identity, max_bytes, storage)
+    pool.backing = BlockDirectory(folder, identity, max_bytes, storage, HostMemory())
     return pool, storage
 
 
@@ -70,6 +72,44 @@ def test_blocks_of_another_model_are_not_found(tmp_path: Path) -> None:
     pool, storage = cache(tmp_path)
     write(pool, storage, TOKENS)
     assert found(cache(tmp_path, identity=b"other")[0], TOKENS).length == 0
+
+
+class Failing(HostMemory):
+    """Memory of a device. lost: what is raised when it is asked."""
+
+    lost: BaseException | None = None
+
+    def read_block(self, blocks: Any, index: int) -> Any:
+        if self.lost:
+            raise self.lost
+        return super().read_block(blocks, index)
+
+    def write_block(self, blocks: Any, index: int, content: Any) -> None:
+        if self.lost:
+            raise self.lost
+        super().write_block(blocks, index, content)
+
+
+def test_what_the_device_does_not_give_or_take(tmp_path: Path) -> None:
+    """A block that it does not give is not kept; who looks for one that it does not take is told, and it is free."""
+    pool, storage = cache(tmp_path)
+    device, directory = Failing(), pool.backing
+    assert isinstance(directory, BlockDirectory)
+    directory._device, device.lost = device, DeviceFailed("lost")
+    write(pool, storage, TOKENS)
+    assert directory.figures()["dropped"] == 3 and not files(tmp_path)
+    device.lost = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        write(pool, storage, [5] * 32)
+    device.lost = None
+    write(pool, storage, [6] * 32)  # nothing waits for what never came
+    other, _ = cache(tmp_path)
+    other.backing._device, device.lost = device, DeviceFailed("lost")  # type: ignore[union-attr]
+    with pytest.raises(DeviceFailed):
+        found(other, [6] * 32)
+    assert other.num_free == other.num_blocks
+    device.lost = None
+    assert found(other, [6] * 32).length == 32
 
 
 def test_a_miss_takes_no_block(tmp_path: Path) -> None:

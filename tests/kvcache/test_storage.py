@@ -82,6 +82,17 @@ def test_layers_of_bits_that_stand_for_floats(dtype, size):
     storage.close()
 
 
+def test_blocks_come_to_the_host_and_go_back():
+    storage, host = PagedStorage(CacheLayout((FLOATS,), PAGE_TOKENS), 3), HostMemory()
+    content = np.arange(storage.blocks.shape[1], dtype=np.uint8)
+    host.write_block(storage.blocks, 2, content)
+    found = host.read_block(storage.blocks, 2)
+    host.write_block(storage.blocks, 2, content[::-1])
+    assert np.array_equal(found, content)  # a copy
+    assert np.array_equal(storage.blocks[2], content[::-1]) and not storage.blocks[:2].any()
+    storage.close()
+
+
 def test_latent_rows_have_empty_values():
     storage = PagedStorage(CacheLayout((LayerShape(kv_heads=1, head_size=12, v_head_size=0),), PAGE_TOKENS), 2)
     assert storage.layers[0].values.shape == (2, 1, 32, 0)

@@ -34,7 +34,9 @@ class _OneToken:
         self._name = f"attention to {context} tokens, {kv_dtype} cache"
         self._bytes, self._times = layout.bytes_per_token * context / len(shapes), list[float]()
         self._storage = PagedStorage(layout, blocks, decoder.executor.allocate)
-        self._storage.blocks[...] = _FILLING
+        filled = np.full(self._storage.blocks.shape[1], _FILLING, np.uint8)
+        for block in range(blocks):
+            decoder.executor.write_block(self._storage.blocks, block, filled)
         self._program = _attention_only(decoder.program)
         self._layers = len(self._program.parts)
         self._function = decoder.executor.compile(self._program, self._storage.layers)

@@ -1,4 +1,4 @@
-"""A GPU that is a host: kernels are built by a C++ compiler with `host_shim.h`, memory is NumPy's."""
+"""A GPU that is a host: kernels are built by a C++ compiler with `host_shim.h`, memory is `DeviceArray`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cuda.cupy_driver import _check_same
 from genai.kernels.cuda.driver import CudaError, Grid
 from genai.kernels.cuda.sources import CudaKernel, modules
+
+from .device_array import DeviceArray, of_host, within
 
 SHIM = Path(__file__).with_name("host_shim.h")
 _PARTS = [SHIM.with_name(name) for name in ("host_races.h", "host_races.cpp")]
@@ -124,7 +127,7 @@ class HostDriver:
     _turn: Any = field(default_factory=threading.RLock, repr=False)
     _guarded: list[tuple[weakref.ref[Any], Any]] = field(default_factory=list)
 
-    def zeros(self, nbytes: int) -> NDArray[np.uint8]:
+    def zeros(self, nbytes: int) -> DeviceArray:
         self._outside_of_a_capture()
         self.allocated += nbytes
         if self.room is not None and nbytes > self.room:
@@ -134,41 +137,43 @@ class HostDriver:
         inside = memory[first : first + nbytes]
         memory[:first] = memory[first + nbytes :] = 0xFF
         self._guarded.append((weakref.ref(memory), (first, first + nbytes)))
-        return inside
+        return DeviceArray(inside)
 
     def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
         return np.zeros(nbytes, np.uint8)
 
-    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+    def upload(self, array: NDArray[Any]) -> DeviceArray:
         array = np.ascontiguousarray(array)
-        copy: NDArray[Any] = self.zeros(array.nbytes).view(array.dtype).reshape(array.shape)
-        copy[...] = array
+        copy = self.zeros(array.nbytes).view(array.dtype).reshape(array.shape)
+        copy.host[...] = array
         return copy
 
-    def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+    def write(self, target: DeviceArray, array: NDArray[Any]) -> None:
         self._outside_of_a_capture()
-        target[...] = array
+        _check_same(target, of_host(array))
+        within(target)[...] = array
 
-    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+    def download(self, array: DeviceArray) -> NDArray[Any]:
         self._outside_of_a_capture()
-        return array.copy()
+        return within(array).copy()
 
-    def read(self, array: NDArray[Any], target: NDArray[Any]) -> None:
+    def read(self, array: DeviceArray, target: NDArray[Any]) -> None:
         self._outside_of_a_capture()
-        target[...] = array
+        _check_same(array, of_host(target))
+        target[...] = within(array)
 
     def event(self) -> HostEvent:
         return HostEvent(self)
 
-    def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
+    def copy_row(self, rows: DeviceArray, source: int, destination: int) -> None:
         self._outside_of_a_capture()
-        rows[destination] = rows[source]
+        within(rows)[destination] = within(rows)[source]
 
     def free_bytes(self) -> int:
         return 1 << 30
 
-    def address(self, array: NDArray[Any]) -> int:
-        return array.ctypes.data
+    def address(self, array: DeviceArray) -> int:
+        return within(array).ctypes.data
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         functions = {}
@@ -228,14 +233,15 @@ class HostDriver:
 
     settle = synchronize
 
-    def borrow(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        return np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8)
+    def borrow(self, address: int, nbytes: int) -> DeviceArray:
+        return DeviceArray(np.frombuffer((ctypes.c_ubyte * nbytes).from_address(address), np.uint8))
 
-    def adopt(self, value: Any) -> NDArray[Any]:
-        return np.ascontiguousarray(np.from_dlpack(value))
+    def adopt(self, value: Any) -> DeviceArray:
+        return DeviceArray(np.ascontiguousarray(np.from_dlpack(value)))
 
-    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
-        target[...] = source
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        assert source.shape == target.shape and source.dtype == target.dtype
+        within(target)[...] = within(source)
 
-    def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
-        return array.__dlpack__(stream=None, **options)
+    def lend(self, array: DeviceArray, stream: Any, options: Mapping[str, Any]) -> Any:
+        return within(array).__dlpack__(stream=None, **options)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.cuda.cupy_driver import _check_same
 from genai.kernels.cuda.driver import Grid
 from genai.kernels.cuda.sources import CudaKernel
 
+from .device_array import DeviceArray, of_host
 from .host_driver import HostDriver
 
 
@@ -43,7 +46,7 @@ class LateDriver(HostDriver):
     _queue: deque[tuple[int, Callable[[], object]]] = field(default_factory=deque)
     _pinned: list[NDArray[np.uint8]] = field(default_factory=list)
     # Memory of a GPU that goes back is given to nobody before what was asked for is done; here it never is.
-    _memory: list[NDArray[np.uint8]] = field(default_factory=list)
+    _memory: list[DeviceArray] = field(default_factory=list)
 
     def drain(self, number: int) -> None:
         """Do what was asked for, up to this."""
@@ -58,7 +61,7 @@ class LateDriver(HostDriver):
             self._queue.append((self.asked, work))
             self.ahead = max(self.ahead, len(self._queue))
 
-    def zeros(self, nbytes: int) -> NDArray[np.uint8]:
+    def zeros(self, nbytes: int) -> DeviceArray:
         self._memory.append(super().zeros(nbytes))
         return self._memory[-1]
 
@@ -66,23 +69,24 @@ class LateDriver(HostDriver):
         self._pinned.append(super().host_memory(nbytes))
         return self._pinned[-1]
 
-    def write(self, target: NDArray[Any], array: NDArray[Any]) -> None:
+    def write(self, target: DeviceArray, array: NDArray[Any]) -> None:
+        _check_same(target, of_host(array))
         own = array if any(np.shares_memory(array, memory) for memory in self._pinned) else array.copy()
-        self._later(lambda: target.__setitem__(..., own))
+        self._later(partial(super().write, target, own))
 
-    def read(self, array: NDArray[Any], target: NDArray[Any]) -> None:
+    def read(self, array: DeviceArray, target: NDArray[Any]) -> None:
         assert any(np.shares_memory(target, memory) for memory in self._pinned)
-        self._later(lambda: target.__setitem__(..., array))
+        self._later(partial(super().read, array, target))
 
-    def download(self, array: NDArray[Any]) -> NDArray[Any]:
+    def download(self, array: DeviceArray) -> NDArray[Any]:
         self.synchronize()
         return super().download(array)
 
-    def copy_row(self, rows: NDArray[Any], source: int, destination: int) -> None:
-        self._later(lambda: rows.__setitem__(destination, rows[source]))
+    def copy_row(self, rows: DeviceArray, source: int, destination: int) -> None:
+        self._later(partial(super().copy_row, rows, source, destination))
 
-    def copy(self, source: NDArray[Any], target: NDArray[Any]) -> None:
-        self._later(lambda: target.__setitem__(..., source))
+    def copy(self, source: DeviceArray, target: DeviceArray) -> None:
+        self._later(partial(super().copy, source, target))
 
     def event(self) -> Any:
         return LateEvent(self)
@@ -106,6 +110,6 @@ class LateDriver(HostDriver):
     def settle(self) -> None:
         self.synchronize()
 
-    def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
+    def lend(self, array: DeviceArray, stream: Any, options: Mapping[str, Any]) -> Any:
         self.synchronize()
         return super().lend(array, stream, options)

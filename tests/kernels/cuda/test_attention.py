@@ -19,6 +19,7 @@ from genai.kernels.reference.attention import attend_pages, rotations, turned
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import read_pages
 
+from .device_array import DeviceArray
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, layer_of, packed_layer_of, program, relative_error, step_of
 
@@ -56,10 +57,11 @@ def run(
     widths = {name: array.shape[1] for name, array in rows.items()} | {"out": record.heads * record.v_head_size}
     whole = program([record], widths, constants, ["out"])
     pages = layer
-    if isinstance(executor, CudaExecutor) and not isinstance(executor.driver, HostDriver):
-        pages = PagedLayer(*(executor.driver.upload(array) for array in (layer.keys, layer.values)), layer.packed)
+    if isinstance(executor, CudaExecutor):  # where the device is the host there is more between blocks
+        device: Any = DeviceArray if isinstance(executor.driver, HostDriver) else executor.driver.upload
+        pages = PagedLayer(device(layer.keys), device(layer.values), layer.packed)
     found: np.ndarray = executor.compile(whole, [pages]).run(step, rows)["out"]
-    if pages is not layer:  # a GPU's are copies
+    if isinstance(executor, CudaExecutor) and not isinstance(executor.driver, HostDriver):  # a GPU's are copies
         layer.keys[...], layer.values[...] = (executor.host(array) for array in (pages.keys, pages.values))
     return found.reshape(-1, widths["out"])
 

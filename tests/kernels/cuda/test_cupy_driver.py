@@ -22,6 +22,7 @@ from genai.kernels.cuda.driver import CudaError, NoDevice
 from genai.kernels.cuda.sources import CudaKernel
 from genai.runtime import device as devices
 
+from .device_array import DeviceArray, within
 from .host_driver import HostDriver, LaunchError, build
 
 Broken = Callable[..., Any]
@@ -33,12 +34,15 @@ def many_kernels_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cupy_driver, "_KERNELS_OF_A_MODULE", 1000)
 
 
-class Array(np.ndarray):  # type: ignore[type-arg]
-    """An array whose `data` has an address, and which is set from the host, as CuPy's."""
+class Array(DeviceArray):
+    """An array whose `data` has an address, and which is set from others of its kind, as CuPy's."""
 
     @property
-    def data(self) -> Any:  # type: ignore[override]
-        return SimpleNamespace(ptr=self.ctypes.data)
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.host.ctypes.data)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.host[key] = within(value)
 
 
 class CUDARuntimeError(RuntimeError):
@@ -244,9 +248,9 @@ def fake_cupy(**changes: Any) -> Any:
         alloc_pinned_memory=bytearray, function=SimpleNamespace(Module=Module),
     )  # fmt: skip
     return SimpleNamespace(
-        cuda=cuda, asnumpy=asks(np.array),
-        zeros=asks(lambda size, dtype: HostDriver().zeros(size).view(Array)),
-        asarray=asks(lambda array: HostDriver().upload(array).view(Array)),
+        cuda=cuda, asnumpy=asks(lambda array: within(array).copy()),
+        zeros=asks(lambda size, dtype: Array(HostDriver().zeros(size).host)),
+        asarray=asks(lambda array: Array(HostDriver().upload(array).host)),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
     )  # fmt: skip
 
