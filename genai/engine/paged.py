@@ -587,18 +587,6 @@ def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
     )
 
 
-def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
-    """What a device says of its work, with a way out."""
-    if isinstance(error, DeviceFailed):
-        fix = "load the model again; genai doctor shows what is there"
-        return DeviceError(f"the device failed in {work}", str(error), fix)
-    return CacheCapacityError(
-        f"the device has no memory left for {work}",
-        str(error) or "it refused to give more",
-        "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
-    )
-
-
 def _widest_window(program: RowProgram) -> int | None:
     """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
     windows = [record.window for record in program.records if isinstance(record, Attention)]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from genai.kernels.cuda.driver import Grid
 from genai.kernels.cuda.sources import CudaKernel, modules
 
+from .device_array import DeviceArray, within
 from .host_driver import HostDriver, HostEvent, LaunchError, build
 
 _FLAGS = ("-DSHIM_RACES", "-g1", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
@@ -31,7 +32,7 @@ class RaceDriver(HostDriver):
     # What the kernel before has written: pairs of addresses.
     _recent: NDArray[np.uintp] = field(default_factory=lambda: np.zeros((0, 2), np.uintp))
 
-    # Memory of tests' own, by address.
+    # Memory that tests made themselves, by address.
     _others: dict[int, weakref.ref[Any]] = field(default_factory=dict)
 
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
@@ -62,8 +63,8 @@ class RaceDriver(HostDriver):
         count = function.library.shim_written(ctypes.byref(written))
         self._recent = np.array(written[: 2 * count], np.uintp).reshape(-1, 2)
 
-    def address(self, array: NDArray[Any]) -> int:
-        whole: Any = array
+    def address(self, array: DeviceArray) -> int:
+        whole = within(array)
         while isinstance(whole.base, np.ndarray):
             whole = whole.base
         if not any(memory() is whole for memory, _ in self._guarded):
