@@ -458,9 +458,7 @@ def test_short_sequences_after_one_that_was_long(driver: HostDriver, monkeypatch
     monkeypatch.setattr(driver, "multiprocessors", 132)
     blocks, layer = 64, layer_of(rng, 64, 1, 8, 8, "float16")
     whole = program([record], {"q": 16, "k": 8, "v": 8, "out": 16}, MadeUpConstants(), ["out"])
-    pages = layer
-    if not isinstance(driver, HostDriver):
-        pages = PagedLayer(driver.upload(layer.keys), driver.upload(layer.values))
+    pages = PagedLayer(driver.upload(layer.keys), driver.upload(layer.values))
     compiled = CudaExecutor(driver, 1).compile(whole, [pages])
     long = step_of([100], [1], num_blocks=blocks, rng=rng)
     tables = np.zeros((1, 8192), np.int32)  # of 256 Ki tokens
