@@ -256,7 +256,7 @@ class BlockTable:
                 break
             numerics[begin:end] = note
             self._blocks.append(block)
-        self._length = len(self._blocks) * self.block_size
+            self._length = end  # also where bringing the next one fails
         return self._length
 
     def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:

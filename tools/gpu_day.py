@@ -57,6 +57,7 @@ _TESTED, _BUILT, _PYTORCH, _SANITIZED = 120, 240, 45, 60
 _LAST_WORDS = 10
 # Kernels that the sanitizer sees: of each kind, in small sizes.
 _SMALL_STAGES = ("products", "experts", "attention", "adapters")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CHECKS = ("memcheck", "racecheck", "synccheck")
 # Shares of what the GPU can do at most that kernels should reach: of its copy bandwidth, and of its matmul.
 BANDWIDTH_SHARE, MATMUL_SHARE = 0.8, 0.5
@@ -113,14 +114,15 @@ class Day:
         work()
         found = []
         for _ in range(self.sizes.repeats):
-            begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-            with driver.here():
+            with driver.here():  # an event is of the device that it is made on
+                begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
                 begin.record()
             work()
             with driver.here():
                 end.record()
-            end.synchronize()
-            found.append(self.cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+                end.synchronize()
+                found.append(self.cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+                del begin, end
         return float(np.median(found))
 
 
@@ -403,12 +405,18 @@ def steps(day: Day) -> Iterator[Row]:
             yield row | {"what": f"{model.name}, {row['what']}"}
 
 
+def _named_device(index: int) -> str:
+    """What a process that shall see one GPU alone is told: of those that this one sees."""
+    visible = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
+    return visible[index] if index < len(visible) else str(index)
+
+
 def pytorch(day: Day) -> Iterator[Row]:
     """The same shapes' steps by PyTorch, where it is there: int4 and bfloat16 weights, a CUDA graph each."""
     for shape in SHAPES:
         command = [sys.executable, "-m", "tools.torch_steps", shape, "--context", str(day.sizes.contexts[0])]
         command += [word for batch in day.sizes.batches for word in ("--batch", str(batch))]
-        code, said = _run(command, _PYTORCH, {"CUDA_VISIBLE_DEVICES": str(day.index)})
+        code, said = _run(command, _PYTORCH, {_VISIBLE: _named_device(day.index)})
         yield from (json.loads(line) for line in said.splitlines() if line.startswith("{"))
         if code:
             yield {"what": f"PyTorch, {shape}", "value": f"ended with {code}: {said[-500:]}"}

@@ -132,6 +132,8 @@ class SimulatedGpu:
     def adopt(self, value: Any) -> NDArray[Any]:
         return np.ascontiguousarray(np.from_dlpack(value))
 
+    dlpack_device = (1, 0)
+
     def lend(self, array: NDArray[Any], stream: Any, options: Mapping[str, Any]) -> Any:
         return array.__dlpack__(stream=None, **options)
 

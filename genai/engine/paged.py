@@ -368,10 +368,8 @@ class PagedDecoder(Decoder):
                 f"whole blocks of {self.block_size} tokens are kept and forgotten: at least {least} tokens are needed",
                 "keep fewer tokens, or load the model with a larger context",
             )
-        try:
+        with _told("making ready to move keys"):
             turner((), 1)
-        except (MemoryError, DeviceFailed) as error:
-            raise _of_device(error, "making ready to move keys") from error
 
     def forget(self, sequence: PagedSequence) -> None:
         shift, table, size = sequence.shift, sequence.table, self.block_size
@@ -393,9 +391,11 @@ class PagedDecoder(Decoder):
             try:
                 self.executor.copy_blocks(self.storage.blocks, copies)
                 turner(table.blocks[max(first, table.num_gone) :], count * size)
+            except MemoryError:  # some keys may have moved, and others not
+                sequence.drop_cache(first * size)
             except BaseException as error:
-                sequence.drop_cache()  # some keys may have moved, and others not
-                if isinstance(error, MemoryError | DeviceFailed):
+                sequence.drop_cache()
+                if isinstance(error, DeviceFailed):
                     raise _of_device(error, "moving keys") from error
                 raise
             finally:
@@ -598,5 +598,5 @@ def _told(work: str) -> Iterator[None]:
     """That a device fails in some work is said as its other errors are."""
     try:
         yield
-    except DeviceFailed as error:
+    except (MemoryError, DeviceFailed) as error:
         raise _of_device(error, work) from error

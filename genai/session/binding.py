@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genai.kernels.cuda.array_memory import DeviceTensor, Region, upload
+from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, upload
 from genai.kernels.cuda.driver import Driver
 
 from ..errors import InputError
@@ -161,8 +161,11 @@ def _drivers(values: Iterable[Any]) -> list[Driver]:
 def _memory(element_type: Any, shape: Sequence[int], address: int, driver: Driver | None) -> Any:
     """An array over memory that the caller vouches for."""
     dtype, count = element_dtype(element_type), math.prod(shape)
-    if address <= 0 or any(size < 0 for size in shape):
+    # Libraries give empty arrays no address.
+    if address < 0 or (address == 0 and count) or any(size < 0 for size in shape):
         raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
+    if not count:
+        return np.zeros(tuple(shape), dtype) if driver is None else empty(driver, shape, dtype)
     if driver is not None:
         nbytes = count * dtype.itemsize
         return DeviceTensor(Region(driver, driver.borrow(address, nbytes)), 0, shape, dtype)

@@ -286,6 +286,7 @@ class OrtValue:
         """Address of the first element."""
         tensor = self._tensor()
         if isinstance(tensor, DeviceTensor):
+            tensor.region.driver.synchronize()  # what is written there is there for other libraries, too
             return tensor.address
         address: int = tensor.__array_interface__["data"][0]
         return address
@@ -331,6 +332,7 @@ class OrtValue:
                 tensor.copy_from(given)
             else:
                 tensor.write(on_host([given])[0])
+            tensor.region.driver.synchronize()  # whoever shares the memory may read it from now on
             return
         given = on_host([given])[0]
         if not tensor.flags.writeable:

@@ -50,9 +50,10 @@ class Pool:
         self._free: dict[int, list[Any]] = {}
         self._held, self.allocations = 0, 0
         self._lock = threading.Lock()
-        # The collector gives memory back at any moment, in any thread, and what that holds others may wait for: so
-        # giving waits for nothing.
+        # The collector gives memory back at any moment, in any thread, and what a thread holds others may wait for: so
+        # this waits for nothing.
         self._given: deque[Any] = deque()
+        self._forgotten: deque[int] = deque()
 
     def take(self, nbytes: int) -> Any:
         """Memory that holds anything, uint8, of at least so many bytes.
@@ -62,6 +63,8 @@ class Pool:
         """
         size = rounded(nbytes)
         with self._lock:
+            while self._forgotten:
+                self._held -= self._forgotten.popleft()
             while self._given:
                 memory = self._given.popleft()
                 self._free.setdefault(memory.nbytes, []).append(memory)
@@ -86,8 +89,7 @@ class Pool:
 
     def forget(self, memory: Any) -> None:
         """Somebody else keeps it for good."""
-        with self._lock:
-            self._held -= memory.nbytes
+        self._forgotten.append(memory.nbytes)
 
     def _drop(self) -> None:
         self._held -= sum(memory.nbytes for kept in self._free.values() for memory in kept)
@@ -187,12 +189,12 @@ class DeviceTensor:
             self.region.driver.copy(other.bytes, self.bytes)
 
     def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        self.region.verify()
         self.region.lend()
         return self.region.driver.lend(self.view(), stream, options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        found: tuple[int, int] = self.view().__dlpack_device__()
-        return found
+        return self.region.driver.dlpack_device
 
 
 def upload(driver: Driver, array: NDArray[Any]) -> DeviceTensor:

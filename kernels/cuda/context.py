@@ -8,6 +8,8 @@ or belongs to another process. Besides, what asks the driver itself needs a cont
 from __future__ import annotations
 
 import threading
+import weakref
+from contextlib import suppress
 from typing import Any
 
 
@@ -22,10 +24,7 @@ class DeviceContext:
         driver = cupy.cuda.driver
         self._current, self._make_current = driver.ctxGetCurrent, driver.ctxSetCurrent
         self._left = _Left()
-        before = self._current()
-        cupy.cuda.runtime.setDevice(index)
-        self._own = int(self._current())
-        self._make_current(before)
+        self._own = _opened(cupy, index)
 
     def __enter__(self) -> None:
         before = int(self._current())
@@ -37,6 +36,52 @@ class DeviceContext:
         before = self._left.contexts.pop()
         if before != self._own:
             self._make_current(before)
+
+
+class InContext:
+    """An object of CuPy's that is destroyed in a context.
+
+    Events, graphs and modules ask CUDA when they are destroyed, which may be by the collector in any thread: with no
+    context that opens GPU 0, or fails.
+
+    Args:
+        value: nobody else holds it.
+    """
+
+    def __init__(self, context: DeviceContext, value: Any) -> None:
+        # Not an attribute: the collector would take it for garbage with this object, and end it at any moment.
+        self._held = [value]
+        weakref.finalize(self, _drop, context, self._held).atexit = False
+
+    @property
+    def value(self) -> Any:
+        """The object."""
+        return self._held[0]
+
+
+def _drop(context: DeviceContext, held: list[Any]) -> None:
+    with suppress(Exception), context:  # there is nobody to tell
+        held.clear()
+
+
+def _opened(cupy: Any, index: int) -> int:
+    """The context of a GPU. A thread of its own asks for it: which GPU is meant stays with a thread for good."""
+    found: list[int] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            cupy.cuda.runtime.setDevice(index)
+            found.append(int(cupy.cuda.driver.ctxGetCurrent()))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, name="genai-gpu")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 class _Left(threading.local):

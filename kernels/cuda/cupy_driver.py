@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiler import CompileError, KernelCompiler
-from .context import DeviceContext
+from .context import DeviceContext, InContext
 from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
@@ -103,9 +103,14 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+# Streams last as long as the process: who waits for one, or gives memory back to it, may outlive its driver.
+_STREAMS: list[Any] = []
+# cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY: what CuPy says where pinned memory is not to be had.
+_OUT_OF_MEMORY = 2
 # cudaMemcpyKind, cudaDeviceAttr.
 _TO_DEVICE, _TO_HOST = 1, 2
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_DLPACK_CUDA = 2
 
 
 def _check_same(array: Any, host: NDArray[Any]) -> None:
@@ -144,23 +149,25 @@ class _Here:
             except self._errors as failed:
                 error = error or failed
         if isinstance(error, self._errors):
+            if getattr(error, "status", None) == _OUT_OF_MEMORY:
+                raise MemoryError(f"{self.name}: {_line(error)}") from error
             raise CudaError(f"{self.name}: {_line(error)}") from error
 
 
 class CupyEvent:
     """See `kernels.cuda.driver.Event`."""
 
-    def __init__(self, driver: CupyDriver, event: Any) -> None:
+    def __init__(self, driver: CupyDriver, event: InContext) -> None:
         self._driver, self._event = driver, event
 
     def record(self) -> None:
         with self._driver._named:
-            self._event.record(self._driver._stream)
+            self._event.value.record(self._driver._stream)
 
     def wait(self) -> None:
         # Not in turn: other threads may ask for more meanwhile. What was never recorded is done.
         with self._driver._waiting:
-            self._event.synchronize()
+            self._event.value.synchronize()
 
 
 def device_name(index: int) -> str:
@@ -176,11 +183,13 @@ class CupyDriver:
     """
 
     def __init__(self, cupy: Any, index: int) -> None:
-        self._cupy, self.index, context = cupy, index, DeviceContext(cupy, index)
+        self._cupy, self.index = cupy, index
+        self._context = context = DeviceContext(cupy, index)
         # What other threads ask for while launches are captured would be captured, too.
         self._turn = threading.RLock()
         with context:
             self._stream = cupy.cuda.Stream(non_blocking=True)
+        _STREAMS.append(self._stream)
         self.capability = _capability(cupy, index)
         self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
         # Calls that say themselves which stream they mean: entering CuPy's takes longer than they do.
@@ -230,9 +239,14 @@ class CupyDriver:
             self._raw.memcpyAsync(target.data.ptr, array.ctypes.data, array.nbytes, _TO_DEVICE, self._pointer)
 
     def download(self, array: Any) -> NDArray[Any]:
+        # CuPy's own way sets the device of the thread, and leaves it set.
         with self.here():
-            found: NDArray[Any] = self._cupy.asnumpy(array)
-            return found
+            dense = self._cupy.ascontiguousarray(array)
+            found = np.empty(dense.shape, dense.dtype)
+            if found.nbytes:
+                self._raw.memcpyAsync(found.ctypes.data, dense.data.ptr, found.nbytes, _TO_HOST, self._pointer)
+                self._stream.synchronize()
+            return found.reshape(array.shape)
 
     def read(self, array: Any, target: NDArray[Any]) -> None:
         _check_same(array, target)
@@ -241,7 +255,7 @@ class CupyDriver:
 
     def event(self) -> CupyEvent:
         with self.here():
-            return CupyEvent(self, self._cupy.cuda.Event(disable_timing=True))
+            return CupyEvent(self, InContext(self._context, self._cupy.cuda.Event(disable_timing=True)))
 
     def copy_row(self, rows: Any, source: int, destination: int) -> None:
         with self.here():
@@ -261,19 +275,21 @@ class CupyDriver:
             with self.here():
                 module = cuda.function.Module()
                 module.load(image)
-                found |= {kernel: module.get_function(kernel.name) for kernel in ones}
                 for kernel in ones:
+                    function = module.get_function(kernel.name)
                     if kernel.shared:  # more than 48 KiB must be asked for
                         attribute = cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                        cuda.driver.funcSetAttribute(found[kernel].ptr, attribute, kernel.shared)
+                        cuda.driver.funcSetAttribute(function.ptr, attribute, kernel.shared)
+                    found[kernel] = InContext(self._context, function)
+                del module, function  # which functions keep
         return found
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self.here():
             if self._dependent is not None:
-                self._dependent.launch(function.ptr, grid, kernel.threads, arguments, kernel.shared)
+                self._dependent.launch(function.value.ptr, grid, kernel.threads, arguments, kernel.shared)
             else:  # an array of one element goes by value
-                function(grid, (kernel.threads, 1, 1), (arguments,), shared_mem=kernel.shared)
+                function.value(grid, (kernel.threads, 1, 1), (arguments,), shared_mem=kernel.shared)
 
     def capture(self, work: Callable[[], None]) -> Any:
         with self.here():
@@ -284,11 +300,11 @@ class CupyDriver:
                 with suppress(Exception):  # the stream must not stay in this state
                     self._stream.end_capture()
                 raise
-            return self._stream.end_capture()
+            return InContext(self._context, self._stream.end_capture())
 
     def launch_graph(self, captured: Any) -> None:
         with self._named:
-            captured.launch(self._stream)
+            captured.value.launch(self._stream)
 
     def synchronize(self) -> None:
         with self._named:
@@ -310,6 +326,10 @@ class CupyDriver:
     def copy(self, source: Any, target: Any) -> None:
         with self.here():
             target[...] = source
+
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        return _DLPACK_CUDA, self.index
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
         with self.here():  # which the consumer's stream waits for

@@ -28,7 +28,7 @@ class Driver(Protocol):
     """A device and its one stream: what is asked for happens in order.
 
     Memory is an array of the driver's own. It has NumPy's `shape`, `dtype`, `ndim`, `size`, `itemsize`, `nbytes`,
-    `strides`, `flags.c_contiguous`, `len` and `__dlpack_device__`. Numbers and slices as indices, `view` as another
+    `strides`, `flags.c_contiguous` and `len`. Numbers and slices as indices, `view` as another
     type (of another size where there are no gaps) and `reshape` (where that takes no copy) give the same memory, and
     ask nothing of the device. Nothing else may be asked of it: it becomes no array of the host's, takes none, and
     computes nothing; it would refuse, or do it in a stream that is not ours. What it holds is moved by the methods here
@@ -125,6 +125,10 @@ class Driver(Protocol):
 
     def adopt(self, value: Any) -> Any:
         """A dense array over what another library offers through DLPack, after its work; a copy where it has gaps."""
+
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        """The kind and the number of the device, as DLPack has them."""
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
         """A DLPack capsule over an array, for a consumer's stream, whose work begins after ours.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -10,6 +10,8 @@ from .driver import CudaError, Driver
 
 # Graphs that are kept: a few hundred kilobytes of a GPU's memory each.
 _MOST_GRAPHS = 64
+# What could not be captured so often is started as it is from then on.
+_MOST_FAILURES = 3
 
 
 class GraphCache:
@@ -26,25 +28,28 @@ class GraphCache:
     def __init__(self, driver: Driver, most: int = _MOST_GRAPHS) -> None:
         self._driver, self._most = driver, most
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
+        self._failures: Counter[Hashable] = Counter()
         self.graphs: OrderedDict[Hashable, Any] = OrderedDict()
 
     def start(self, key: Hashable, work: Callable[[], None]) -> None:
         """Start work; `key` is the same for work that launches the same."""
         if key in self.graphs:
             self.graphs.move_to_end(key)
-        elif key in self._seen:
+        elif key in self._seen and self._failures[key] < _MOST_FAILURES:
             del self._seen[key]
             try:
                 self.graphs[key] = self._driver.capture(work)
             except CudaError:
                 # Others in this process may have waited for the whole device meanwhile, which ends captures. What is
                 # wrong otherwise is so without one, too.
+                self._failures[key] += 1
                 work()
                 return
             if len(self.graphs) > self._most:
                 self.graphs.popitem(last=False)
         else:
             self._seen[key] = None
+            self._seen.move_to_end(key)
             if len(self._seen) > self._most:
                 self._seen.popitem(last=False)
             work()

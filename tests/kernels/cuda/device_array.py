@@ -89,10 +89,6 @@ class DeviceArray:
             raise ValueError(f"{list(self.shape)} in steps of {list(self.strides)} bytes as {list(made.shape)}: a copy")
         return self._over(made)
 
-    def __dlpack_device__(self) -> tuple[int, int]:
-        found: tuple[int, int] = self.host.__dlpack_device__()
-        return found
-
     # --- what is refused ---------------------------------------------------------------------------------------------
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:

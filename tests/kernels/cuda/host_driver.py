@@ -243,5 +243,9 @@ class HostDriver:
         assert source.shape == target.shape and source.dtype == target.dtype
         within(target)[...] = within(source)
 
+    @property
+    def dlpack_device(self) -> tuple[int, int]:
+        return 1, 0
+
     def lend(self, array: DeviceArray, stream: Any, options: Mapping[str, Any]) -> Any:
         return within(array).__dlpack__(stream=None, **options)

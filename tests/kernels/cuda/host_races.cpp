@@ -4,7 +4,8 @@
 // by shuffles nor by running in step. Two blocks are ordered by a count in global memory, before which the first one has
 // published; what the second one then reads it reads past the first-level cache, or behind a fence. Without an order they
 // may write what is there already: several threads the same. Two kernels are ordered where the second one has waited: before that
-// it writes nothing, and reads nothing that the first one writes.
+// it writes nothing, and reads nothing that the first one writes. Not looked at is who reads what the copy engine brought
+// without having waited himself, and what products of warpgroups read (host_shim.h has checks of its own for these).
 
 extern "C" char __ehdr_start __attribute__((visibility("hidden")));
 

@@ -17,6 +17,7 @@ from genai.kernels.cuda.array_rows import normalised, reduced, softmax
 from genai.kernels.cuda.arrays import Array, ArrayError, Recorder, joined
 from genai.kernels.cuda.cupy_driver import CupyDriver
 
+from .devices import GPU
 from .host_driver import HostDriver
 from .test_cupy_driver import Array as CupyArray, fake_cupy
 
@@ -109,6 +110,7 @@ def test_large_tiles(driver: HostDriver, dtype: Any, order: int, monkeypatch: py
     np.testing.assert_allclose(large[1], a.astype(np.float64) @ b, rtol=4e-3, atol=2e-2)
 
 
+@pytest.mark.skipif(bool(GPU), reason="it is about the host that emulates a GPU")
 def test_a_missing_barrier_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the shim is there for: without the barrier, results are wrong in some order of threads."""
     from genai.kernels.cuda import sources
@@ -188,6 +190,9 @@ def test_memory_goes_back_without_waiting(driver: HostDriver) -> None:
     with pool._lock:
         pool.give(memory)
     assert pool.take(100) is memory and pool.allocations == 1
+    with pool._lock:
+        pool.forget(memory)
+    assert pool.take(100) is not memory and pool.allocations == 2
 
 
 def test_a_pool_keeps_to_its_limit(driver: HostDriver) -> None:
@@ -239,6 +244,7 @@ def cupy_with_dlpack() -> Any:
     return module
 
 
+@pytest.mark.skipif(bool(GPU), reason="it is about a made-up CuPy")
 def test_dlpack_and_memory_of_others_through_cupy_s_calls() -> None:
     driver = CupyDriver(cupy_with_dlpack(), 0)
     tensor = upload(driver, numbers(2, 3))

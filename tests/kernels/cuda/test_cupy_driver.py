@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -96,21 +97,34 @@ class Nvrtc:
 
 
 class Module:
-    """A library that was loaded."""
+    """A library that was loaded.
+
+    Attributes:
+        unloaded: with which contexts modules were unloaded.
+    """
+
+    unloaded: ClassVar[list[int]] = []
+
+    def __del__(self) -> None:
+        self.unloaded.append(CONTEXTS.get())
 
     def load(self, image: bytes) -> None:
         self.library = ctypes.CDLL(image.decode())
 
     def get_function(self, name: str) -> Any:
-        return Function(getattr(self.library, name))
+        return Function(getattr(self.library, name), self)
 
 
 class Function:
     """A kernel."""
 
-    def __init__(self, function: Any) -> None:
-        self.function, self.ptr, self.most_shared = function, self, 0
+    def __init__(self, function: Any, module: Module) -> None:
+        self.function, self.module, self.most_shared = function, module, 0
         function.restype = ctypes.c_char_p
+
+    @property
+    def ptr(self) -> Function:
+        return self
 
     def __call__(
         self, grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...], *, shared_mem: int
@@ -191,12 +205,22 @@ class Stream:
         launches, Stream.captured = Stream.captured, None
         assert launches is not None
 
-        def launch(stream: Stream) -> None:
-            stream.synchronize()
-            for one in launches:
-                one()
+        return Graph(launches)
 
-        return SimpleNamespace(launch=launch)
+
+class Graph:
+    """Launches that were captured."""
+
+    def __init__(self, launches: list[Callable[[], None]]) -> None:
+        self.launches = launches
+
+    def launch(self, stream: Stream) -> None:
+        stream.synchronize()
+        for one in self.launches:
+            one()
+
+    def __del__(self) -> None:
+        CONTEXTS.asks(lambda: None)()
 
 
 class Event:
@@ -213,6 +237,8 @@ class Event:
     def synchronize(self) -> None:
         CONTEXTS.asks(lambda: None)()
 
+    __del__ = synchronize
+
 
 def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
     assert kind in (1, 2) and stream == Stream.ptr and Stream.captured is None
@@ -222,12 +248,12 @@ def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) 
 def fake_cupy(**changes: Any) -> Any:
     """As much of CuPy as the driver uses; `changes` are of its runtime and compiler.
 
-    Args:
-        changes: capability: of a GPU by its number, ten times.
+    Its GPUs are of an age (`capability`, ten times, by number) for which nothing is asked of the driver's own library,
+    which may be there.
     """
     CONTEXTS.opened.clear()
     CONTEXTS.set(0)
-    asks, capability = CONTEXTS.asks, changes.get("capability", lambda index: 90)
+    asks, capability = CONTEXTS.asks, changes.get("capability", lambda index: 80)
     runtime = SimpleNamespace(
         getDeviceCount=changes.get("count", lambda: 1),
         getDeviceProperties=lambda index: {"name": b"a made-up GPU", "multiProcessorCount": 4},
@@ -248,7 +274,7 @@ def fake_cupy(**changes: Any) -> Any:
         alloc_pinned_memory=bytearray, function=SimpleNamespace(Module=Module),
     )  # fmt: skip
     return SimpleNamespace(
-        cuda=cuda, asnumpy=asks(lambda array: within(array).copy()),
+        cuda=cuda, ascontiguousarray=asks(lambda array: Array(np.ascontiguousarray(within(array)))),
         zeros=asks(lambda size, dtype: Array(HostDriver().zeros(size).host)),
         asarray=asks(lambda array: Array(HostDriver().upload(array).host)),
         get_default_memory_pool=lambda: SimpleNamespace(free_bytes=lambda: 0),
@@ -345,21 +371,46 @@ def test_other_threads_wait_while_launches_are_captured(driver: HostDriver, monk
 
 def test_no_other_gpu_is_opened(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
     """By any thread, which finds again what was current before."""
+    gc.collect()  # what other tests left
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(count=lambda: 2))
     options = {"accuracy": "fp32", "context_size": 128, "cache_bytes": 4 << 20}
     with genai.LLM(bundled_folder, device="cuda:1", **options) as llm:
         assert llm.generate("12 + 7", temperature=0, max_tokens=2)
-        gpu = llm.model.decoder.executor.driver  # type: ignore[attr-defined]
-        event, current = gpu.event(), list[int]()
-
-        def work() -> None:
-            event.wait(), event.record(), gpu.synchronize(), gpu.settle()
-            current.append(CONTEXTS.get())
-
-        thread = threading.Thread(target=work)
+        current: list[int] = []
+        thread = threading.Thread(target=_ask, args=(llm.model.decoder.executor.driver, current))  # type: ignore[attr-defined]
         thread.start()
         thread.join()
+    Module.unloaded.clear()
+    devices._gpus.clear()
+    del llm
+    gc.collect()  # which destroys what is left, in a thread that has no context
     assert CONTEXTS.opened == {1} and current == [0] and CONTEXTS.get() == 0
+    assert set(Module.unloaded) == {101}
+
+
+def _ask(gpu: Any, current: list[int]) -> None:
+    event = gpu.event()
+    event.wait()
+    event.record()
+    gpu.synchronize()
+    gpu.settle()
+    current.append(CONTEXTS.get())
+
+
+def test_want_of_pinned_memory_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy says it as another error than that of a GPU's memory."""
+
+    def refused(nbytes: int) -> Any:
+        error = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        error.status = 2  # type: ignore[attr-defined]
+        raise error
+
+    cupy = fake_cupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    gpu = open_driver()
+    cupy.cuda.alloc_pinned_memory = refused
+    with pytest.raises(MemoryError, match="cudaErrorMemoryAllocation"):
+        gpu.host_memory(64)
 
 
 def test_the_driver_s_own_call_has_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +419,9 @@ def test_the_driver_s_own_call_has_a_context(monkeypatch: pytest.MonkeyPatch) ->
     gpu, seen = open_driver(), list[int]()
     gpu._dependent = SimpleNamespace(launch=lambda *_: seen.append(CONTEXTS.get()))  # type: ignore[assignment]
     kernel = CudaKernel("norm.cu", "norm<false>", "NormArguments", 256)
-    launch = threading.Thread(target=gpu.launch, args=(SimpleNamespace(ptr=1), kernel, (1, 1, 1), np.zeros(())))
+    launch = threading.Thread(
+        target=gpu.launch, args=(SimpleNamespace(value=SimpleNamespace(ptr=1)), kernel, (1, 1, 1), np.zeros(()))
+    )
     launch.start()
     launch.join()
     assert seen == [100]
