@@ -6,6 +6,8 @@ CuPy's device and stream belong to threads, and ours to whoever calls: so every 
 from __future__ import annotations
 
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -196,6 +198,9 @@ class CupyDriver:
         self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.ptr)
         self._entered = _Here(cupy, (self._turn, context, self._stream))
         self._named, self._waiting = _Here(cupy, (self._turn, context)), _Here(cupy, (context,))
+        # Pinned memory of which nobody holds the array any more; the same that copies may use until an event.
+        self._unused: deque[Any] = deque()
+        self._in_copies: deque[tuple[InContext, list[Any]]] = deque()
         self._dependent = open_dependent_launches(self.capability, self._pointer)
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         name, self.multiprocessors = properties["name"], int(properties["multiProcessorCount"])
@@ -223,9 +228,22 @@ class CupyDriver:
 
     def host_memory(self, nbytes: int) -> NDArray[np.uint8]:
         with self.here():
-            memory = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+            self._let_go()
+            pinned = self._cupy.cuda.alloc_pinned_memory(nbytes)
+            memory = np.frombuffer(pinned, np.uint8, nbytes)
+        weakref.finalize(memory, self._unused.append, pinned).atexit = False
         memory[:] = 0
         return memory
+
+    def _let_go(self) -> None:
+        """Memory that nobody holds any more goes back to CuPy once copies are done that may still be under way."""
+        if self._unused:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._stream)
+            pinned = [self._unused.popleft() for _ in range(len(self._unused))]
+            self._in_copies.append((InContext(self._context, event), pinned))
+        while self._in_copies and self._in_copies[0][0].value.done:
+            self._in_copies.popleft()
 
     def upload(self, array: NDArray[Any]) -> Any:
         with self.here():

@@ -23,6 +23,8 @@ from tools import cuda_steps, gpu_day
 class Event:
     """The host's clock."""
 
+    done = True
+
     def __init__(self, disable_timing: bool = False) -> None:
         pass
 

@@ -226,6 +226,8 @@ class Graph:
 class Event:
     """Everything is done at once."""
 
+    done = True
+
     def __init__(self, *, disable_timing: bool) -> None:
         assert disable_timing
         self.synchronize()
@@ -395,6 +397,30 @@ def _ask(gpu: Any, current: list[int]) -> None:
     gpu.synchronize()
     gpu.settle()
     current.append(CONTEXTS.get())
+
+
+def test_pinned_memory_goes_back_once_copies_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy would give it to others at once, which a copy that is under way would then write into."""
+
+    class Pinned(bytearray):
+        freed = 0
+
+        def __del__(self) -> None:
+            Pinned.freed += 1
+
+    cupy = fake_cupy()
+    cupy.cuda.alloc_pinned_memory = Pinned
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(Event, "done", False)
+    gpu = open_driver()
+    kept, other = gpu.host_memory(8), gpu.host_memory(8)
+    del other
+    assert Pinned.freed == 0
+    gpu.host_memory(8)
+    assert Pinned.freed == 0 and kept.tolist() == [0] * 8  # it is not known whether copies are done
+    monkeypatch.setattr(Event, "done", True)
+    gpu.host_memory(8)
+    assert Pinned.freed == 2
 
 
 def test_want_of_pinned_memory_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
