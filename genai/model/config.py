@@ -187,7 +187,7 @@ class Config:
         if self._asked:
             asked = f"cuda:{self._gpu}" if self._gpu else self._asked
             return ChosenDevice(asked, str(self.folder / CONFIG_NAME))
-        return ChosenDevice("cpu")
+        return ChosenDevice("cpu", is_default=True)
 
     @property
     def _session_options(self) -> dict[str, Any]:

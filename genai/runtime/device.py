@@ -34,11 +34,12 @@ def instructions(executor: Executor) -> str:
     return executor.name if gpu is None else f"{executor.name} sm_{gpu.capability}"
 
 
-def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
+def open_executor(device: str = "cpu", threads: int | None = None, *, quiet: bool = False) -> Executor:
     """The executor of a device.
 
     Args:
         device: one of `genai.model.model.DEVICES`. threads: of the CPU; None = the physical cores available.
+        quiet: do not say that "auto" takes the CPU.
 
     Raises:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
@@ -55,7 +56,7 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
         except NoDevice as error:
             if device != "auto":
                 raise no_gpu(f"device = {device!r} cannot be used", error) from error
-            tell_of_the_cpu(str(error))
+            tell_of_the_cpu(str(error), quiet=quiet)
     try:
         isa()
     except IsaError as error:
@@ -70,13 +71,13 @@ def _check_threads(threads: int | None) -> None:
         )
 
 
-def open_asked(device: str, asked_by: str, threads: int | None = None) -> Executor:
+def open_asked(device: str, asked_by: str, threads: int | None = None, *, quiet: bool = False) -> Executor:
     """The executor of a GPU that nobody but a file asks for, or the CPU's, which serves as well then."""
     _check_threads(threads)
     try:
         return _open_gpu(device, threads)
     except NoDevice as error:
-        tell_of_the_cpu(str(error), device, asked_by)
+        tell_of_the_cpu(str(error), device, asked_by, quiet=quiet)
         return open_executor("cpu", threads)
 
 
@@ -126,9 +127,9 @@ def first_gpu() -> str:
     return device_name(open_any().index)
 
 
-def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
+def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "", *, quiet: bool = False) -> None:
     """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
-    if _told:
+    if quiet or _told:
         return
     _told.add(why)
     if asked_by:
