@@ -19,6 +19,7 @@ from genai.errors import CacheCapacityError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
+from genai.measure.bench import speed
 from genai.measure.machine import checkup
 from genai.measure.model_info import describe
 from genai.model.model import check_model_options
@@ -361,6 +362,46 @@ def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
 
 def full(*_: object, **__: object) -> Any:
     raise MemoryError("out of device memory: 12 GiB were asked for")
+
+
+def test_benchmarks_say_where_they_measure(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """Threads are the CPU's, whatever the folder asks for; the others take --device."""
+    folder = str(folder_that_asks(bundled_folder, tmp_path, {"cuda": {}}))
+    assert run(["bench", "threads", folder, "-t", "1", "-c", "8", "-n", "2", "-r", "1"]) == 0
+    assert run(["bench", "kernels", folder, "-m", "1", "-c", "8", "-r", "1", "--device", "cpu"]) == 0
+    assert not opened
+    asked = list[str]()
+
+    def started(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> list[float]:
+        asked.append(device)
+        return [0.1, 0.2, 0.3, 0.0]
+
+    monkeypatch.setattr(speed, "_run", started)
+    for given in ([], ["--device", "cpu"]):
+        assert run(["bench", "startup", folder, "-r", "1", *given]) == 0
+    assert asked == ["", "", "cpu", "cpu"]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for command in ("startup", "kernels"):
+        assert run(["bench", command, "nobody/has-this", "--device", "cuda"]) == 1
+        assert run(["bench", command, "--device", "tpu"]) == 2
+    assert run(["bench", "kernels", "--formats", "--device", "cuda"]) == 2
+
+
+def test_drafts_are_where_the_model_is(opened: list[str], bundled_folder: Path, tmp_path: Path) -> None:
+    """Unless the caller says where both are."""
+    asking = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 1}})
+    config = genai.Config(bundled_folder)
+    config.append_provider("cpu")
+    found = list[str]()
+    for target, draft in ((asking, bundled_folder), (bundled_folder, asking), (genai.Model(config), asking)):
+        with genai.LLM(target, speculation=genai.Speculation(draft=draft)) as llm:
+            made = llm._guessing._draft  # type: ignore[union-attr]
+            assert made is not None
+            assert made.decoder.executor.device == llm.model.decoder.executor.device
+            found.append(llm.model.decoder.executor.device)
+    assert found == ["cuda:1", "cpu", "cpu"] and opened == ["cuda:1", "cuda:1"]
 
 
 @pytest.mark.parametrize("where", ["compile", "allocate"])
