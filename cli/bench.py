@@ -330,7 +330,8 @@ def speculation(
 
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
     with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
-        guesser = stack.enter_context(flags.load(Path(draft))) if draft else None
+        beside = flags if flags.device else replace(flags, device=loaded.decoder.executor.device)
+        guesser = stack.enter_context(beside.load(Path(draft))) if draft else None
         chosen = Speculation(draft=guesser, lookup_file=lookup_file)
         options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
         _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, line, None)

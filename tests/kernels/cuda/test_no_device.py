@@ -389,7 +389,9 @@ def test_benchmarks_say_where_they_measure(
     assert run(["bench", "kernels", "--formats", "--device", "cuda"]) == 2
 
 
-def test_drafts_are_where_the_model_is(opened: list[str], bundled_folder: Path, tmp_path: Path) -> None:
+def test_drafts_are_where_the_model_is(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
     """Unless the caller says where both are."""
     asking = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 1}})
     config = genai.Config(bundled_folder)
@@ -402,6 +404,9 @@ def test_drafts_are_where_the_model_is(opened: list[str], bundled_folder: Path, 
             assert made.decoder.executor.device == llm.model.decoder.executor.device
             found.append(llm.model.decoder.executor.device)
     assert found == ["cuda:1", "cpu", "cpu"] and opened == ["cuda:1", "cuda:1"]
+    monkeypatch.setattr("genai.measure.bench.speculation.bench_speculation", lambda *_, **__: iter(()))
+    assert run(["bench", "speculation", str(bundled_folder), "--draft", str(asking), "-r", "1"]) == 0
+    assert opened == ["cuda:1", "cuda:1"]
 
 
 @pytest.mark.parametrize("where", ["compile", "allocate"])
