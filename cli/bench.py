@@ -177,7 +177,7 @@ def startup(
 
     check_model_options(threads=threads, device=device)
     check_device(device)
-    folder, options = opt.folder_of(model), {"threads": threads, "device": device}
+    folder, options = opt.folder_of(model), dict[str, Any](threads=threads, device=device)
     with ProgressLine("Measuring") as line:
         found = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
     _report(found, as_json)
