@@ -22,6 +22,7 @@ from genai.kernels.cuda.driver import NoDevice
 from genai.measure.bench import speed
 from genai.measure.machine import checkup
 from genai.measure.model_info import describe
+from genai.model import loading
 from genai.model.model import check_model_options
 from genai.runtime import device as devices
 from genai.session.refused import is_cuda_available
@@ -458,3 +459,23 @@ def test_types_of_keys_that_gpus_alone_have(
             assert describe(folder, kv_dtype=name)["kv_dtype"] == name
         with pytest.raises(OptionError, match="with device = 'cpu'"):
             genai.Model(folder, kv_dtype=name, device="cpu")
+
+
+def test_types_of_keys_reach_the_gpu_that_a_folder_asks_for(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """The CPU, which has no kernels for them, does not take over there."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 2}})
+    asked = list[tuple[str, str]]()
+
+    def load(executor: Any, config: object, *, kv_dtype: str, **_: object) -> Any:
+        asked.append((executor.device, kv_dtype))
+        raise CacheCapacityError("it is full", "as this test says", "none")
+
+    monkeypatch.setattr(devices._open_gpu, "name", "cuda", raising=False)
+    monkeypatch.setattr(loading, "_load_on", load)
+    for call in (genai.Model, genai.LLM):
+        with pytest.raises(CacheCapacityError, match="it is full"):
+            call(folder, kv_dtype="fp8")  # type: ignore[operator]
+    assert run(["generate", str(folder), "-p", "x", "--kv-type", "bf16"]) == 1
+    assert asked == [("cuda:2", "fp8"), ("cuda:2", "fp8"), ("cuda:2", "bf16")] and set(opened) == {"cuda:2"}
