@@ -15,7 +15,7 @@ from ..model.config import Config
 from ..model.decoder_graph import DecoderGraph, count_activations, read_decoder
 from ..model.folders import folder_errors
 from ..model.kv_types import check_kv_type, kv_types_on
-from ..model.loading import refused_by
+from ..model.loading import open_chosen, refused_by
 from ..model.memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
 from ..runtime.device import tell_of_the_cpu
 from ..runtime.plan import missing_operators
@@ -53,7 +53,7 @@ def describe(
     """
     config = source if isinstance(source, Config) else Config(source)
     chosen = config.choose_device(device)
-    executor = None if chosen.name == "cpu" else chosen.open()
+    executor = None if chosen.name == "cpu" else open_chosen(chosen)
     check_kv_type(kv_dtype, "cpu" if executor is None else executor.name, chosen)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)

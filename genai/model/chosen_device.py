@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import whole_number
-
-if TYPE_CHECKING:
-    from genai.kernels.executor import Executor
 
 CPU = ("cpu", "cpuexecutionprovider")
 CUDA = ("cuda", "cudaexecutionprovider")
@@ -32,18 +29,6 @@ class ChosenDevice:
     def cpu_serves_too(self) -> bool:
         """Whether the CPU computes where the device does not work."""
         return self.name == "auto" or bool(self.asked_by)
-
-    def open(self, threads: int | None = None, *, quiet: bool = False) -> Executor:
-        """Its executor, or the CPU's, where that serves as well; which is said unless `quiet`.
-
-        Raises:
-            OptionError, DeviceError: as `genai.runtime.device.open_executor`.
-        """
-        from ..runtime.device import open_asked, open_executor
-
-        if self.asked_by:
-            return open_asked(self.name, self.asked_by, threads, quiet=quiet)
-        return open_executor(self.name, threads, quiet=quiet)
 
 
 def folder_device(raw: Any) -> str:

@@ -28,7 +28,7 @@ from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
-from ..runtime.device import open_executor, report_progress, tell_of_the_cpu
+from ..runtime.device import open_asked, open_executor, report_progress, tell_of_the_cpu, untold
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
 from .adapters.inputs import with_defaults
@@ -65,8 +65,8 @@ def load_decoder(
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
-    with report_progress((lambda current, total: None) if quiet else None):
-        executor = chosen.open(threads, quiet=quiet)
+    with report_progress((lambda current, total: None) if quiet else None), untold(quiet):
+        executor = open_chosen(chosen, threads)
         check_kv_type(kv_dtype, executor.name, chosen)
         if chosen.cpu_serves_too and executor.name != "cpu":
             try:
@@ -75,9 +75,20 @@ def load_decoder(
                 if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
                     raise
                 why = f"{error.what}: {error.why}".replace("\n", " ")
-                tell_of_the_cpu(why, chosen.name, chosen.asked_by, quiet=quiet)
+                tell_of_the_cpu(why, chosen.name, chosen.asked_by)
             executor = open_executor("cpu", threads)
         return _load_on(executor, config, **options)
+
+
+def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
+    """The executor of a device, or the CPU's, where that serves as well.
+
+    Raises:
+        OptionError, DeviceError: as `open_executor`.
+    """
+    if chosen.asked_by:
+        return open_asked(chosen.name, chosen.asked_by, threads)
+    return open_executor(chosen.name, threads)
 
 
 def _load_on(

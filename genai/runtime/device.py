@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.isa import IsaError, isa
@@ -16,9 +19,20 @@ from ..errors import DeviceError, OptionError, whole_number
 
 # Whether somebody was told why there is no GPU.
 _told: set[str] = set()
+_QUIET = ContextVar("_QUIET", default=False)
 # GPUs that arrays lie on.
 _gpus: dict[int, Driver] = {}
 _opening = threading.Lock()
+
+
+@contextmanager
+def untold(quiet: bool) -> Iterator[None]:
+    """Say nothing of the CPU meanwhile, if `quiet`: whoever opens a model may have asked for silence."""
+    before = _QUIET.set(quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
 
 
 def compile_seconds() -> float:
@@ -34,12 +48,11 @@ def instructions(executor: Executor) -> str:
     return executor.name if gpu is None else f"{executor.name} sm_{gpu.capability}"
 
 
-def open_executor(device: str = "cpu", threads: int | None = None, *, quiet: bool = False) -> Executor:
+def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     """The executor of a device.
 
     Args:
         device: one of `genai.model.model.DEVICES`. threads: of the CPU; None = the physical cores available.
-        quiet: do not say that "auto" takes the CPU.
 
     Raises:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
@@ -56,7 +69,7 @@ def open_executor(device: str = "cpu", threads: int | None = None, *, quiet: boo
         except NoDevice as error:
             if device != "auto":
                 raise no_gpu(f"device = {device!r} cannot be used", error) from error
-            tell_of_the_cpu(str(error), quiet=quiet)
+            tell_of_the_cpu(str(error))
     try:
         isa()
     except IsaError as error:
@@ -71,13 +84,13 @@ def _check_threads(threads: int | None) -> None:
         )
 
 
-def open_asked(device: str, asked_by: str, threads: int | None = None, *, quiet: bool = False) -> Executor:
+def open_asked(device: str, asked_by: str, threads: int | None = None) -> Executor:
     """The executor of a GPU that nobody but a file asks for, or the CPU's, which serves as well then."""
     _check_threads(threads)
     try:
         return _open_gpu(device, threads)
     except NoDevice as error:
-        tell_of_the_cpu(str(error), device, asked_by, quiet=quiet)
+        tell_of_the_cpu(str(error), device, asked_by)
         return open_executor("cpu", threads)
 
 
@@ -127,9 +140,9 @@ def first_gpu() -> str:
     return device_name(open_any().index)
 
 
-def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "", *, quiet: bool = False) -> None:
+def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
     """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
-    if quiet or _told:
+    if _told or _QUIET.get():
         return
     _told.add(why)
     if asked_by:
