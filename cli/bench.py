@@ -153,7 +153,7 @@ def threads(
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
     def load(count: int) -> Model:
-        return opt.ModelFlags(count, accuracy, kv_type, kv_force).load(model)
+        return opt.ModelFlags(count, accuracy, kv_type, kv_force, device="cpu").load(model)  # whatever the folder asks
 
     with ProgressLine("Measuring") as line:
         rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat, progress=line.show)
@@ -167,14 +167,19 @@ def startup(
     cold: Annotated[bool, typer.Option("--cold", help="Start with an empty kernel cache each time.")] = False,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
+    device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
     from genai.measure.bench.speed import bench_startup
+    from genai.model.model import check_model_options
+    from genai.runtime.device import check_device
 
-    folder = opt.folder_of(model)
+    check_model_options(threads=threads, device=device)
+    check_device(device)
+    folder, options = opt.folder_of(model), dict[str, Any](threads=threads, device=device)
     with ProgressLine("Measuring") as line:
-        found = bench_startup(folder, tokens=tokens, threads=threads, cold=cold, repeat=repeat, progress=line.show)
+        found = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
     _report(found, as_json)
 
 
@@ -189,6 +194,7 @@ def kernels(
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     accuracy: opt.Accuracy = "auto",
+    device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Speed of each kind of matrix product in a model, by number of tokens. Also as shares of the ceilings.
@@ -207,12 +213,14 @@ def kernels(
                 "it measures matrices that are made up, of every form, not a model's",
                 "leave one of the two out",
             )
+        if device not in (None, "cpu"):
+            raise OptionError(f"--formats with --device {device}", "it measures the CPU's kernels", "leave one out")
         with ProgressLine("Measuring") as line:
             exact = accuracy == "fp32"
             found = bench_forms(rows=rows or _ROWS_OF_FORMS, threads=threads, repeat=repeat, exact=exact)
             _table(found, as_json, line, None)
         return
-    with opt.ModelFlags(threads, accuracy).load(model) as loaded, ProgressLine("Measuring") as line:
+    with opt.ModelFlags(threads, accuracy, device=device).load(model) as loaded, ProgressLine("Measuring") as line:
         products = bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat)
         attention = bench_attention(loaded, context=context, repeat=repeat)
         found = chain(products, attention)
@@ -322,7 +330,8 @@ def speculation(
 
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
     with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
-        guesser = stack.enter_context(flags.load(Path(draft))) if draft else None
+        beside = flags if flags.device else replace(flags, device=loaded.decoder.executor.device)
+        guesser = stack.enter_context(beside.load(Path(draft))) if draft else None
         chosen = Speculation(draft=guesser, lookup_file=lookup_file)
         options: dict[str, Any] = {"cases": cases, "tokens": tokens, "batch": batch, "repeat": repeat}
         _table(bench_speculation(loaded, chosen, **options, progress=line.show), as_json, line, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from genai.errors import GenaiError
@@ -45,16 +46,50 @@ def _invoked(invoke: Callable[[Any], Any], ctx: Any) -> Any:
 
 def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
     """Where an error speaks of an option that its variable gave, let it speak of the variable."""
+    variable = parameter.envvar
     if parameter.param_type_name == "argument":  # errors speak of the model by its name
-        if value is not None and str(value) in error.what:
-            error.what += f" (of the variable {parameter.envvar})"
+        if _is_about(error.what, value, "model"):
+            error.what += f" (of the variable {variable})"
         return
     flags = "|".join(map(re.escape, [*parameter.opts, *parameter.secondary_opts]))
-    flag, variable = re.compile(rf"(?<![\w-])({flags})(?![\w-])"), parameter.envvar
+    flag = re.compile(rf"(?<![\w-])({flags})(?![\w-])")
     what, why = (flag.sub(variable, part) for part in (error.what, error.why))
-    if what.startswith(f"{_IN_PYTHON.get(parameter.name, parameter.name)} = "):
+    name = _IN_PYTHON.get(parameter.name, parameter.name)
+    if variable not in what and (_is_called(what, name) or _is_about(what, value, name)):
         what += f" (of the variable {variable})"
     if (what, why) != (error.what, error.why):
         longest = max(parameter.opts, key=len)
         error.what, error.why = what, why
         error.fix += f"; {variable} is a variable of the environment, over which {longest} wins"
+
+
+def _is_called(what: str, name: str) -> bool:
+    """Whether an error begins with an option by its name, as in "context size = 0"."""
+    return what.startswith((f"{name} = ", f"{name.replace('_', ' ')} = "))
+
+
+def _is_about(what: str, value: Any, name: str) -> bool:
+    """Whether an error begins with what an option was given, or with its name and that: a letter in a word is not it.
+
+    Where a path was given, it may go on to a file that lies there.
+    """
+    called = "|".join({re.escape(name), re.escape(name.replace("_", " "))})
+    for given in _parts(value):
+        quoted, plain = re.escape(repr(given)), re.escape(given)
+        as_beginning = rf"({quoted}|{plain}(?=$|[:/\\]))"
+        after_name = rf"(.* )?({called}) (is )?({quoted}|{plain}(?=$|[: ]))"
+        if re.match(f"{as_beginning}|{after_name}", what):
+            return True
+    return False
+
+
+def _parts(value: Any) -> list[str]:
+    """What of an option's value errors may name: each of several, and the path in NAME=PATH:SCALE."""
+    if isinstance(value, list | tuple):
+        return [part for one in value for part in _parts(one)]
+    if not isinstance(value, str | Path) or not str(value):
+        return []
+    text = str(value)
+    path = text.partition("=")[2]
+    found = {text, str(Path(text).expanduser()), path, path.rpartition(":")[0]}
+    return sorted(found - {""})

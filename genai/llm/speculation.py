@@ -102,7 +102,7 @@ class Guessing:
             self._text = _read(Path(asked.lookup_file), tokenizer, quiet=bool(options.get("quiet")))
         if asked.draft is not None:
             self._owns_draft = not isinstance(asked.draft, Model)
-            self._draft = asked.draft if isinstance(asked.draft, Model) else _loaded(asked.draft, options)
+            self._draft = asked.draft if isinstance(asked.draft, Model) else _loaded(asked.draft, model, options)
             try:
                 _check_draft(model, tokenizer, self._draft)
             except BaseException:
@@ -162,8 +162,11 @@ def _asked(model: Model, choice: SpeculationChoice) -> Speculation | None:
     return choice
 
 
-def _loaded(folder: str | Path, options: dict[str, Any]) -> Model:
-    """A draft model, loaded as the other one; its context may be smaller."""
+def _loaded(folder: str | Path, model: Model, options: dict[str, Any]) -> Model:
+    """A draft model, loaded as the other one, and where that is, whatever its folder asks for; its context may be
+    smaller."""
+    if options.get("device") is None:
+        options = {**options, "device": model.decoder.executor.device}
     config, context = Config(folder), options.get("context_size")
     if context is not None:
         options = {**options, "context_size": min(context, config.model.context_length)}

@@ -6,17 +6,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from genai.kernels.executor import Executor
 from genai.kvcache.budget import available_memory, format_bytes
 
-from ..errors import CacheCapacityError, ModelFolderError
+from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..graph.reader import read_model
 from ..model.config import Config
 from ..model.decoder_graph import DecoderGraph, count_activations, read_decoder
 from ..model.folders import folder_errors
 from ..model.kv_types import check_kv_type, kv_types_on
-from ..model.loading import refused_by
-from ..model.memory_plan import MemoryPlan, check_limit, default_context, plan_memory, usable
-from ..runtime.device import open_asked, open_executor
+from ..model.loading import open_chosen, refused_by
+from ..model.memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
+from ..runtime.device import tell_of_the_cpu
 from ..runtime.plan import missing_operators
 from ..session.arguments import ModelMetadata, NodeArg
 from ..text.chat_template import ChatTemplates
@@ -52,22 +53,26 @@ def describe(
     """
     config = source if isinstance(source, Config) else Config(source)
     chosen = config.choose_device(device)
-    executor = None
-    if chosen.name != "cpu":
-        executor = open_asked(chosen.name, chosen.asked_by) if chosen.asked_by else open_executor(chosen.name)
-    free = None
-    if executor is not None:
-        with refused_by(executor):
-            free = executor.free_bytes()
-    name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
-    check_kv_type(kv_dtype, name, chosen.name)
+    executor = None if chosen.name == "cpu" else open_chosen(chosen)
+    check_kv_type(kv_dtype, "cpu" if executor is None else executor.name, chosen)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-        plan = plan_memory(decoder, config, device="" if free is None else used)
         missing = missing_operators(decoder.model)
     found, model, sizes = decoder.info, config.model, config.model.decoder
+    plan, free = plan_memory(decoder, config), None
     if context_size is not None:
         check_limit(plan, context_size)
+    if executor is not None:
+        # With memory that is made up, somebody wants to know about that device.
+        may_move = chosen.cpu_serves_too and kv_dtype in (*kv_types_on("cpu"), "auto") and available_bytes is None
+        try:
+            plan, free = _plan_on(executor, decoder, config, context_size, must_fit=may_move) or (plan, None)
+        except (CacheCapacityError, DeviceError) as error:
+            if not may_move:
+                raise
+            tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "), chosen.name, chosen.asked_by)
+            executor = None
+    name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
     program = PROGRAM_BYTES if free is None else 0
     if available_bytes is None:
         available_bytes = available_memory() if free is None else free
@@ -100,6 +105,24 @@ def describe(
         "config_keys_without_effect": list(config.ignored_keys),
         "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
     }
+
+
+def _plan_on(
+    executor: Executor, decoder: DecoderGraph, config: Config, context_size: int | None, *, must_fit: bool
+) -> tuple[MemoryPlan, int] | None:
+    """What a model takes of a device's own memory, and what is free of it; None = it has none.
+
+    Raises:
+        DeviceError: the device fails. CacheCapacityError: the model must fit, and does not.
+    """
+    with refused_by(executor):
+        free = executor.free_bytes()
+    if free is None:
+        return None
+    plan = plan_memory(decoder, config, device=executor.device)
+    if must_fit:
+        budget_cache(plan, free_bytes=free, context_size=context_size)
+    return plan, free
 
 
 def _sizes_on(device: str, decoder: DecoderGraph) -> dict[str, int]:

@@ -18,10 +18,17 @@ class ChosenDevice:
     Attributes:
         asked_by: the file that asks for it, where nobody else does: the CPU serves as well then, as it did before
             somebody wrote that file on a machine with a GPU. "" = the caller said so.
+        is_default: nobody said anything, so that it is the CPU.
     """
 
     name: str
     asked_by: str = ""
+    is_default: bool = False
+
+    @property
+    def cpu_serves_too(self) -> bool:
+        """Whether the CPU computes where the device does not work."""
+        return self.name == "auto" or bool(self.asked_by)
 
 
 def folder_device(raw: Any) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
-from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean
+from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean, whole_number
 from ..graph.names import GraphNames
 from . import config_schema
 from .chosen_device import CPU, CUDA, ChosenDevice, folder_device
@@ -148,9 +148,19 @@ class Config:
             self.overlay(json.dumps({"model": {"decoder": {"session_options": {_PROVIDERS: []}}}}))
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect."""
+        """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect.
+
+        Raises:
+            OptionError: that is no number.
+        """
         if name.lower() in CUDA and key == "device_id":
-            self._gpu = str(value)
+            if whole_number(str(value)) is None:
+                raise OptionError(
+                    f"device_id = {value!r:.80} of provider {name!r}",
+                    "the number of a GPU is expected, in plain digits",
+                    'such as "0", the first one',
+                )
+            self._gpu = str(int(value))
 
     def _hardware(self, provider: str, value: Any = None) -> None:
         """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
@@ -187,7 +197,7 @@ class Config:
         if self._asked:
             asked = f"cuda:{self._gpu}" if self._gpu else self._asked
             return ChosenDevice(asked, str(self.folder / CONFIG_NAME))
-        return ChosenDevice("cpu")
+        return ChosenDevice("cpu", is_default=True)
 
     @property
     def _session_options(self) -> dict[str, Any]:

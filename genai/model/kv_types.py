@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..errors import OptionError
+from .chosen_device import ChosenDevice
 
 # What `LayerShape` calls them.
 KV_TYPES = {
@@ -22,17 +23,25 @@ def kv_types_on(device: str) -> tuple[str, ...]:
     return tuple(name for name in KV_TYPES if device != "cpu" or name not in _NOT_ON_CPUS)
 
 
-def check_kv_type(kv_dtype: str, device: str, asked: str = "") -> None:
+def check_kv_type(kv_dtype: str, device: str, chosen: ChosenDevice | None = None) -> None:
     """Raise OptionError where a device has no kernels for such keys and values.
 
     Args:
-        device: its name. asked: the device that was asked for, where that is another one.
+        device: its name. chosen: what it stands for; None = itself.
     """
     if device != "cpu" or kv_dtype not in _NOT_ON_CPUS:
         return
-    chosen = f"device = {asked!r}, which found no GPU" if asked and asked != device else f"device = {device!r}"
     raise OptionError(
-        f"kv_dtype = {kv_dtype!r} with {chosen}",
+        f"kv_dtype = {kv_dtype!r} {_used(chosen or ChosenDevice(device))}",
         f"the CPU has kernels for keys and values of {', '.join(kv_types_on(device))}",
         'take "fp16", or "int8", which needs little more memory than fp8; or device="cuda" (--device cuda)',
     )
+
+
+def _used(chosen: ChosenDevice) -> str:
+    """How a choice led to the CPU."""
+    if chosen.is_default:
+        return "on the CPU, as no GPU was asked for"
+    if chosen.asked_by:
+        return f"on the CPU, as there is no GPU where {chosen.asked_by} asks for {chosen.name}"
+    return f"with device = {chosen.name!r}" + ("" if chosen.name == "cpu" else ", which found no GPU")

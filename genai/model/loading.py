@@ -28,11 +28,12 @@ from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..graph.ir import OnnxModel
 from ..graph.rewrites.decoders import widen_floats
 from ..graph.shapes import infer_shapes
-from ..runtime.device import open_asked, open_executor, report_progress, tell_of_the_cpu
+from ..runtime.device import open_asked, open_executor, report_progress, tell_of_the_cpu, untold
 from ..runtime.plan import PlanOptions, build_plan
 from ..runtime.row_program import build_row_program
 from .adapters.inputs import with_defaults
 from .adapters.places import Places, with_places
+from .chosen_device import ChosenDevice
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
 from .kv_types import check_kv_type, kv_types_on
@@ -42,6 +43,8 @@ from .memory_plan import budget_cache, plan_memory
 MAX_CONTEXTS_IN_POOL = 256
 # Packing that takes longer shows a bar.
 _QUIET_SECONDS = 1.0
+# Devices that compute in the host's memory.
+_ON_THE_HOST = ("cpu", "reference")
 
 
 def load_decoder(
@@ -53,27 +56,39 @@ def load_decoder(
     cache_bytes: int | None,
     context_size: int | None,
     quiet: bool,
-    device: str = "cpu",
-    asked_by: str = "",
+    device: str | ChosenDevice = "cpu",
     lora: bool = False,
 ) -> tuple[Decoder, DecoderInfo, Places | None]:
-    """Load the decoder of a model folder; see genai.Model for the arguments and errors, ChosenDevice for `asked_by`."""
-    if device == "reference":  # in full precision: neither activations nor keys and values are rounded
+    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
+    if chosen.name == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
-    with report_progress((lambda current, total: None) if quiet else None):
-        executor = open_asked(device, asked_by, threads) if asked_by else open_executor(device, threads)
-        check_kv_type(kv_dtype, executor.name, device)
-        if (device == "auto" or asked_by) and executor.name != "cpu":
+    with report_progress((lambda current, total: None) if quiet else None), untold(quiet):
+        executor = open_chosen(chosen, threads)
+        check_kv_type(kv_dtype, executor.name, chosen)
+        if chosen.cpu_serves_too and executor.name != "cpu":
             try:
                 return _load_on(executor, config, **options)
             except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
                 if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
                     raise
-                tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "), device, asked_by)
+                why = f"{error.what}: {error.why}".replace("\n", " ")
+                tell_of_the_cpu(why, chosen.name, chosen.asked_by)
             executor = open_executor("cpu", threads)
         return _load_on(executor, config, **options)
+
+
+def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
+    """The executor of a device, or the CPU's, where that serves as well.
+
+    Raises:
+        OptionError, DeviceError: as `open_executor`.
+    """
+    if chosen.asked_by:
+        return open_asked(chosen.name, chosen.asked_by, threads)
+    return open_executor(chosen.name, threads)
 
 
 def _load_on(
@@ -162,7 +177,10 @@ def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
 
 @contextmanager
 def refused_by(executor: Executor) -> Iterator[None]:
-    """What a device has no kernels for becomes UnsupportedModelError, which names it; that it fails, DeviceError."""
+    """What a device has no kernels for becomes UnsupportedModelError, which names it; that it fails, DeviceError.
+
+    That its memory is full becomes CacheCapacityError, unless it is the host's, of which the caller knows more.
+    """
     try:
         yield
     except UnsupportedRecord as error:
@@ -174,6 +192,14 @@ def refused_by(executor: Executor) -> Iterator[None]:
             f"the device {executor.device!r} failed while the model was loaded",
             str(error),
             'genai doctor shows what is there; device="cpu" runs without it',
+        ) from error
+    except MemoryError as error:
+        if executor.device in _ON_THE_HOST:
+            raise
+        raise CacheCapacityError(
+            f"the model needs more memory than there is on the device {executor.device!r}",
+            str(error) or "its driver refused to give it",
+            'ask for a smaller context, end what else computes there, or run it with device="cpu"',
         ) from error
 
 

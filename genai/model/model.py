@@ -59,7 +59,7 @@ class Model(Single, AbstractContextManager["Model"]):
         lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
             two steps, which takes a moment.
         quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
-            (`info.reason` says that too).
+            (`info.reason` says that too), nor why the CPU computes where a GPU might (`device_type` says that it does).
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
@@ -101,8 +101,7 @@ class Model(Single, AbstractContextManager["Model"]):
         with folder_errors(self.folder):
             if kv_dtype == MEASURED and not kv_dtype_force:
                 check_kv_quality(self.config)
-            chosen = self.config.choose_device(device)
-            options |= {"device": chosen.name, "asked_by": chosen.asked_by}
+            options["device"] = self.config.choose_device(device)
             self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
         self._as_exported = cast("Decoder | None", None)
         self._identity: Identity | None = None
@@ -257,11 +256,12 @@ def check_model_options(
     **numbers: Any,
 ) -> None:
     """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
-    device = "cpu" if device is None else device  # a folder that asks for a GPU has to do with the CPU as well
+    device = "auto" if device is None else device  # the folder has a say
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
     _check_choice("device", gpu_name(device) or device, DEVICES)
-    check_kv_type(kv_dtype, device)
+    if device == "cpu":
+        check_kv_type(kv_dtype, device)
     if not isinstance(lora, bool):
         raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):

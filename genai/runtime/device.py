@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.isa import IsaError, isa
@@ -16,9 +19,20 @@ from ..errors import DeviceError, OptionError, whole_number
 
 # Whether somebody was told why there is no GPU.
 _told: set[str] = set()
+_QUIET = ContextVar("_QUIET", default=False)
 # GPUs that arrays lie on.
 _gpus: dict[int, Driver] = {}
 _opening = threading.Lock()
+
+
+@contextmanager
+def untold(quiet: bool) -> Iterator[None]:
+    """Say nothing of the CPU meanwhile, if `quiet`: whoever opens a model may have asked for silence."""
+    before = _QUIET.set(quiet)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
 
 
 def compile_seconds() -> float:
@@ -128,7 +142,7 @@ def first_gpu() -> str:
 
 def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
     """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
-    if _told:
+    if _told or _QUIET.get():
         return
     _told.add(why)
     if asked_by:

@@ -115,6 +115,85 @@ def test_errors_name_the_variable_that_gave_the_model(monkeypatch: pytest.Monkey
     assert by_variable.replace(" (of the variable GENAI_MODEL)", "", 1) == capsys.readouterr().err != by_variable
 
 
+def test_a_model_s_variable_is_not_blamed_for_other_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, bundled_folder: Path, tmp_path: Path
+) -> None:
+    """Its value may be a letter of any word."""
+    (tmp_path / "m").symlink_to(bundled_folder)
+    monkeypatch.chdir(tmp_path / "m")
+    for value, folder in (("m", tmp_path), (".", tmp_path / "m"), ("e", tmp_path), ("model", tmp_path)):
+        if not (folder / value).exists():
+            (folder / value).symlink_to(bundled_folder)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("GENAI_MODEL", value)
+        for wrong in ("--temperature=-1", "--ctx-size=99999", "--lookup-file=/no/file", "--draft=other"):
+            assert run(["chat", "-p", "x", wrong]) != 0
+            assert "GENAI_MODEL" not in capsys.readouterr().err
+
+
+def test_errors_name_the_model_s_variable(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m").mkdir()
+    for value in ("m", ".", "no", "is this a question?", str(tmp_path / "m"), str(tmp_path / "no")):
+        monkeypatch.setenv("GENAI_MODEL", value)
+        assert run(["chat", "-p", "x"]) == 1
+        assert " (of the variable GENAI_MODEL)\n" in capsys.readouterr().err
+    monkeypatch.setenv("GENAI_MODEL", "m")
+    assert run(["bench", "kernels", "--formats"]) == 2
+    assert "--formats with the model 'm' (of the variable GENAI_MODEL)" in capsys.readouterr().err
+    (tmp_path / "m" / "genai_config.json").write_text("{")
+    assert run(["info"]) == 1
+    assert "(of the variable GENAI_MODEL)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "value", "flag"),
+    [
+        (["chat", "-p", "x"], "GENAI_CTX_SIZE", "99999", "--ctx-size"),
+        (["info"], "GENAI_CTX_SIZE", "99999", "--ctx-size"),
+        (["chat", "folder", "-p", "x"], "GENAI_PRECISION", "int3", "--precision"),
+        (["chat", "-p", "x"], "GENAI_DRAFT", "/no/draft", "--draft"),
+        (["chat", "-p", "x"], "GENAI_DRAFT", "draft", "--draft"),
+        (["chat", "-p", "x"], "GENAI_LORA", "a=/no/lora", "--lora"),
+        (["chat", "-p", "x"], "GENAI_LORA", "a=lora:0.5", "--lora"),
+        (["chat", "-p", "x"], "GENAI_LORA", "lora", "--lora"),
+        (["chat", "-p", "x"], "GENAI_LOOKUP_FILE", "no.txt", "--lookup-file"),
+        (["chat", "-p", "x"], "GENAI_PREFIX_CACHE", "/proc/x", "--prefix-cache"),
+        (["chat", "-p", "x"], "GENAI_JSON_SCHEMA", "no.json", "--json-schema"),
+        (["chat", "-p", "x"], "GENAI_JSON_SCHEMA", "{", "--json-schema"),
+        (["chat", "-p", "x"], "GENAI_GRAMMAR", "/no/grammar", "--grammar"),
+        (["chat", "-p", "x"], "GENAI_REGEX", "(", "--regex"),
+        (["generate"], "GENAI_FILE", "no.txt", "--file"),
+        (["eval", "ppl"], "GENAI_FILE", "no.txt", "--file"),
+        (["bench", "speculation"], "GENAI_FILE", "in.txt no.txt", "--file"),
+        (["batch", "in.txt"], "GENAI_OUTPUT", "/no/out", "--output"),
+        (["generate", "-p", "x"], "GENAI_TEMPERATURE", "-1", "--temperature"),
+    ],
+)
+def test_errors_about_what_a_variable_gave_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    tmp_path: Path,
+    arguments: list[str],
+    variable: str,
+    value: str,
+    flag: str,
+) -> None:
+    """Also where they call the option by its name in Python, or speak of a path alone."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("Hello\n")
+    Path("folder").mkdir()
+    Path("folder", "config.json").write_text('{"model_type": "llama"}')
+    monkeypatch.setenv(variable, value)
+    assert run(arguments) != 0
+    what, _, fix = capsys.readouterr().err.split("\n", 2)
+    assert variable in what
+    assert f"{variable} is a variable of the environment, over which {flag} wins" in fix
+    monkeypatch.delenv(variable)
+    assert run([*arguments, *(f"{flag}={one}" for one in value.split())]) != 0
+    assert variable not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "variable", "value", "flag"),
     [

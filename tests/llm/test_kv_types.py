@@ -200,7 +200,7 @@ def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
         with pytest.raises(OptionError, match=said):
             describe(bundled_folder, **options, device=device)
     with pytest.raises(OptionError, match="device = 'cpu'"):
-        genai.LLM("nobody/has-this", pull=True, **options)  # before it is fetched
+        genai.LLM("nobody/has-this", pull=True, **options, device="cpu")  # before it is fetched
 
 
 def test_the_cpu_computes_what_its_types_say() -> None:

@@ -193,9 +193,11 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match="cuda:1"):
         Model(config)
-    config.set_provider_option("cuda", "device_id", "x")
-    with pytest.raises(OptionError, match="cuda:x"):
-        Model(config)
+    for bad in ("x", "abc", None, "-1", " 1", "", True, "²"):
+        with pytest.raises(OptionError, match=r"device_id = .* of provider 'CUDA'") as raised:
+            config.set_provider_option("CUDA", "device_id", bad)  # type: ignore[arg-type]
+        assert repr(bad) in raised.value.what
+    assert config.device == "cuda:1"
     config.set_provider_option("cuda", "device_id", "0")
     config.append_provider("slide rule")
     with pytest.raises(NotSupportedYetError, match="'slide rule' is not available"):

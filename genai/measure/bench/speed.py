@@ -173,12 +173,12 @@ _TIMEOUT_SECONDS = 600.0
 # Prints the seconds since the clock that the parent names: packages loaded, model loaded, first token chosen.
 _WORKER = """
 import json, sys, time
-folder, tokens, threads, started = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+folder, tokens, threads, device, started = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], float(sys.argv[5])
 import genai
 from genai.ort_genai.generator import Generator, GeneratorParams
 from genai.model.model import Model
 marks = [time.time() - started]
-model = Model(folder, threads=threads or None)
+model = Model(folder, threads=threads or None, device=device or None)
 marks.append(time.time() - started)
 params = GeneratorParams(model)
 params.set_search_options(do_sample=False, max_length=tokens + 2)
@@ -197,6 +197,7 @@ def bench_startup(
     *,
     tokens: int = 128,
     threads: int | None = None,
+    device: str | None = None,
     cold: bool = False,
     repeat: int = 5,
     progress: Progress = silent,
@@ -205,6 +206,7 @@ def bench_startup(
 
     Args:
         tokens: length of the prompt.
+        device: as in genai.Model.
         cold: begin every time with an empty kernel cache.
 
     Returns:
@@ -216,7 +218,7 @@ def bench_startup(
     count, runs = repeat + (not cold), []
     for done in range(count):
         progress(done, count)
-        runs.append(_run(folder, tokens, threads or 0, cold))
+        runs.append(_run(folder, tokens, threads or 0, device or "", cold))
     counted = runs if cold else runs[1:]
     packages, loaded, first, compiling = (statistics.median(times) for times in zip(*counted, strict=True))
     last = [run[2] for run in counted]
@@ -232,11 +234,11 @@ def bench_startup(
     }
 
 
-def _run(folder: Path, tokens: int, threads: int, cold: bool) -> list[float]:
+def _run(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> list[float]:
     with temporary_folder(Path(tempfile.gettempdir()), "genai-bench-", mode=0o700) as empty:
         environment = {**os.environ, **({"GENAI_CACHE_DIR": str(empty)} if cold else {})}
         started = time.time()
-        command = [sys.executable, "-c", _WORKER, str(folder), str(tokens), str(threads), repr(started)]
+        command = [sys.executable, "-c", _WORKER, str(folder), str(tokens), str(threads), device, repr(started)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     if result.returncode:
         raise GenaiError(

@@ -24,7 +24,8 @@ class KernelCaches:
         reason: why they are not kept on disk; empty if they are.
         num_files, num_bytes: kernels there now.
         stale: folders with kernels of another version of this toolkit, Python, Numba or processor, and their bytes.
-        for_gpus: kernels that were compiled for GPUs, by any version.
+        for_gpus: kernels that were compiled for GPUs, by any version; none where the folder is a link, or one that
+            compilers refuse.
     """
 
     folder: Path | None
@@ -53,8 +54,9 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
         for path in sorted(kernels.glob("*"))
         if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     }
-    gpus = kept_kernels(kernels / "cuda")
-    return KernelCaches(folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale, gpus)
+    return KernelCaches(
+        folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale, _for_gpus(kernels / "cuda")
+    )
 
 
 def kernel_key() -> str:
@@ -92,6 +94,14 @@ def _reason_unusable(folder: Path) -> str:
     except OSError as error:
         return f"{error.filename or folder}: {error.strerror}"
     return ""
+
+
+def _for_gpus(folder: Path) -> Sequence[KeptKernel]:
+    """What lies in a folder of ours; what a link leads to, or others may have put there, is not ours to remove."""
+    try:
+        return () if folder.is_symlink() or reason_to_refuse(folder) else kept_kernels(folder)
+    except OSError:
+        return ()
 
 
 def _files(folder: Path) -> Iterator[Path]:

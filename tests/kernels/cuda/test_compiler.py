@@ -204,4 +204,4 @@ for turn in range(20):
 """
     run = [subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[3]) for _ in range(3)]
     assert [one.wait(120) for one in run] == [0, 0, 0]
-    assert len(list(folder.iterdir())) < 3 * 160
+    assert not list(folder.iterdir())  # whoever wrote a file has tidied after that

@@ -18,6 +18,7 @@ from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
 from genai.kernels.records import Attention, Product, weights_of
 from genai.measure import model_info
+from genai.model import loading
 from genai.model.folders import bundled_adapter
 
 from ...drawing import Draw
@@ -166,7 +167,7 @@ def test_what_a_model_needs_on_a_device_is_said_before_it_is_loaded(
 ) -> None:
     if not isinstance(driver, HostDriver):
         pytest.skip("a GPU's memory is not counted so")
-    monkeypatch.setattr(model_info, "open_executor", lambda device: CudaExecutor(driver, 1))
+    monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, 1))
     memory = model_info.describe(bundled_folder, context_size=256, device="cuda")["memory"]
     assert memory["device"] == "cuda" and memory["available_bytes"] == driver.free_bytes()
     assert memory["mapped_weight_bytes"] == 0 and memory["fits"]

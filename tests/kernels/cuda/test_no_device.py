@@ -19,8 +19,11 @@ from genai.errors import CacheCapacityError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
+from genai.measure.bench import speed
 from genai.measure.machine import checkup
 from genai.measure.model_info import describe
+from genai.model import loading
+from genai.model.model import check_model_options
 from genai.runtime import device as devices
 from genai.session.refused import is_cuda_available
 
@@ -75,8 +78,10 @@ def test_a_gpu_that_cannot_be_opened(
             call(bundled_folder, device="cuda")  # type: ignore[operator]
         assert "cuda" in raised.value.what and "genai doctor" in raised.value.fix
     assert not is_cuda_available() and genai.get_device() == "CPU"
-    with genai.LLM(bundled_folder, device="auto", quiet=True) as llm:
-        assert llm.model.device_type == "CPU"
+    for quiet in (True, False, False):
+        with genai.LLM(bundled_folder, device="auto", quiet=quiet) as llm:
+            assert llm.model.device_type == "CPU"
+        assert not quiet or "on the CPU" not in capsys.readouterr().err
     assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
     assert line.startswith("genai: computing on the CPU: GPU 0 ")
@@ -135,6 +140,9 @@ def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the device cuda") in str(raised.value)
     with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
         assert loaded.device_type == "CPU"
+    assert not capsys.readouterr().err
+    with genai.Model(bundled_folder, device="auto") as loaded:
+        assert loaded.device_type == "CPU"
     lines = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
     assert len(lines) == 1 and "genai: computing on the CPU: the " in lines[0]
 
@@ -177,7 +185,7 @@ def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
     with pytest.raises(DeviceError, match="CuPy cannot be imported: SystemExit"):
         genai.LLM(bundled_folder, device="cuda")
     assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Place(tmp_path)).text
-    with genai.LLM(bundled_folder, device="auto", quiet=True) as llm:
+    with genai.LLM(bundled_folder, device="auto") as llm:
         assert llm.model.device_type == "CPU"
     assert "computing on the CPU: CuPy cannot be imported: SystemExit" in capsys.readouterr().err
 
@@ -226,7 +234,7 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
     assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
     assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda")
     cupy.cuda.runtime.deviceGetAttribute = lambda what, index: ((9, 0) if index else (7, 5))[what - 75]
-    assert describe(bundled_folder, device="auto")["memory"]["device"] == "cuda:1"
+    assert describe(bundled_folder, device="auto", available_bytes=1 << 30)["memory"]["device"] == "cuda:1"
     assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda:1")
     monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
     with pytest.raises(DeviceError, match="GPU 1 is of compute"):
@@ -306,6 +314,13 @@ def test_a_folder_that_asks_for_a_gpu_works_without_one(
     folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert describe(folder)["memory"]["device"] == "cpu"
+    monkeypatch.setattr(devices, "_told", set())
+    capsys.readouterr()
+    assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0", "-q"]) == 0
+    with genai.Model(folder, quiet=True) as loaded:
+        assert loaded.device_type == "CPU"
+    shown = capsys.readouterr()
+    assert shown.out == "19\n" and not shown.err
     with genai.LLM(folder) as llm:
         assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
     assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0"]) == 0
@@ -329,7 +344,138 @@ def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
 ) -> None:
     folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lambda: (1 << 20, 1 << 31)))
-    with genai.Model(folder, quiet=True) as loaded:
+    with genai.Model(folder) as loaded:
         assert loaded.device_type == "CPU"
     (line,) = capsys.readouterr().err.splitlines()
     assert "are free on the device cuda" in line and "genai_config.json asks for cuda" in line
+    monkeypatch.setattr(devices, "_told", set())
+    assert run(["info", str(folder), "--json"]) == 0
+    shown = capsys.readouterr()
+    memory = json.loads(shown.out)["memory"]
+    assert memory["device"] == "cpu" and memory["fits"] and shown.err.splitlines() == [line]
+    monkeypatch.setattr(devices, "_told", set())
+    assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
+    assert "are free on the device cuda" in capsys.readouterr().err
+    for options in ({"device": "cuda"}, {"available_bytes": 1 << 20}):  # facts of that GPU, which was asked about
+        memory = describe(folder, **options)["memory"]
+        assert memory["device"] == "cuda" and not memory["fits"]
+
+
+def full(*_: object, **__: object) -> Any:
+    raise MemoryError("out of device memory: 12 GiB were asked for")
+
+
+def test_benchmarks_say_where_they_measure(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """Threads are the CPU's, whatever the folder asks for; the others take --device."""
+    folder = str(folder_that_asks(bundled_folder, tmp_path, {"cuda": {}}))
+    assert run(["bench", "threads", folder, "-t", "1", "-c", "8", "-n", "2", "-r", "1"]) == 0
+    assert run(["bench", "kernels", folder, "-m", "1", "-c", "8", "-r", "1", "--device", "cpu"]) == 0
+    assert not opened
+    asked = list[str]()
+
+    def started(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> list[float]:
+        asked.append(device)
+        return [0.1, 0.2, 0.3, 0.0]
+
+    monkeypatch.setattr(speed, "_run", started)
+    for given in ([], ["--device", "cpu"]):
+        assert run(["bench", "startup", folder, "-r", "1", *given]) == 0
+    assert asked == ["", "", "cpu", "cpu"]
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for command in ("startup", "kernels"):
+        assert run(["bench", command, "nobody/has-this", "--device", "cuda"]) == 1
+        assert run(["bench", command, "--device", "tpu"]) == 2
+    assert run(["bench", "kernels", "--formats", "--device", "cuda"]) == 2
+
+
+def test_drafts_are_where_the_model_is(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """Unless the caller says where both are."""
+    asking = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 1}})
+    config = genai.Config(bundled_folder)
+    config.append_provider("cpu")
+    found = list[str]()
+    for target, draft in ((asking, bundled_folder), (bundled_folder, asking), (genai.Model(config), asking)):
+        with genai.LLM(target, speculation=genai.Speculation(draft=draft)) as llm:
+            made = llm._guessing._draft  # type: ignore[union-attr]
+            assert made is not None
+            assert made.decoder.executor.device == llm.model.decoder.executor.device
+            found.append(llm.model.decoder.executor.device)
+    assert found == ["cuda:1", "cpu", "cpu"] and opened == ["cuda:1", "cuda:1"]
+    monkeypatch.setattr("genai.measure.bench.speculation.bench_speculation", lambda *_, **__: iter(()))
+    assert run(["bench", "speculation", str(bundled_folder), "--draft", str(asking), "-r", "1"]) == 0
+    assert opened == ["cuda:1", "cuda:1"]
+
+
+@pytest.mark.parametrize("where", ["compile", "allocate"])
+def test_a_gpu_that_is_full_while_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    opened: list[str],
+    bundled_folder: Path,
+    tmp_path: Path,
+    where: str,
+) -> None:
+    """The CPU takes over where it serves as well; whoever asks for that GPU is told which one is full."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 1}})
+    monkeypatch.setattr(devices._open_gpu, "name", "cuda", raising=False)
+    own = getattr(CpuExecutor, where)
+    monkeypatch.setattr(CpuExecutor, where, lambda self, *given: (own if self.device == "cpu" else full)(self, *given))
+    with pytest.raises(CacheCapacityError, match=r"on the device 'cuda'(.|\n)*12 GiB were asked for"):
+        genai.Model(bundled_folder, device="cuda", quiet=True)
+    for source, options in ((folder, {}), (bundled_folder, {"device": "auto"})):
+        monkeypatch.setattr(devices, "_told", set())
+        opened.clear()
+        with genai.Model(source, **options) as loaded:  # type: ignore[arg-type]
+            assert loaded.decoder.executor.device == "cpu" and len(opened) == 1
+        assert "on the CPU: the model needs more memory than there is" in capsys.readouterr().err
+
+
+def test_a_host_that_is_full_is_no_device_s_fault(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:
+    monkeypatch.setattr(CpuExecutor, "compile", full)
+    for device in ("cpu", "auto", None):
+        monkeypatch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(CacheCapacityError, match=r"pebble: the model needs more memory than there is\n"):
+            genai.Model(bundled_folder, device=device, quiet=True)
+
+
+def test_types_of_keys_that_gpus_alone_have(
+    monkeypatch: pytest.MonkeyPatch, bundled_folder: Path, tmp_path: Path
+) -> None:
+    """Nobody is told of a device that they did not name."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
+    for name in ("bf16", "fp8"):
+        check_model_options(kv_dtype=name)
+        for call in (genai.Model, describe):
+            with pytest.raises(OptionError, match=r"as no GPU was asked for(.|\n)*--device cuda"):
+                call(bundled_folder, kv_dtype=name)  # type: ignore[operator]
+            monkeypatch.setitem(sys.modules, "cupy", None)
+            with pytest.raises(OptionError, match=r"as there is no GPU where .*genai_config.json asks for cuda"):
+                call(folder, kv_dtype=name)  # type: ignore[operator]
+            monkeypatch.setitem(sys.modules, "cupy", fake_cupy())
+            assert describe(folder, kv_dtype=name)["kv_dtype"] == name
+        with pytest.raises(OptionError, match="with device = 'cpu'"):
+            genai.Model(folder, kv_dtype=name, device="cpu")
+
+
+def test_types_of_keys_reach_the_gpu_that_a_folder_asks_for(
+    monkeypatch: pytest.MonkeyPatch, opened: list[str], bundled_folder: Path, tmp_path: Path
+) -> None:
+    """The CPU, which has no kernels for them, does not take over there."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 2}})
+    asked = list[tuple[str, str]]()
+
+    def load(executor: Any, config: object, *, kv_dtype: str, **_: object) -> Any:
+        asked.append((executor.device, kv_dtype))
+        raise CacheCapacityError("it is full", "as this test says", "none")
+
+    monkeypatch.setattr(devices._open_gpu, "name", "cuda", raising=False)
+    monkeypatch.setattr(loading, "_load_on", load)
+    for call in (genai.Model, genai.LLM):
+        with pytest.raises(CacheCapacityError, match="it is full"):
+            call(folder, kv_dtype="fp8")  # type: ignore[operator]
+    assert run(["generate", str(folder), "-p", "x", "--kv-type", "bf16"]) == 1
+    assert asked == [("cuda:2", "fp8"), ("cuda:2", "fp8"), ("cuda:2", "bf16")] and set(opened) == {"cuda:2"}

@@ -80,6 +80,43 @@ def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, t
     assert "; for GPUs: 2 kernels, 20 B" in check_cache(Place(environment=environment(tmp_path))).text
 
 
+def old_kernel(folder: Path) -> Path:
+    """A kernel for GPUs that nobody has used for long."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{1:064x}.cubin"
+    file.write_bytes(bytes(10))
+    os.utime(file, (then := time.time() - 86400 * 99, then))
+    return file
+
+
+def test_kernels_for_gpus_behind_a_link_stay(kernels: Path, tmp_path: Path) -> None:
+    """Whoever put the link there, what it leads to is somebody else's."""
+    file = old_kernel(tmp_path / "elsewhere")
+    (kernels / "cuda").symlink_to(tmp_path / "elsewhere")
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert not caches.for_gpus
+    assert [path.name for path in remove_stale(caches)[0]] == [OLDER, OLD] and file.exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes say nothing there")
+@pytest.mark.parametrize("which", ["cuda", ".", ".."])
+def test_kernels_for_gpus_stay_where_the_compiler_would_not_read_them(
+    kernels: Path, tmp_path: Path, which: str
+) -> None:
+    file = old_kernel(kernels / "cuda")
+    (kernels / which).resolve().chmod(0o777)
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert not caches.for_gpus
+    remove_stale(caches)
+    assert file.exists()
+
+
+def test_kernels_for_gpus_of_somebody_else_stay(kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old_kernel(kernels / "cuda")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert not inspect_caches(environment(tmp_path), key=KEY).for_gpus
+
+
 def test_nothing_there_yet_and_nothing_is_made(tmp_path: Path) -> None:
     caches = inspect_caches(environment(tmp_path / "new"), key=KEY)
     assert (caches.reason, caches.num_files, caches.stale) == ("", 0, {})
