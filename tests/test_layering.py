@@ -39,7 +39,7 @@ FLOOR = {room: level for level, floor in enumerate(FLOORS) for room in floor.spl
 MOST_ENTRIES = 14
 # What there is to read, without tests and tools: 55,000 lines for generation, sessions, the builder and CPU kernels,
 # and room for what is being added (quantisation, adapters, batches, other formats, CUDA).
-MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 102_000, 80, 20
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_BRANCHES = 102_500, 80, 20
 # The NumPy meaning of what decoders compute, which a newcomer reads in a quarter of an hour; its sampler stands apart.
 MOST_LINES_OF_THE_REFERENCE, BESIDE = 600, {"sampling.py"}
 # A product of block-quantised weights is spelled once per task: its rules, the builder, the stored form.
