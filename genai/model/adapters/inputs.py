@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, did_you_mean
 from ...graph.ir import Graph, Node
-from .parameters import AdapterParameters, split_factor
+from .parameters import AdapterParameters
 
 
 def with_defaults(graph: Graph) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
@@ -114,8 +114,3 @@ def check_values(
             "export them as two adapters",
         )
     return dict(adapter.values)
-
-
-def is_factor(name: str) -> bool:
-    """Whether an input is called as factors of adapters are."""
-    return bool(split_factor(name)[1])
