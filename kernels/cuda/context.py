@@ -41,8 +41,8 @@ class DeviceContext:
 class InContext:
     """An object of CuPy's that is destroyed in a context.
 
-    Events, graphs and modules ask CUDA when they are destroyed, which may be by the collector in any thread: with no
-    context that opens GPU 0, or fails.
+    Streams, events, graphs and modules ask CUDA when they are destroyed, which may be by the collector in any thread:
+    with no context that opens GPU 0, or fails.
 
     Args:
         value: nobody else holds it.
@@ -57,6 +57,19 @@ class InContext:
     def value(self) -> Any:
         """The object."""
         return self._held[0]
+
+
+class Entered:
+    """What an InContext holds, to be entered and left."""
+
+    def __init__(self, held: InContext) -> None:
+        self._held = held
+
+    def __enter__(self) -> None:
+        self._held.value.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._held.value.__exit__(*error)
 
 
 def _drop(context: DeviceContext, held: list[Any]) -> None:

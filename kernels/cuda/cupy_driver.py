@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiler import CompileError, KernelCompiler
-from .context import DeviceContext, InContext
+from .context import DeviceContext, Entered, InContext
 from .dependent_launch import open_dependent_launches
 from .driver import CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
@@ -105,8 +105,6 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-# Streams last as long as the process: who waits for one, or gives memory back to it, may outlive its driver.
-_STREAMS: list[Any] = []
 # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY: what CuPy says where pinned memory is not to be had.
 _OUT_OF_MEMORY = 2
 # cudaMemcpyKind, cudaDeviceAttr.
@@ -164,7 +162,7 @@ class CupyEvent:
 
     def record(self) -> None:
         with self._driver._named:
-            self._event.value.record(self._driver._stream)
+            self._event.value.record(self._driver._stream.value)
 
     def wait(self) -> None:
         # Not in turn: other threads may ask for more meanwhile. What was never recorded is done.
@@ -190,13 +188,12 @@ class CupyDriver:
         # What other threads ask for while launches are captured would be captured, too.
         self._turn = threading.RLock()
         with context:
-            self._stream = cupy.cuda.Stream(non_blocking=True)
-        _STREAMS.append(self._stream)
+            self._stream = InContext(context, cupy.cuda.Stream(non_blocking=True))
         self.capability = _capability(cupy, index)
         self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
         # Calls that say themselves which stream they mean: entering CuPy's takes longer than they do.
-        self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.ptr)
-        self._entered = _Here(cupy, (self._turn, context, self._stream))
+        self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.value.ptr)
+        self._entered = _Here(cupy, (self._turn, context, Entered(self._stream)))
         self._named, self._waiting = _Here(cupy, (self._turn, context)), _Here(cupy, (context,))
         # Pinned memory of which nobody holds the array any more; the same that copies may use until an event.
         self._unused: deque[Any] = deque()
@@ -239,7 +236,7 @@ class CupyDriver:
         """Memory that nobody holds any more goes back to CuPy once copies are done that may still be under way."""
         if self._unused:
             event = self._cupy.cuda.Event(disable_timing=True)
-            event.record(self._stream)
+            event.record(self._stream.value)
             pinned = [self._unused.popleft() for _ in range(len(self._unused))]
             self._in_copies.append((InContext(self._context, event), pinned))
         while self._in_copies and self._in_copies[0][0].value.done:
@@ -263,7 +260,7 @@ class CupyDriver:
             found = np.empty(dense.shape, dense.dtype)
             if found.nbytes:
                 self._raw.memcpyAsync(found.ctypes.data, dense.data.ptr, found.nbytes, _TO_HOST, self._pointer)
-                self._stream.synchronize()
+                self._stream.value.synchronize()
             return found.reshape(array.shape)
 
     def read(self, array: Any, target: NDArray[Any]) -> None:
@@ -311,22 +308,22 @@ class CupyDriver:
 
     def capture(self, work: Callable[[], None]) -> Any:
         with self.here():
-            self._stream.begin_capture()
+            self._stream.value.begin_capture()
             try:
                 work()
             except BaseException:
                 with suppress(Exception):  # the stream must not stay in this state
-                    self._stream.end_capture()
+                    self._stream.value.end_capture()
                 raise
-            return InContext(self._context, self._stream.end_capture())
+            return InContext(self._context, self._stream.value.end_capture())
 
     def launch_graph(self, captured: Any) -> None:
         with self._named:
-            captured.value.launch(self._stream)
+            captured.value.launch(self._stream.value)
 
     def synchronize(self) -> None:
         with self._named:
-            self._stream.synchronize()
+            self._stream.value.synchronize()
 
     def settle(self) -> None:
         with self.here():

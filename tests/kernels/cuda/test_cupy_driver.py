@@ -198,6 +198,9 @@ class Stream:
     def synchronize(self) -> None:
         CONTEXTS.asks(lambda: None)()
 
+    def __del__(self) -> None:
+        CONTEXTS.asks(lambda: None)()
+
     def begin_capture(self) -> None:
         Stream.captured = []
 
