@@ -97,7 +97,7 @@ def share(folder: Path) -> None:
 
 
 def start_cold(folder: Path) -> None:
-    speed._run(folder, 1, 1, True)
+    speed._run(folder, 1, 1, "cpu", True)
 
 
 @pytest.mark.drawn(2)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from genai.kernels.cuda.driver import NoDevice
+
 from ..errors import OptionError
+from ..runtime.device import first_gpu
 from .chosen_device import ChosenDevice
 
 # What `LayerShape` calls them.
@@ -29,11 +32,25 @@ def check_kv_type(kv_dtype: str, device: str, chosen: ChosenDevice | None = None
     Args:
         device: its name. chosen: what it stands for; None = itself.
     """
-    if device != "cpu" or kv_dtype not in _NOT_ON_CPUS:
+    if device == "cpu" and kv_dtype in _NOT_ON_CPUS:
+        raise _no_kernels(kv_dtype, _used(chosen or ChosenDevice(device)))
+
+
+def check_kv_type_here(kv_dtype: str, device: str | None) -> None:
+    """Raise OptionError where nobody has said a device, and none that is here has kernels for such keys and values:
+    before a model is fetched, which may ask for a GPU itself."""
+    if device is not None or kv_dtype not in _NOT_ON_CPUS:
         return
-    raise OptionError(
-        f"kv_dtype = {kv_dtype!r} {_used(chosen or ChosenDevice(device))}",
-        f"the CPU has kernels for keys and values of {', '.join(kv_types_on(device))}",
+    try:
+        first_gpu()
+    except NoDevice as error:
+        raise _no_kernels(kv_dtype, "on the CPU, as there is no GPU here") from error
+
+
+def _no_kernels(kv_dtype: str, how: str) -> OptionError:
+    return OptionError(
+        f"kv_dtype = {kv_dtype!r} {how}",
+        f"the CPU has kernels for keys and values of {', '.join(kv_types_on('cpu'))}",
         'take "fp16", or "int8", which needs little more memory than fp8; or device="cuda" (--device cuda)',
     )
 

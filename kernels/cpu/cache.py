@@ -17,6 +17,7 @@ import hashlib
 import os
 import platform
 import stat
+import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
@@ -70,6 +71,13 @@ def compile_target() -> tuple[Any, ...]:
     written = file.read_bytes() if file.is_file() else b""
     python = (platform.python_implementation(), platform.python_version())
     return (*python, version("numba"), version("llvmlite"), processor(), isa(), switches, written)
+
+
+def _create(file: Path) -> None:
+    if sys.platform == "linux":
+        os.mknod(file, 0o600)  # opens nothing, which an interrupt would leave open
+    else:
+        file.touch(0o600, exist_ok=False)
 
 
 class CacheFolder:
@@ -131,7 +139,7 @@ class CacheFolder:
             return
         temporary = self.path / f"{name}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
         try:
-            temporary.touch(0o600, exist_ok=False)  # whatever others may do with this user's new files
+            _create(temporary)  # which others may not write, whatever they may do with this user's new files
             temporary.write_bytes(hashlib.sha256(payload).digest() + payload)
             temporary.replace(self.path / name)
         except OSError as error:

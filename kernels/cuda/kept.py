@@ -43,12 +43,12 @@ def kept_kernels(folder: Path) -> list[KeptKernel]:
     """What compilers have written to a folder, what was not used for longest first; nothing that others put there."""
     now, found = time.time(), list[KeptKernel]()
     with suppress(OSError):
-        for entry in os.scandir(folder):
+        for path in folder.iterdir():  # which holds nothing open that an interrupt would leave
             with suppress(OSError):  # removed meanwhile
-                name, status = _OURS.fullmatch(entry.name), entry.stat(follow_symlinks=False)
-                if name and stat.S_ISREG(status.st_mode):
+                ours, status = _OURS.fullmatch(path.name), path.lstat()
+                if ours and stat.S_ISREG(status.st_mode):
                     idle = now - status.st_mtime
-                    found.append(KeptKernel(Path(entry.path), status.st_size, idle, not name["unfinished"]))
+                    found.append(KeptKernel(path, status.st_size, idle, not ours["unfinished"]))
     return sorted(found, key=lambda one: (-one.idle, one.path))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,9 @@ def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
             describe(bundled_folder, **options, device=device)
     with pytest.raises(OptionError, match="device = 'cpu'"):
         genai.LLM("nobody/has-this", pull=True, **options, device="cpu")  # before it is fetched
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(OptionError, match="on the CPU, as there is no GPU here"):
+        genai.LLM("nobody/has-this", pull=True, **options)
 
 
 def test_the_cpu_computes_what_its_types_say() -> None:

@@ -22,7 +22,7 @@ from genai.kernels.cuda.driver import NoDevice
 from genai.measure.bench import speed
 from genai.measure.machine import checkup
 from genai.measure.model_info import describe
-from genai.model import loading
+from genai.model import kv_types, loading
 from genai.model.model import check_model_options
 from genai.runtime import device as devices
 from genai.session.refused import is_cuda_available
@@ -473,6 +473,7 @@ def test_types_of_keys_reach_the_gpu_that_a_folder_asks_for(
         raise CacheCapacityError("it is full", "as this test says", "none")
 
     monkeypatch.setattr(devices._open_gpu, "name", "cuda", raising=False)
+    monkeypatch.setattr(kv_types, "first_gpu", lambda: "cuda")
     monkeypatch.setattr(loading, "_load_on", load)
     for call in (genai.Model, genai.LLM):
         with pytest.raises(CacheCapacityError, match="it is full"):
