@@ -178,10 +178,12 @@ class HostDriver:
     def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
         functions = {}
         for source, ones in modules(kernels):
-            library = ctypes.CDLL(str(build(self.text(source), self.flags)))
-            functions |= {kernel: getattr(library, kernel.name) for kernel in ones}
-        for function in functions.values():
-            function.restype = ctypes.c_char_p
+            path = build(self.text(source), self.flags)
+            library = ctypes.CDLL(str(path))
+            for kernel in ones:
+                function = functions[kernel] = getattr(library, kernel.name)
+                function.restype = ctypes.c_char_p
+                function.library, function.path = library, path
         return functions
 
     def text(self, source: str) -> str:

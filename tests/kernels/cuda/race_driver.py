@@ -6,7 +6,6 @@ import ctypes
 import re
 import subprocess
 import weakref
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cuda.driver import Grid
-from genai.kernels.cuda.sources import CudaKernel, modules
+from genai.kernels.cuda.sources import CudaKernel
 
 from .device_array import DeviceArray, within
-from .host_driver import HostDriver, HostEvent, LaunchError, build
+from .host_driver import HostDriver, HostEvent, LaunchError
 
 _FLAGS = ("-DSHIM_RACES", "-g1", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
 _FLAGS += ("--param=tsan-instrument-func-entry-exit=0",)
@@ -34,17 +33,6 @@ class RaceDriver(HostDriver):
 
     # Memory that tests made themselves, by address.
     _others: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-
-    def load(self, kernels: Collection[CudaKernel]) -> Mapping[CudaKernel, Any]:
-        functions = {}
-        for source, ones in modules(kernels):
-            path = build(self.text(source), self.flags)
-            library = ctypes.CDLL(str(path))
-            for kernel in ones:
-                function = functions[kernel] = getattr(library, kernel.name)
-                function.restype = ctypes.c_char_p
-                function.library, function.path = library, path
-        return functions
 
     def launch(self, function: Any, kernel: CudaKernel, grid: Grid, arguments: NDArray[np.void]) -> None:
         with self._turn:
