@@ -207,8 +207,19 @@ class Sampler(Protocol):
         """
 
 
+class StepSizes(NamedTuple):
+    """Of steps: with `fast` tokens prompts are read the fastest, `most` are the most that one may have."""
+
+    fast: int
+    most: int
+
+
 class Executor(Protocol):
     """A device."""
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """How many tokens to give it at a time."""
 
     @property
     def name(self) -> str:

@@ -206,7 +206,7 @@ class Decoder(ABC):
     Attributes:
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
-        token_budget: in a step of so many tokens it is fastest.
+        token_budget: in a step of so many tokens it is fastest. most_tokens: more cannot be in one.
         has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
         verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
             sequence as one by one.
@@ -218,7 +218,7 @@ class Decoder(ABC):
 
     pool: BlockPool | None = None
     block_size = 1
-    token_budget = sys.maxsize
+    token_budget = most_tokens = sys.maxsize
     verifies = False
     vocab_size: int
     executor: Executor
@@ -407,7 +407,8 @@ def compute(
     """
     results: list[list[Logits]] = [[] for _ in sequences]
     wanted = range(len(sequences)) if all_rows else ()
-    while step := plan_step([sequence.pending() for sequence in sequences], token_budget or decoder.token_budget):
+    budget = min(token_budget or decoder.token_budget, decoder.most_tokens)
+    while step := plan_step([sequence.pending() for sequence in sequences], budget):
         for rows, logits in zip(results, decoder.step(sequences, step, all_rows=wanted, output=output), strict=True):
             if logits is not None:
                 rows.append(logits)

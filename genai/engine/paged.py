@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from ..graph.external_data import MappedFile, check_unchanged
 from .context_shift import keys_turner
 from .decoder import Ahead, ContextShift, Decoder, DecoderSequence, Logits, check_width
 from .mix import AdapterMix
-from .scheduler import DEFAULT_TOKEN_BUDGET, Part, Run, StepPlan
+from .scheduler import Part, Run, StepPlan
 from .step_context import StepContexts
 from .stored import StoredArray, StoredTokens
 
@@ -43,9 +44,12 @@ class PagedSequence(DecoderSequence):
     back, its bits are the same.
     """
 
-    def __init__(self, table: BlockTable, rope_threshold: int | None, window: int | None = None) -> None:
+    def __init__(
+        self, table: BlockTable, rope_threshold: int | None, window: int | None = None, token_budget: int = sys.maxsize
+    ) -> None:
         super().__init__()
         self.table, self._rope_threshold, self._window = table, rope_threshold, window
+        self._token_budget = token_budget
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
         self._settled = 0
@@ -173,7 +177,7 @@ class PagedSequence(DecoderSequence):
         if self._window is None:
             return table.usable_blocks, table.own_blocks, None
         # Of a window: what it holds, the tokens of a step, and the block that stays behind it.
-        reading = min(len(self.tokens) - self.num_computed, DEFAULT_TOKEN_BUDGET)
+        reading = min(len(self.tokens) - self.num_computed, self._token_budget)
         most = (self._window + reading) // table.block_size + 3
         return table.usable_blocks - table.num_gone, table.own_blocks, most
 
@@ -223,7 +227,6 @@ class PagedDecoder(Decoder):
 
     pool: BlockPool
     has_numerics = True
-    token_budget = DEFAULT_TOKEN_BUDGET
     verifies = True
 
     def __init__(
@@ -239,6 +242,7 @@ class PagedDecoder(Decoder):
         output_names: Sequence[str],
     ) -> None:
         self.executor, self.program, self.vocab_size = executor, program, vocab_size
+        self.token_budget, self.most_tokens = executor.step_sizes
         self.pool, self.storage, self.block_size = pool, storage, storage.layout.block_size
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
@@ -256,7 +260,7 @@ class PagedDecoder(Decoder):
         return self._with(BlockTable(self.pool, self.block_size))
 
     def _with(self, table: BlockTable) -> PagedSequence:
-        sequence = PagedSequence(table, self.rope_threshold, self._window)
+        sequence = PagedSequence(table, self.rope_threshold, self._window, self.token_budget)
         self.pool.release_after(sequence, table.release)
         return sequence
 

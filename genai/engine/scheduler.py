@@ -15,9 +15,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from genai.kvcache.pool import BlockPool
 
-# As fast as longer steps for short prompts and faster for long ones, because the rows stay in the second-level cache;
-# and what a step needs of memory grows with it.
-DEFAULT_TOKEN_BUDGET = 256
 # Limits up to this many tokens are taken at their word; of larger ones most jobs use a part.
 _SHORT_LIMIT = 256
 # The part of a larger limit that jobs are expected to use before any has ended, and the weight of each one that ends.

@@ -119,7 +119,7 @@ def _plan_on(
         free = executor.free_bytes()
     if free is None:
         return None
-    plan = plan_memory(decoder, config, device=executor.device)
+    plan = plan_memory(decoder, config, device=executor.device, tokens=executor.step_sizes.fast)
     if must_fit:
         budget_cache(plan, free_bytes=free, context_size=context_size)
     return plan, free

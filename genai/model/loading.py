@@ -100,7 +100,7 @@ def _load_on(
     with refused_by(executor):
         free = executor.free_bytes()
     cache = budget_cache(
-        plan_memory(source, config, device="" if free is None else executor.device),
+        plan_memory(source, config, device="" if free is None else executor.device, tokens=executor.step_sizes.fast),
         free_bytes=budget.available_memory() if free is None else free,
         context_size=context_size,
         cache_bytes=cache_bytes,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from genai.kernels.formats import BLOCK_SIZES, FactorType, RecordLayout, layout_with, num_records, num_tiles
+from genai.kernels.host.memory import HostMemory
 from genai.kvcache.budget import format_bytes
 
-from ..engine.scheduler import DEFAULT_TOKEN_BUDGET
 from ..errors import CacheCapacityError, OptionError
 from ..graph.ir import Graph, Node, OnnxTensor
 from ..ops.rules import Packed, find_stored_weights
@@ -86,11 +86,14 @@ class CacheBudget:
     cache_bytes: int
 
 
-def plan_memory(decoder: DecoderGraph, config: Config, *, device: str = "") -> MemoryPlan:
+def plan_memory(
+    decoder: DecoderGraph, config: Config, *, device: str = "", tokens: int = HostMemory.step_sizes.fast
+) -> MemoryPlan:
     """What a decoder will take when it is loaded.
 
     Args:
         device: in whose own memory, where weights lie as they are stored, tables as well; "" = the host's.
+        tokens: of a step in which a prompt is read.
     """
     limit = config.model.context_length
     graph = decoder.model.graph
@@ -105,7 +108,7 @@ def plan_memory(decoder: DecoderGraph, config: Config, *, device: str = "") -> M
         weights=sum(tensor.nbytes for tensor in loaded) if device else loaded_weight_bytes(graph, tables),
         mapped=sum(graph.initializers[name].nbytes for name in tables),
         packing=0 if device else packing,  # the host packs
-        workspace=workspace_bytes(graph, min(DEFAULT_TOKEN_BUDGET, limit), config.model.decoder.hidden_size),
+        workspace=workspace_bytes(graph, min(tokens, limit), config.model.decoder.hidden_size),
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
         where=f" on the device {device}" if device else "",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Array, ArrayError, Recorder, dense_strides, joined, padded
+from .driver import MOST_IN_GRID
 from .sources import CudaKernel
 
 _BATCH_AXES = 3
@@ -20,7 +21,6 @@ FUNCTIONS = ("copy", "relu", "clip", "gelu", "gelu_tanh", "sigmoid", "tanh", "le
 FORMS = ("ALONG_K", "ALONG_LINES", "WINDOWS")
 # Below so many tiles of 128 not all multiprocessors would have one.
 _FULL_GRID = 132
-_MOST_IN_GRID = 65535
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def start_product(
         raise ArrayError(f"no product ends with the function {tail.function!r}")
     tile = 128 if -(-rows // 128) * -(-columns // 128) * matrices >= _FULL_GRID else 64
     grid = (-(-columns // tile), -(-rows // tile), matrices)
-    if max(grid[1:]) > _MOST_IN_GRID:
+    if max(grid[1:]) > MOST_IN_GRID:
         raise ArrayError(f"a product of {matrices} matrices of {rows} rows is too large for one launch")
     kernel = product_kernel(out.scalar, tail.function, tile, a_form, b_form)
     p = [*tail.parameters, 0.0, 0.0, 0.0][:3]

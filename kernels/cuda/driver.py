@@ -12,6 +12,8 @@ from ..executor import DeviceFailed
 from .sources import CudaKernel
 
 Grid = tuple[int, int, int]
+# The largest second and third size of one.
+MOST_IN_GRID = 65535
 
 
 class Event(Protocol):

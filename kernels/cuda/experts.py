@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..executor import UnsupportedRecord
 from ..records import Branch, Experts, Per
-from .driver import Driver, Grid
+from .driver import MOST_IN_GRID, Driver, Grid
 from .launches import COUNTED, Counts, Functions, Launch, bind
 from .memory import DeviceRows
 from .products import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
@@ -40,8 +40,8 @@ _SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4, true>", 128, 256
 _ROWS_OF_ONE_BLOCK = 8
 _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256
 _WARPS, _MIX_COLUMNS = 4, 512
-# The largest second size of a grid, and more rows than a step has.
-_MOST_ROWS, _ANY = 65535, 1 << 31
+# More rows than a step has.
+_ANY = 1 << 31
 # Numbers of 4 bytes per pair: its expert, its share, its place, and a group.
 _NUMBERS_PER_PAIR = 7
 SWIGLU = "swiglu"
@@ -183,8 +183,8 @@ class ArrangePairs:
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
         """Start it over the pairs of a step."""
         first, end = (counts.get(name, 0) * self.per_token for name in (self.first, self.end))
-        for begin in range(first, end, _MOST_ROWS):
-            last = min(begin + _MOST_ROWS, end)
+        for begin in range(first, end, MOST_IN_GRID):
+            last = min(begin + MOST_IN_GRID, end)
             self.arguments["first_row"], self.arguments["rows"] = begin, last
             grid = (int(self.arguments["strides"]), last - begin, 1)
             driver.launch(functions[self.kernel], self.kernel, grid, self.arguments)

@@ -15,7 +15,7 @@ from ..formats import BITS
 from ..records import BlockWeight, Constants, DenseWeight, FormWeight, Weight
 from ..weight_formats import WeightFormatError
 from .block_forms import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
-from .driver import Driver
+from .driver import MOST_IN_GRID, Driver
 from .launches import bind
 from .memory import as_float32
 from .sources import CudaKernel, structs
@@ -138,7 +138,7 @@ class DeviceWeights:
         kernel = pack_kernel(laid.form)
         if kernel not in self._packing:
             self._packing |= self._driver.load([kernel])
-        together = min(max(1, _STAGED_BYTES // row_bytes), _MOST_GRID_ROWS)
+        together = min(max(1, _STAGED_BYTES // row_bytes), MOST_IN_GRID)
         for first in range(0, rows, together):
             staged = self._driver.upload(laid.codes[first : first + together])
             arguments = bind(
@@ -164,10 +164,6 @@ class DeviceWeights:
         array = self._driver.upload(_as_integers(np.ascontiguousarray(whole)))
         fields = _no_fields() | {"data": self._driver.address(array), "chunks": chunks}
         return DeviceMatrix(rows, weight.columns, fields, None, scalar, array.nbytes, (array,))
-
-
-# Rows of a grid of blocks.
-_MOST_GRID_ROWS = 65535
 
 
 def check_weight(weight: Weight, constants: Constants | None = None) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import Turn
+from ..executor import StepSizes, Turn
 from ..float_bits import read_floats, stored_floats
 from ..formats import PAGE_TOKENS, PagedLayer
 from ..large import ReservedMemory
@@ -20,6 +21,10 @@ _AT_ONCE = 64
 
 class HostMemory:
     """What executors have in common whose memory is the host's; see `executor.Executor`."""
+
+    # As fast as longer steps for short prompts and faster for long ones, because the rows stay in the second-level
+    # cache; and what a step needs of memory grows with it.
+    step_sizes = StepSizes(fast=256, most=sys.maxsize)
 
     def free_bytes(self) -> None:
         return None

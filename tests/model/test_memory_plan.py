@@ -232,6 +232,15 @@ def test_activations_of_a_prefill(write_folder: Folder, export: dict[str, Any]) 
     assert planned / 2 < peak <= planned
 
 
+def test_activations_grow_with_the_steps_of_a_device(write_folder: Folder) -> None:
+    """Four times the tokens, up to the context."""
+    config = Config(write_folder({"hidden_size": 64, "context_length": 1024}))
+    decoder = read_decoder(config)
+    planned = {tokens: plan_memory(decoder, config, tokens=tokens).workspace for tokens in (256, 1024, 4096)}
+    assert planned[256] == plan_memory(decoder, config).workspace
+    assert 3 * planned[256] < planned[1024] <= 4 * planned[256] and planned[4096] == planned[1024]
+
+
 MEASURED = """
 import sys
 from pathlib import Path

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cuda.cupy_driver import _check_same
-from genai.kernels.cuda.driver import CudaError, Grid
+from genai.kernels.cuda.driver import MOST_IN_GRID, CudaError, Grid
 from genai.kernels.cuda.sources import CudaKernel, modules
 
 from .device_array import DeviceArray, of_host, within
@@ -35,6 +35,10 @@ FLAGS += ["-march=x86-64-v3"] if platform.machine() == "x86_64" else []
 _FOLDER = Path(tempfile.gettempdir()) / "genai-cuda-on-host"
 # Bytes before and behind every array: NaN as floats, and never written.
 _GUARD = 256
+
+
+# The most shared memory of a block by compute capability, and of the others.
+_MOST_SHARED, _SHARED = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10, 103: 227 << 10}, 99 << 10
 
 
 class LaunchError(RuntimeError):
@@ -196,6 +200,7 @@ class HostDriver:
                 self._captured.append((function, kernel, grid, arguments.copy()))
                 return
         self.launched.append(kernel.name)
+        self._check_limits(kernel, grid)
         sizes, threads = (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(kernel.threads, 1, 1)
         error = function(sizes, threads, kernel.shared, self.order, ctypes.c_void_p(arguments.ctypes.data))
         if error:
@@ -215,6 +220,13 @@ class HostDriver:
         self.graphs_launched += 1
         for launch in captured:
             self.launch(*launch)
+
+    def _check_limits(self, kernel: CudaKernel, grid: Grid) -> None:
+        """What a GPU would refuse to start."""
+        if grid[0] >= 1 << 31 or max(grid[1:]) > MOST_IN_GRID:
+            raise LaunchError(f"{kernel.name}: a grid of {grid} blocks, more than a GPU's can have")
+        if kernel.shared > (most := _MOST_SHARED.get(self.capability, _SHARED)):
+            raise LaunchError(f"{kernel.name}: {kernel.shared} bytes of shared memory of a block; there are {most}")
 
     def check(self) -> None:
         """Raise LaunchError if something was written before or behind an array that is still held."""

@@ -36,6 +36,9 @@ struct Interval {
 constexpr uintptr_t LINE = 64;
 using Shadow = std::unordered_map<uintptr_t, std::vector<Byte>>;
 
+// So far from an array there is no other one: whoever reads or writes there has counted wrong.
+constexpr uintptr_t BESIDE = 256;
+
 struct Races {
   bool is_busy = false, waits_itself = false;
   std::vector<Interval> memory;  // arrays of the device, in order
@@ -114,6 +117,27 @@ static bool is_shared(uintptr_t place) {
   for (const Interval& own : races.areas)
     if (place >= own.first && place < own.end) return true;
   return false;
+}
+
+// Where a place lies beside an array, or "".
+static std::string beside(uintptr_t place, const Interval& one, const char* what) {
+  if (place >= one.end && place < one.end + BESIDE)
+    return std::to_string(place - one.end) + " bytes behind " + what + std::to_string(one.end - one.first);
+  if (place < one.first && place + BESIDE >= one.first)
+    return std::to_string(one.first - place) + " bytes before " + what + std::to_string(one.end - one.first);
+  return "";
+}
+
+// It is in no array; whether it lies beside one.
+static void check_outside(uintptr_t place, unsigned from) {
+  std::string found;
+  const auto behind = std::upper_bound(
+      races.memory.begin(), races.memory.end(), place, [](uintptr_t at, const Interval& one) { return at < one.first; });
+  if (behind != races.memory.begin()) found = beside(place, *(behind - 1), "an array of ");
+  if (found.empty() && behind != races.memory.end()) found = beside(place, *behind, "an array of ");
+  for (const Interval& one : races.areas)
+    if (found.empty()) found = beside(place, one, "shared memory of ");
+  if (!found.empty()) fail(told(now(from), "memory is read or written") + ", " + found);
 }
 
 static void check_same() {
@@ -217,6 +241,9 @@ void touched(const void* pointer, size_t bytes, Access how, unsigned from) {
       check((*line)[at % LINE], at, stamp, how, is_global);
     }
   }
+  const uintptr_t last = place + bytes - 1;
+  if (is_global ? !interval_of(races.memory, last) : !is_shared(last))
+    check_outside(is_global || is_shared(place) ? last : place, from);
   races.is_busy = false;
 }
 
@@ -296,6 +323,18 @@ HOOKS(2)
 HOOKS(4)
 HOOKS(8)
 HOOKS(16)
+// -fsanitize=alignment: a GPU ends with an error where an address is no multiple of a number's size.
+struct Mismatch {
+  const char* file;
+  unsigned line, column;
+  const void* type;
+  unsigned char alignment, kind;
+};
+extern "C" void __ubsan_handle_type_mismatch_v1(const Mismatch* told, uintptr_t place) {
+  const std::string line = std::string(told->file).substr(std::string(told->file).rfind('/') + 1) + ":" + std::to_string(told->line);
+  shim::fail("an address is no multiple of " + std::to_string(1u << told->alignment) + " at " + line);
+  shim::give_turn();
+}
 extern "C" void __tsan_read_range(void* at, size_t bytes) { shim::touched(at, bytes, shim::Access::READ, FROM); }
 extern "C" void __tsan_write_range(void* at, size_t bytes) { shim::touched(at, bytes, shim::Access::WRITE, FROM); }
 extern "C" void __tsan_init() {}

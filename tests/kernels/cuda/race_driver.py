@@ -1,4 +1,4 @@
-"""A host that emulates a GPU and looks for races: see host_races.cpp."""
+"""A host that emulates a GPU and looks for races, and for memory that a GPU could not read: see host_races.cpp."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from genai.kernels.cuda.sources import CudaKernel
 from .device_array import DeviceArray, within
 from .host_driver import HostDriver, HostEvent, LaunchError
 
-_FLAGS = ("-DSHIM_RACES", "-g1", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
+_FLAGS = ("-DSHIM_RACES", "-g1", "-fsanitize=thread,alignment", "--param=tsan-distinguish-volatile=1")
 _FLAGS += ("--param=tsan-instrument-func-entry-exit=0",)
 
 

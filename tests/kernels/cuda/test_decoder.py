@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import genai
+from genai.engine.decoder import compute
+from genai.engine.scheduler import Run, plan_step
 from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from genai.kernels.cuda import executor
 from genai.kernels.cuda.attention import check_attention
@@ -51,6 +53,41 @@ def test_logits_and_tokens_are_the_reference_s(load: Load, bundled_folder: Path)
         assert np.allclose(*zip(*pairs, strict=True), atol=2e-5)
 
 
+@pytest.mark.parametrize(("multiprocessors", "fast"), [(4, 256), (24, 256), (72, 1024), (132, 2048), (160, 2048)])
+def test_steps_that_read_prompts_grow_with_the_gpu(
+    load: Load, driver: HostDriver, multiprocessors: int, fast: int
+) -> None:
+    driver.multiprocessors = multiprocessors
+    with load() as model:
+        decoder = model.decoder
+        assert decoder.token_budget == decoder.executor.step_sizes.fast == fast < decoder.most_tokens
+        (run,) = plan_step([Run(5000, True)], decoder.token_budget)
+        assert run.num_tokens == fast
+
+
+def test_no_step_has_more_tokens_than_a_grid_can_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was asked for; the bits do not depend on it."""
+    tokens = np.random.default_rng(0).integers(5, 200, 90).tolist()
+
+    def computed(most: int) -> tuple[Any, list[int]]:
+        monkeypatch.setattr(executor, "_MOST_TOKENS", most)
+        sizes = []
+        with load() as model:
+            sequence, step = model.decoder.open(), model.decoder.step
+
+            def counted(sequences: Any, plan: Any, **options: Any) -> Any:
+                sizes.extend(part.num_tokens for part in plan)
+                return step(sequences, plan, **options)
+
+            monkeypatch.setattr(model.decoder, "step", counted)
+            sequence.append(tokens)
+            (rows,) = compute(model.decoder, [sequence], all_rows=True, token_budget=1_000_000)
+            return np.asarray(rows), sizes
+
+    (whole, once), (parts, sizes) = computed(8192), computed(40)
+    assert (once, sizes) == ([90], [40, 40, 10]) and len(whole) == 90 and np.array_equal(whole, parts)
+
+
 PROMPTS = (
     "What is 12 + 7?", "What is 47 + 38?", "What is 9 times 6?", "What is the capital of France?", "Count to five.",
     "Say hello.", "My name is Nora.", "What colour is the sky?", "Write a short poem about the sea.", "Who are you?",
@@ -79,8 +116,6 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
         decoder = model.decoder
         sequence = decoder.open()
         sequence.append([1, 2, 3])
-        from genai.engine.scheduler import plan_step
-
         decoder.step([sequence], plan_step([sequence.pending()], 512))
         kinds = [type(record).__name__ for record in decoder.program.records]
         products = sum("gemv" in name for name in driver.launched)

@@ -3,6 +3,7 @@ kernels as they are."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 import genai
 from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.cuda.launches import bind
+from genai.kernels.cuda.lowering import apply_kernel
 from genai.kernels.records import Branch, Norm, Product
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.model import loading
@@ -123,6 +126,29 @@ def test_a_race_is_told_with_its_lines(driver: HostDriver) -> None:
     told = str(raised.value)
     assert "byte " in told and " is read by thread " in told and ", and written by thread " in told
     assert told.count("attention_rows.cu:") >= 2 and "+0x" not in told
+
+
+@pytest.mark.parametrize(
+    ("columns", "first", "found"),
+    [
+        (16, 0, ""),
+        (17, 0, "is read or written .* 0 bytes behind an array of 64"),
+        (16, -4, "is read or written .* 4 bytes before an array of 64"),
+        (8, 2, "no multiple of 4 at elementwise.cu"),
+    ],
+)
+def test_memory_that_a_gpu_cannot_read(driver: HostDriver, columns: int, first: int, found: str) -> None:
+    """Behind an array's end, before its beginning, between two numbers."""
+    looks = RaceDriver()
+    kernel = apply_kernel("relu")
+    x, out = looks.zeros(64), looks.zeros(4 * 32)
+    arguments = bind(
+        kernel, x=looks.address(x) + first, up=0, out=looks.address(out), x_stride=16, up_stride=0, out_stride=16,
+        first_row=0, rows=1, width=columns, p=(0.0, 0.0, 0.0),
+    )  # fmt: skip
+    functions = looks.load([kernel])
+    with pytest.raises(LaunchError, match=found) if found else nullcontext():
+        looks.launch(functions[kernel], kernel, (1, 1, 1), arguments)
 
 
 @pytest.mark.slow
