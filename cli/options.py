@@ -103,14 +103,12 @@ class ModelFlags:
 
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
-        from genai.model.kv_types import check_kv_type_here
+        from genai.model.kv_types import check_here
         from genai.model.model import Model, check_model_options
-        from genai.runtime.device import check_device
 
         check_model_options(**self.options)  # before a model is fetched or built
         with interrupts_end_the_process():
-            check_device(self.device)
-            check_kv_type_here(self.kv_type, self.device)
+            check_here(self.device, self.kv_type)
             return Model(folder_of(folder), lora=lora, **self.options)
 
     @property
@@ -189,11 +187,9 @@ class EngineFlags(ModelFlags):
 
     def folder_of(self, given: Path | None) -> Path:
         """The model folder that MODEL stands for; a GPU that is asked for is looked for first."""
-        from genai.model.kv_types import check_kv_type_here
-        from genai.runtime.device import check_device
+        from genai.model.kv_types import check_here
 
-        check_device(self.device)
-        check_kv_type_here(self.kv_type, self.device)
+        check_here(self.device, self.kv_type)
         return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
 
     def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:

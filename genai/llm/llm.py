@@ -22,9 +22,8 @@ from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did
 from ..model.adapters.store import AdapterChoice, Adapters
 from ..model.config import Config
 from ..model.folders import bundled_model
-from ..model.kv_types import check_kv_type_here
+from ..model.kv_types import check_here
 from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions, check_model_options
-from ..runtime.device import check_device
 from ..runtime.single import Single
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
@@ -761,8 +760,7 @@ def _loaded(
 
         given: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
         check_model_options(**given)  # before a model is fetched or built
-        check_device(options.get("device"))
-        check_kv_type_here(options.get("kv_dtype", "auto"), options.get("device"))
+        check_here(options.get("device"), options.get("kv_dtype", "auto"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return Model(folder, **options)
     if pull or precision is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from genai.kernels.cuda.driver import NoDevice
 
 from ..errors import OptionError
-from ..runtime.device import first_gpu
+from ..runtime.device import check_device, first_gpu
 from .chosen_device import ChosenDevice
 
 # What `LayerShape` calls them.
@@ -36,9 +36,14 @@ def check_kv_type(kv_dtype: str, device: str, chosen: ChosenDevice | None = None
         raise _no_kernels(kv_dtype, _used(chosen or ChosenDevice(device)))
 
 
-def check_kv_type_here(kv_dtype: str, device: str | None) -> None:
-    """Raise OptionError where nobody has said a device, and none that is here has kernels for such keys and values:
-    before a model is fetched, which may ask for a GPU itself."""
+def check_here(device: str | None, kv_dtype: str) -> None:
+    """What can be said of a device and a cache before a model is fetched, which may ask for a GPU itself.
+
+    Raises:
+        DeviceError: the GPU that is asked for cannot be used.
+        OptionError: nobody has said a device, and none that is here has kernels for such keys and values.
+    """
+    check_device(device)
     if device is not None or kv_dtype not in _NOT_ON_CPUS:
         return
     try:

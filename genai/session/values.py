@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, to_host, upload
-from genai.kernels.cuda.driver import Driver, NoDevice
+from genai.kernels.cuda.driver import DLPACK_CUDA, Driver, NoDevice
 from genai.kernels.executor import DeviceFailed
 
 from ..errors import InputError
@@ -21,8 +21,6 @@ from .errors import typed, typed_errors
 from .refused import REASONS, refuse, refusing_method
 
 CPU, CUDA = "cpu", "cuda"
-# DLPack's numbers of devices.
-_DLPACK_CUDA = 2
 
 
 class OrtAllocatorType(IntEnum):
@@ -423,7 +421,7 @@ def value_from_dlpack(value: Any) -> Any:
     number = 0
     try:
         kind, number = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
-        if kind == _DLPACK_CUDA:
+        if kind == DLPACK_CUDA:
             driver = open_gpu(number)
             return tensor_over(driver, driver.adopt(value))
         if type(value).__name__ == "PyCapsule":

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .compiler import CompileError, KernelCompiler
 from .context import DeviceContext, Entered, InContext
 from .dependent_launch import open_dependent_launches
-from .driver import CudaError, Grid, NoDevice
+from .driver import DLPACK_CUDA, CudaError, Grid, NoDevice
 from .sources import CudaKernel, modules
 
 # Tensor cores with bfloat16 and copies that do not wait: Ampere.
@@ -110,7 +110,6 @@ _OUT_OF_MEMORY = 2
 # cudaMemcpyKind, cudaDeviceAttr.
 _TO_DEVICE, _TO_HOST = 1, 2
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
-_DLPACK_CUDA = 2
 
 
 def _check_same(array: Any, host: NDArray[Any]) -> None:
@@ -344,7 +343,7 @@ class CupyDriver:
 
     @property
     def dlpack_device(self) -> tuple[int, int]:
-        return _DLPACK_CUDA, self.index
+        return DLPACK_CUDA, self.index
 
     def lend(self, array: Any, stream: Any, options: Mapping[str, Any]) -> Any:
         with self.here():  # which the consumer's stream waits for

@@ -14,6 +14,8 @@ from .sources import CudaKernel
 Grid = tuple[int, int, int]
 # The largest second and third size of one.
 MOST_IN_GRID = 65535
+# What DLPack calls GPUs.
+DLPACK_CUDA = 2
 
 
 class Event(Protocol):
