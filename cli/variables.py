@@ -64,8 +64,8 @@ def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
 
 
 def _is_called(what: str, name: str) -> bool:
-    """Whether an error begins with an option by its name, as in "context size = 0"."""
-    return what.startswith((f"{name} = ", f"{name.replace('_', ' ')} = "))
+    """Whether an error begins with an option by its name, as in "context size = 0", "samplers names 'x'"."""
+    return what.startswith((f"{name} = ", f"{name.replace('_', ' ')} = ", f"{name} names "))
 
 
 def _is_about(what: str, value: Any, name: str) -> bool:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.executor import DeviceArray, DeviceFailed
 from genai.kernels.forks import renew_locks
-from genai.kernels.host.machine import reason_to_refuse
+from genai.kernels.host.machine import reason_to_distrust
 
 from .storage import PagedStorage
 
@@ -79,7 +79,7 @@ class BlockDirectory:
         self._bytes = 0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if reason := reason_to_refuse(folder):
+            if reason := reason_to_distrust(folder):
                 raise DirectoryError(reason.replace("compiled code is loaded", "keys and values are read"))
             with self._sum():
                 pass
@@ -99,26 +99,12 @@ class BlockDirectory:
     def load(self, key: bytes) -> tuple[bytes, Any] | None:
         """See Backing.load. A file that is damaged, or vanishes meanwhile, is none."""
         path = self._path(key)
-        size = self._storage.blocks.shape[1]
-        try:
-            with path.open("rb") as file:
-                most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._storage.layout.block_size
-                if os.fstat(file.fileno()).st_size > most:
-                    return None
-                content = file.read(most)
-        except OSError:
-            return None
-        body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
-        if content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != digest:
-            return None
-        start = len(_MAGIC) + _NOTE.size
-        (length,) = _NOTE.unpack(body[len(_MAGIC) : start])
-        if len(body) != start + length + size:
-            return None
-        with suppress(OSError):
-            os.utime(path)
-        self._found += 1
-        return bytes(body[start : start + length]), np.frombuffer(body[start + length :], np.uint8)
+        found = self._read(path)
+        if found is not None:
+            with suppress(OSError):
+                os.utime(path)
+            self._found += 1
+        return found
 
     def fill(self, block: int, content: Any) -> None:
         """See Backing.fill."""
@@ -128,7 +114,7 @@ class BlockDirectory:
         """See Backing.store: copied now, written by a thread of its own; not kept where the device fails, of which the
         next step tells.
         """
-        if self._process != os.getpid() or self._path(key).exists():
+        if self._process != os.getpid():
             return
         size = int(self._storage.blocks.shape[1])
         with self._lock:
@@ -173,11 +159,30 @@ class BlockDirectory:
         name = hashlib.sha256(self._identity + key).hexdigest()
         return self.folder / name[:2] / name[2:]
 
+    def _read(self, path: Path) -> tuple[bytes, Any] | None:
+        """The note and the block of a file; None if it is not there or damaged."""
+        size = self._storage.blocks.shape[1]
+        most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._storage.layout.block_size
+        try:
+            with path.open("rb") as file:
+                content = file.read(most + 1)
+        except OSError:
+            return None
+        body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
+        if len(content) > most or content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != digest:
+            return None
+        start = len(_MAGIC) + _NOTE.size
+        (length,) = _NOTE.unpack(body[len(_MAGIC) : start])
+        if len(body) != start + length + size:
+            return None
+        return bytes(body[start : start + length]), np.frombuffer(body[start + length :], np.uint8)
+
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             key, note, content = item
             with suppress(OSError):  # a full disk: the cache in memory goes on
-                self._write(self._path(key), note, content)
+                if self._read(self._path(key)) is None:  # others may have written it meanwhile
+                    self._write(self._path(key), note, content)
             with self._lock:
                 self._waiting_bytes -= content.nbytes
 
@@ -197,8 +202,7 @@ class BlockDirectory:
                 file.write(content)
                 file.write(digest.digest())
             with self._sum() as total:
-                if path.exists():
-                    return
+                total[0] -= path.stat().st_size if path.exists() else 0
                 if total[0] + size > self.max_bytes:
                     total[0] = self._remove_oldest(int(self.max_bytes * _AFTER_REMOVAL) - size)
                 temporary.replace(path)

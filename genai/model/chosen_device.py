@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import whole_number
+from ..errors import ConfigError, whole_number
 
 CPU = ("cpu", "cpuexecutionprovider")
 CUDA = ("cuda", "cudaexecutionprovider")
@@ -34,7 +34,8 @@ class ChosenDevice:
 def folder_device(raw: Any) -> str:
     """The GPU that the providers of a genai_config.json stand for; "" = none, or one that there are no kernels for.
 
-    What is malformed asks for nothing: other programs' options are not ours to refuse.
+    Raises:
+        ConfigError: it asks for CUDA, and not for a GPU by its number. Options of others are not ours to refuse.
     """
     for block in ("model", "decoder", "session_options"):
         raw = raw.get(block) if isinstance(raw, dict) else None
@@ -42,7 +43,25 @@ def folder_device(raw: Any) -> str:
     for provider in listed if isinstance(listed, list) else ():
         for name, options in provider.items() if isinstance(provider, dict) else ():
             if str(name).lower() in CUDA:
-                number = options.get("device_id") if isinstance(options, dict) else None
-                index = whole_number(str(number))
+                index = _number(options)
                 return f"cuda:{index}" if index else "cuda"
     return ""
+
+
+def _number(options: Any) -> int:
+    """The number of a GPU in the options of a provider, 0 where there is none."""
+    if not isinstance(options, dict):
+        raise ConfigError(
+            f"provider_options of cuda = {options!r:.80} in genai_config.json",
+            f"an object is expected, found {type(options).__name__}",
+            'write {"cuda": {}}, or {"cuda": {"device_id": "0"}}',
+        )
+    given = options.get("device_id", 0)
+    index = whole_number(given if isinstance(given, str) else str(given)) if type(given) in (str, int) else None
+    if index is None:
+        raise ConfigError(
+            f"device_id = {given!r:.80} of provider cuda in genai_config.json",
+            "the number of a GPU is expected, in plain digits",
+            'write "device_id": "0" for the first one, or leave it out',
+        )
+    return index

@@ -194,9 +194,10 @@ class Config:
         """Where the model is to be loaded: the caller's word, chosen providers, what the folder asks for, the CPU."""
         if given is not None or self.device:
             return ChosenDevice(given or self.device)
+        if self._asked and self._gpu:  # the caller says which
+            return ChosenDevice(f"cuda:{self._gpu}")
         if self._asked:
-            asked = f"cuda:{self._gpu}" if self._gpu else self._asked
-            return ChosenDevice(asked, str(self.folder / CONFIG_NAME))
+            return ChosenDevice(self._asked, str(self.folder / CONFIG_NAME))
         return ChosenDevice("cpu", is_default=True)
 
     @property

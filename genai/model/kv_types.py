@@ -49,14 +49,14 @@ def check_here(device: str | None, kv_dtype: str) -> None:
     try:
         first_gpu()
     except NoDevice as error:
-        raise _no_kernels(kv_dtype, "on the CPU, as there is no GPU here") from error
+        raise _no_kernels(kv_dtype, "on the CPU, as there is no GPU here", "") from error
 
 
-def _no_kernels(kv_dtype: str, how: str) -> OptionError:
+def _no_kernels(kv_dtype: str, how: str, more: str = '; or device="cuda" (--device cuda)') -> OptionError:
     return OptionError(
         f"kv_dtype = {kv_dtype!r} {how}",
         f"the CPU has kernels for keys and values of {', '.join(kv_types_on('cpu'))}",
-        'take "fp16", or "int8", which needs little more memory than fp8; or device="cuda" (--device cuda)',
+        f'take "fp16", or "int8", which needs little more memory than fp8{more}',
     )
 
 

@@ -204,6 +204,10 @@ class Model(Single, AbstractContextManager["Model"]):
             raise OptionError(
                 f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
             )
+        if not isinstance(folder, str | Path) or not str(folder).strip():
+            raise OptionError(
+                f"a prefix cache in {folder!r:.40}", "the path of a folder is expected", "name one, or leave it out"
+            )
         identity = self.identity()
         keep_prefixes(self.decoder, self.info, expanded(folder), max_bytes, identity)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,7 +63,17 @@ def json_object(
     try:
         # A function of Python's per object: the parser alone would let no interrupt through for seconds.
         value = json.loads(text, object_hook=lambda found: found)
-    except (ValueError, RecursionError, TypeError) as error:
+    except RecursionError as error:
+        raise malformed(
+            f"{source}: is nested too deeply", "thousands of lists or objects lie in each other", "make it flatter"
+        ) from error
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+            raise malformed(
+                f"{source}: holds a number of too many digits",
+                f"at most {sys.get_int_max_str_digits()} are read",
+                "correct that number",
+            ) from error
         raise malformed(f"{source}: is not JSON", str(error), "correct it at that place") from error
     if not isinstance(value, dict):
         raise malformed(f"{source}: holds {kind_of(value)}", "an object is expected", 'begin with {"name": …')

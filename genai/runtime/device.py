@@ -94,16 +94,19 @@ def open_asked(device: str, asked_by: str, threads: int | None = None) -> Execut
         return open_executor("cpu", threads)
 
 
-def no_gpu(what: str, error: NoDevice) -> DeviceError:
-    """The error where a GPU was asked for that cannot be used."""
-    return DeviceError(what, str(error), f"{_remedy(str(error))}; docs/cuda.md has more")
+_TAKE_THE_CPU = '--device cpu (device="cpu") takes the CPU'
 
 
-def _remedy(why: str) -> str:
+def no_gpu(what: str, error: NoDevice, instead: str = _TAKE_THE_CPU) -> DeviceError:
+    """The error where a GPU was asked for that cannot be used; `instead`: how to do without."""
+    return DeviceError(what, str(error), f"{_remedy(str(error), instead)}; docs/cuda.md has more")
+
+
+def _remedy(why: str, instead: str = _TAKE_THE_CPU) -> str:
     """What to do where a GPU cannot be used."""
     from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
 
-    doctor = 'genai doctor shows what is there; --device cpu (device="cpu") takes the CPU'
+    doctor = f"genai doctor shows what is there; {instead}"
     install = "pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580)"
     return f"{install}; {doctor}" if why == NOT_INSTALLED else doctor
 

@@ -17,7 +17,7 @@ import onnx
 
 from genai.ops.registry import KernelError, NodeSpec, operator
 
-from ..errors import GenaiError
+from ..errors import GenaiError, whole_number
 from ..graph.ir import Graph, Node, OnnxModel, Value, make_node
 from ..graph.node import OURS
 from ..graph.shapes import infer_shapes
@@ -176,10 +176,8 @@ def chosen_providers(
 def _why_not(name: str, options: Mapping[str, Any]) -> str:
     """What to say of a provider that is not there; "" = it is. For a GPU is looked only where one is asked for."""
     if name == CUDA_PROVIDER:
-        index = options.get("device_id", 0)
-        try:
-            index = int(index)
-        except (TypeError, ValueError):
+        index = whole_number(str(options.get("device_id", 0)))
+        if index is None:
             return ""  # setting it up says what is wrong
         reason = why_no_gpu(0)  # with one that can be used, setting another up says why it cannot
         if reason and index:

@@ -165,13 +165,19 @@ def device_of(name: str, device_id: int = 0) -> Driver | None:
     Raises:
         InputError: there is no such device. DeviceError: its GPU cannot be used.
     """
-    if name.lower() not in (CUDA, "gpu"):
-        check_device(name, device_id)
+    if name.lower() == CPU and device_id == 0:
         return None
+    if name.lower() not in (CUDA, "gpu"):
+        raise InputError(
+            f"device {name!r} number {device_id}",
+            "values of a session lie on the CPU or on a GPU of NVIDIA",
+            "use 'cpu', 0, or 'cuda' and a GPU's number",
+        )
     try:
         return open_gpu(device_id)
     except NoDevice as error:
-        raise no_gpu(f"device {name!r} number {device_id} cannot hold values", error) from error
+        instead = "'cpu', 0 takes the CPU"
+        raise no_gpu(f"device {name!r} number {device_id} cannot hold values", error, instead) from error
 
 
 @typed_errors

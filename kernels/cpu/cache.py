@@ -20,6 +20,7 @@ import stat
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,12 @@ def reason_to_refuse(path: Path) -> str | None:
     return next(filter(None, (_reason(base, is_base=True), *map(_reason, levels))), None)
 
 
+def reason_to_distrust(path: Path) -> str | None:
+    """Why others could write into a folder, or put another one in its place; None if they cannot. It need not exist."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - links are looked at, too
+    return _reason(whole) or _reason(whole.parent, is_base=True)
+
+
 def _reason(path: Path, *, is_base: bool = False) -> str | None:
     """Why a folder is no place for code, if it exists. The base may be root's, and everybody may write to it if it is
     sticky: there nobody renames what belongs to others."""
@@ -191,9 +198,23 @@ def _reason(path: Path, *, is_base: bool = False) -> str | None:
         return None
     if owners - {os.getuid(), *([0] if is_base else [])}:
         return f"{path} belongs to another user, and compiled code is loaded from it"
-    if status.st_mode & _OTHERS_WRITE and not (is_base and status.st_mode & stat.S_ISVTX):
+    is_open = status.st_mode & (stat.S_IWOTH if _is_own_group(status.st_gid) else _OTHERS_WRITE)
+    if is_open and not (is_base and status.st_mode & stat.S_ISVTX):
         return f"{path} can be written by others, and compiled code is loaded from it"
     return None
+
+
+@cache
+def _is_own_group(group: int) -> bool:
+    """Whether a group is this user's alone, as many systems make one for each user, whose folders it may then write."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
+    except KeyError:  # of a container, where nobody has a name
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and {*found.gr_mem} <= {user.pw_name}
 
 
 def _has_modes() -> bool:

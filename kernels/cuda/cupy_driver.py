@@ -66,7 +66,9 @@ def _counted() -> tuple[Any, int]:
         if error.name == "cupy":
             raise NoDevice(NOT_INSTALLED) from None
         raise NoDevice(f"CuPy cannot be imported: {_line(error)}") from error
-    except _FAILURES as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as a home that it cannot write to; CuPy's own text is a page around its cause
         raise NoDevice(f"CuPy cannot be imported: {_line(error.__cause__ or error)}") from error
     try:
         return cupy, int(cupy.cuda.runtime.getDeviceCount())

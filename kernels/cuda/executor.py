@@ -79,8 +79,8 @@ class CudaExecutor:
         self._logits = LogitsMemory(driver)
         self._sampling: Functions | None = None
         self._keys = KeyTurner(driver)
-        fast = max(_FEWEST, 1 << (_TOKENS_EACH * driver.multiprocessors).bit_length() - 1)
-        self.step_sizes = StepSizes(fast, _MOST_TOKENS)
+        fast = max(_FEWEST, _TOKENS_EACH * driver.multiprocessors)
+        self.step_sizes = StepSizes(1 << fast.bit_length() - 1, _MOST_TOKENS)
 
     def free_bytes(self) -> int:
         return self.driver.free_bytes()

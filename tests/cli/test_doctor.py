@@ -168,7 +168,7 @@ def test_a_package_that_cannot_be_imported(package: str, tmp_path: Path) -> None
 def test_cleaning_the_cache(tmp_path: Path) -> None:
     kernels = tmp_path / "genai" / "kernels"
     (kernels / ("f" * 32)).mkdir(parents=True)
-    (kernels / ("f" * 32) / "x.nbc").write_bytes(bytes(4096))
+    (kernels / ("f" * 32) / "x.o").write_bytes(bytes(4096))
     (kernels / "mine").mkdir()
     changes = {"GENAI_CACHE_DIR": str(tmp_path)}
     assert "--clean-cache" in str(findings(doctor("--json", **changes))["cache"]["fix"])

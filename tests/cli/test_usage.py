@@ -168,6 +168,8 @@ def test_errors_name_the_model_s_variable(monkeypatch: pytest.MonkeyPatch, capsy
         (["bench", "speculation"], "GENAI_FILE", "in.txt no.txt", "--file"),
         (["batch", "in.txt"], "GENAI_OUTPUT", "/no/out", "--output"),
         (["generate", "-p", "x"], "GENAI_TEMPERATURE", "-1", "--temperature"),
+        (["generate", "-p", "x"], "GENAI_SAMPLERS", "bad", "--samplers"),
+        (["generate", "-p", "x"], "GENAI_SAMPLERS", "top_k;top_k", "--samplers"),
     ],
 )
 def test_errors_about_what_a_variable_gave_name_it(

@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -235,9 +236,15 @@ def test_an_unreadable_file(
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
 def test_a_folder_that_others_can_write_is_refused(
-    root: Path, sources: Path, level: int, mode: int, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    sources: Path,
+    level: int,
+    mode: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Machine code is run, so nothing is read from such a folder, nor written to it."""
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
     Program(sources).prepare()
     (file,) = files(root)
     file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))
@@ -249,6 +256,50 @@ def test_a_folder_that_others_can_write_is_refused(
     assert_warned_once(capsys.readouterr().err, "can be written by others")
     assert files(root) == [file]
     assert file.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no groups on Windows")
+@pytest.mark.parametrize(
+    ("group", "members", "primary", "is_own"),
+    [
+        ("me", [], 7, True),
+        ("me", ["me"], 7, True),
+        ("me", ["me", "you"], 7, False),
+        ("staff", [], 7, False),
+        ("me", [], 8, False),
+        (None, [], 7, False),
+    ],
+)
+def test_the_group_of_one_user_is_nobody_else(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str | None,
+    members: list[str],
+    primary: int,
+    is_own: bool,
+) -> None:
+    """Ubuntu and Fedora make a group for each user, and let groups write to new folders, such as ~/.cache."""
+    import grp
+    import pwd
+
+    def found(number: int) -> SimpleNamespace:
+        if group is None:
+            raise KeyError
+        return SimpleNamespace(gr_name=group, gr_mem=members)
+
+    root.mkdir(parents=True)
+    own = root.stat().st_gid
+    user = SimpleNamespace(pw_name="me", pw_gid=own if primary == 7 else own + 1)
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: user)
+    monkeypatch.setattr(grp, "getgrgid", found)
+    cache._is_own_group.cache_clear()
+    for level in (root.parent, root):
+        level.chmod(0o775)
+    reason = cache.reason_to_refuse(root / "kernels" / "key")
+    assert (reason is None) == is_own and (is_own or f"{root.parent} can be written by others" in str(reason))
+    root.parent.chmod(0o777)
+    assert "can be written by others" in str(cache.reason_to_refuse(root / "kernels" / "key"))
+    cache._is_own_group.cache_clear()
 
 
 class Bomb:
@@ -276,9 +327,15 @@ def test_a_folder_of_another_user_is_refused(
     ("mode", "refused"), [(0o777, True), (0o775, True), (0o2770, True), (0o1777, False), (0o755, False)]
 )
 def test_what_the_environment_names_must_not_be_open_to_others(
-    root: Path, sources: Path, mode: int, refused: bool, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    sources: Path,
+    mode: int,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They would put their own folders in the place of ours; not so in a sticky one."""
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
     root.parent.mkdir()
     root.parent.chmod(mode)
     program = Program(sources)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.executor import DeviceFailed
+from genai.kernels.host.machine import reason_to_distrust
 from genai.kernels.host.memory import HostMemory
 from genai.kvcache.directory import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool
@@ -172,6 +174,25 @@ def test_damage_counts_as_absence(tmp_path: Path) -> None:
     assert found(cache(tmp_path)[0], [7] * 32).length == 32
 
 
+@pytest.mark.parametrize("harm", [lambda whole: b"", lambda whole: whole[:-9], lambda whole: whole + b"x"])
+def test_what_was_damaged_is_written_anew(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
+    """All of it by whoever misses the first; the sum of all sizes is right again."""
+    pool, storage = cache(tmp_path)
+    write(pool, storage, TOKENS)
+    sizes, paths = pool.backing.figures()["bytes"], files(tmp_path)  # type: ignore[union-attr]
+    whole = [path.read_bytes() for path in paths]
+    paths[1].write_bytes(harm(whole[1]))
+    paths[2].write_bytes(harm(whole[2]))
+    other, memory = cache(tmp_path)
+    assert found(other, TOKENS).length < 96
+    write(other, memory, TOKENS)
+    assert [path.read_bytes() for path in paths] == whole
+    assert other.backing.figures()["written"] == 2  # type: ignore[union-attr]
+    assert found(cache(tmp_path)[0], TOKENS).length == 96
+    (tmp_path / "lock").unlink()  # the sum is counted anew
+    assert abs(cache(tmp_path)[0].backing.figures()["bytes"] - sizes) == 0  # type: ignore[union-attr]
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
@@ -181,6 +202,40 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(DirectoryError, match="written by others"):
         cache(tmp_path / "open")
+    with pytest.raises(DirectoryError, match="open can be written by others"):
+        cache(tmp_path / "open" / "inside")
+    (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody renames what belongs to others
+    assert cache(tmp_path / "open" / "inside")
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
+@pytest.mark.parametrize("name", ["kv", "./kv", "kv/../kv", "a/b", "."])
+def test_folders_are_named_as_people_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    pool, storage = cache(Path(name))
+    write(pool, storage, TOKENS)
+    assert found(cache(Path(name))[0], TOKENS).length == 96
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
+def test_folders_above_may_belong_to_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /home does where a user keeps them in /home/user/kv; but not the folder itself, nor to others."""
+    owners = {tmp_path / "home": 1000, tmp_path / "home" / "kv": 1000, tmp_path: 0}
+    (tmp_path / "home" / "kv").mkdir(parents=True)
+    status = Path.stat
+
+    def made_up(path: Path, **how: Any) -> Any:
+        found = status(path, **how)
+        return os.stat_result((*found[:4], owners.get(path, 0), *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", made_up)
+    monkeypatch.setattr(Path, "lstat", lambda path: made_up(path, follow_symlinks=False))
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert reason_to_distrust(tmp_path / "home" / "kv") is None
+    assert reason_to_distrust(tmp_path / "home") is None
+    assert "another user" in str(reason_to_distrust(tmp_path))
+    owners[tmp_path / "home"] = 1001
+    assert "home belongs to another user" in str(reason_to_distrust(tmp_path / "home" / "kv"))
 
 
 def test_a_full_disk_loses_nothing_but_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,6 +246,7 @@ def test_prefix_folders_that_are_refused(
         ({"prefix_cache_dir": tmp_path / "file"}, "cannot be used"),
         ({"prefix_cache_dir": tmp_path / "a", "prefix_cache_bytes": 0}, "0 bytes"),
         ({"prefix_cache_bytes": 10}, "without prefix_cache_dir"),
+        *(({"prefix_cache_dir": bad}, "path of a folder") for bad in (1, b"q", "", " ", ["a"])),
     ):
         with pytest.raises(OptionError, match=said):
             genai.LLM(bundled_folder, **options)  # type: ignore[arg-type]

@@ -135,6 +135,9 @@ def test_not_a_json_object(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(write(tmp_path, text))
     assert caught.value.why and caught.value.fix
+    assert "set_int_max" not in str(caught.value)
+    if text in ENDLESS:
+        assert "is not JSON" not in caught.value.what
 
 
 @pytest.mark.parametrize("text", ENDLESS, ids=lambda text: text[:9])

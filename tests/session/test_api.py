@@ -275,6 +275,22 @@ def test_unavailable_providers_are_warned_about(add_model):
     assert session.get_providers() == ["CPUExecutionProvider"]
 
 
+@pytest.mark.parametrize("number", [-1, "abc", None, 0.5, "9" * 5000])
+def test_options_of_a_provider_are_judged_alike_where_it_is_not_there(add_model, number):
+    with pytest.raises(ort.EPFail, match="device_id"):
+        ort.InferenceSession(add_model, providers=[("CUDAExecutionProvider", {"device_id": number})])
+
+
+def test_devices_that_there_are_not(add_model):
+    binding = ort.InferenceSession(add_model).io_binding()
+    with pytest.raises(ort.GenaiError, match="device 'foo' number 0") as raised:
+        binding.bind_output("c", "foo")
+    assert "a GPU of NVIDIA" in raised.value.why and "'cuda'" in raised.value.fix
+    with pytest.raises(ort.GenaiError, match="cannot hold values") as raised:
+        ort.OrtValue.ortvalue_from_numpy(np.ones(2, np.float32), "cuda", 9)
+    assert "'cpu', 0" in raised.value.fix and "--device" not in raised.value.fix
+
+
 def test_a_data_file_that_shrinks_while_the_session_is_used(make_model, tmp_path):
     """A table that is read from the mapped file: a typed error, not a signal that ends the process."""
     table = np.arange(2**20, dtype=np.float32).reshape(-1, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from genai.kernels.cuda.kept import KeptKernel, kept_kernels, unused
 from genai.kernels.host.machine import cache_root, compile_target, reason_to_refuse, source_key
 
 _KEY = re.compile(r"[0-9a-f]{32}")
+# A compiled kernel, or what a process that was killed has left of one.
+_KERNEL = re.compile(r"\w+\.o(?:\.\d+\.[0-9a-f]{32}\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,8 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
         return KernelCaches(None, "there is no home folder", 0, 0, {})
     folder = kernels / (key or kernel_key())
     files = list(_files(folder))
-    stale = {
-        path: sum(map(_size, _files(path)))
-        for path in sorted(kernels.glob("*"))
-        if path.name != folder.name and _KEY.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    }
+    others = [path for path in sorted(kernels.glob("*")) if path.name != folder.name and _is_of_a_version(path)]
+    stale = {path: sum(map(_size, ours)) for path in others if (ours := _compiled(path)) or not any(path.iterdir())}
     return KernelCaches(
         folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale, _for_gpus(kernels / "cuda")
     )
@@ -72,7 +71,10 @@ def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]
     for path, num_bytes in caches.removable.items():
         try:
             if path in caches.stale:
-                shutil.rmtree(path)
+                for file in _compiled(path):
+                    file.unlink()
+                if not any(path.iterdir()):  # what others put there stays
+                    path.rmdir()
             else:
                 path.unlink()
             removed[path] = num_bytes
@@ -102,6 +104,21 @@ def _for_gpus(folder: Path) -> Sequence[KeptKernel]:
         return () if folder.is_symlink() or reason_to_refuse(folder) else kept_kernels(folder)
     except OSError:
         return ()
+
+
+def _is_of_a_version(path: Path) -> bool:
+    """Whether it is a folder that the engine made and would use: no link, and not open to others."""
+    try:
+        return (
+            bool(_KEY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink() and not reason_to_refuse(path)
+        )
+    except OSError:
+        return False
+
+
+def _compiled(folder: Path) -> list[Path]:
+    """The files of compiled kernels in it."""
+    return [path for path in _files(folder) if _KERNEL.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -65,6 +66,7 @@ _MODEL_FILES = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer
 _SMALLEST_MODEL_BYTES = 16 * 2**20
 _EXAMPLE_WEIGHT_BYTES = 4e9
 _MEASURING_SECONDS = 0.3
+_IMPORT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,20 @@ def _threads(count: int) -> str:
     return "1 thread" if count == 1 else f"{count} threads"
 
 
+def _end_of_importing_cupy() -> str:
+    """How a process ends that does nothing else, where that cannot be caught; "" = it does not."""
+    code = "try:\n import cupy\nexcept BaseException:\n pass\nprint('alive')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing in {_IMPORT_SECONDS} seconds"
+    if b"alive" in done.stdout:
+        return ""
+    return f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+
+
 def check_gpu(place: Place) -> Finding:
     """GPUs found, or why none can be used, in the words of whoever asks for one."""
     found = find_gpus(place.root)
@@ -247,6 +263,9 @@ def check_gpu(place: Place) -> Finding:
         return (
             Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
         )
+    if how := _end_of_importing_cupy():
+        text = f"{named}: importing cupy ends the process with {how}; models run on the CPU without it"
+        return Finding("gpu", Mark.NOTE, text, "pip uninstall that cupy, or install it again", facts)
     from genai.kernels.cuda.driver import NoDevice
 
     from ...runtime.device import first_gpu

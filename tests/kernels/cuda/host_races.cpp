@@ -36,12 +36,13 @@ struct Interval {
 constexpr uintptr_t LINE = 64;
 using Shadow = std::unordered_map<uintptr_t, std::vector<Byte>>;
 
-// So far from an array there is no other one: whoever reads or writes there has counted wrong.
+// The guards of an array: whoever reads or writes there has counted wrong.
 constexpr uintptr_t BESIDE = 256;
 
 struct Races {
   bool is_busy = false, waits_itself = false;
   std::vector<Interval> memory;  // arrays of the device, in order
+  std::vector<Interval> guarded;  // those of them beside which nothing else lies, in order
   std::vector<Interval> recent;  // what the kernel before has written, in order
   std::vector<Interval> written;
   std::vector<Interval> areas;  // of shared memory
@@ -132,9 +133,9 @@ static std::string beside(uintptr_t place, const Interval& one, const char* what
 static void check_outside(uintptr_t place, unsigned from) {
   std::string found;
   const auto behind = std::upper_bound(
-      races.memory.begin(), races.memory.end(), place, [](uintptr_t at, const Interval& one) { return at < one.first; });
-  if (behind != races.memory.begin()) found = beside(place, *(behind - 1), "an array of ");
-  if (found.empty() && behind != races.memory.end()) found = beside(place, *behind, "an array of ");
+      races.guarded.begin(), races.guarded.end(), place, [](uintptr_t at, const Interval& one) { return at < one.first; });
+  if (behind != races.guarded.begin()) found = beside(place, *(behind - 1), "an array of ");
+  if (found.empty() && behind != races.guarded.end()) found = beside(place, *behind, "an array of ");
   for (const Interval& one : races.areas)
     if (found.empty()) found = beside(place, one, "shared memory of ");
   if (!found.empty()) fail(told(now(from), "memory is read or written") + ", " + found);
@@ -227,6 +228,8 @@ static void note_count(uintptr_t place, const Stamp& stamp) {
 void touched(const void* pointer, size_t bytes, Access how, unsigned from) {
   if (races.is_busy || !block || !thread) return;  // this file's own
   if (static_cast<size_t>(static_cast<const char*>(pointer) - thread->stack) < STACK) return;  // the thread's own
+  if (static_cast<size_t>(static_cast<const char*>(pointer) - static_cast<const char*>(kernel_arguments)) < argument_bytes)
+    return;
   races.is_busy = true;
   check_same();
   const uintptr_t place = reinterpret_cast<uintptr_t>(pointer);
@@ -300,9 +303,12 @@ void end_races() {
 #define VISIBLE extern "C" __attribute__((visibility("default")))
 #define FROM static_cast<unsigned>(static_cast<char*>(__builtin_return_address(0)) - &__ehdr_start)
 
-// What memory there is, and what the kernel before has written.
-VISIBLE void shim_watch(const shim::Interval* memory, size_t arrays, const shim::Interval* recent, size_t count) {
-  shim::races.memory.assign(memory, memory + arrays), shim::races.recent.assign(recent, recent + count);
+// What memory there is, what of it lies between guards, and what the kernel before has written.
+VISIBLE void shim_watch(
+    const shim::Interval* memory, size_t arrays, const shim::Interval* guarded, size_t between,
+    const shim::Interval* recent, size_t count) {
+  shim::races.memory.assign(memory, memory + arrays), shim::races.guarded.assign(guarded, guarded + between);
+  shim::races.recent.assign(recent, recent + count);
 }
 // What this one has written.
 VISIBLE size_t shim_written(const shim::Interval** written) {

@@ -197,6 +197,7 @@ inline Thread* thread = nullptr;
 inline Fiber main_fiber;
 inline void (*kernel)(const void*) = nullptr;
 inline const void* kernel_arguments = nullptr;
+inline size_t argument_bytes = 0;
 
 #pragma GCC visibility push(hidden)
 void fail(const std::string& text);
@@ -754,6 +755,7 @@ using std::min;
     static std::string error;                                                                              \
     if (block[0] * block[1] * block[2] != threads) return "launched with other threads than it was made for"; \
     auto function = [](const void* given) { __VA_ARGS__(*static_cast<const Arguments*>(given)); };         \
+    shim::argument_bytes = size;                                                                           \
     error = shim::run(                                                                                     \
         {grid[0], grid[1], grid[2]}, {block[0], block[1], block[2]}, shared, order, function, given,       \
         waits_itself);                                                                                     \

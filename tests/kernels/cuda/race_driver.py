@@ -40,8 +40,8 @@ class RaceDriver(HostDriver):
         if captures:
             super().launch(function, kernel, grid, arguments)
             return
-        memory = self._arrays()
-        function.library.shim_watch(*_given(memory), *_given(self._recent))
+        memory, guarded = self._arrays()
+        function.library.shim_watch(*_given(memory), *_given(guarded), *_given(self._recent))
         try:
             super().launch(function, kernel, grid, arguments)
         except LaunchError as error:
@@ -71,15 +71,16 @@ class RaceDriver(HostDriver):
         self._recent = self._recent[:0]  # a graph does, too
         super().launch_graph(captured)
 
-    def _arrays(self) -> NDArray[np.uintp]:
-        """Where arrays begin and end, in order."""
+    def _arrays(self) -> tuple[NDArray[np.uintp], NDArray[np.uintp]]:
+        """Where arrays begin and end, in order; those of them that have guards."""
         found = []
         for reference, (first, end) in self._guarded:
             if (memory := reference()) is not None and end > first:
                 found.append((memory.ctypes.data + first, memory.ctypes.data + end))
         others = [memory for reference in self._others.values() if (memory := reference()) is not None]
-        found += [(memory.ctypes.data, memory.ctypes.data + memory.nbytes) for memory in others]
-        return np.array(sorted(found), np.uintp).reshape(-1, 2)
+        more = [(memory.ctypes.data, memory.ctypes.data + memory.nbytes) for memory in others]
+        whole, guarded = (np.array(sorted(ones), np.uintp).reshape(-1, 2) for ones in (found + more, found))
+        return whole, guarded
 
 
 @dataclass(eq=False)

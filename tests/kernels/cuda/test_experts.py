@@ -270,7 +270,7 @@ def route(
 
 
 def test_many_pairs_are_arranged_in_parts(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.kernels.cuda.experts._MOST_ROWS", 7)
+    monkeypatch.setattr("genai.kernels.cuda.experts.MOST_IN_GRID", 7)
     rng = np.random.default_rng(0)
     of = layers(rng)
     x, scores = normal(rng, 21, HIDDEN), normal(rng, 21, EXPERTS)

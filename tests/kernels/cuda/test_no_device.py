@@ -15,7 +15,7 @@ from onnx import helper
 
 import genai
 from genai.cli.app import run
-from genai.errors import CacheCapacityError, DeviceError, OptionError
+from genai.errors import CacheCapacityError, ConfigError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
@@ -23,6 +23,7 @@ from genai.measure.bench import speed
 from genai.measure.machine import checkup
 from genai.measure.model_info import describe
 from genai.model import kv_types, loading
+from genai.model.chosen_device import ChosenDevice
 from genai.model.model import check_model_options
 from genai.runtime import device as devices
 from genai.session.refused import is_cuda_available
@@ -190,6 +191,34 @@ def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
     assert "computing on the CPU: CuPy cannot be imported: SystemExit" in capsys.readouterr().err
 
 
+def test_a_cupy_that_raises_anything_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("raise BaseException('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(NoDevice, match="CuPy cannot be imported: BaseException: x"):
+        cupy_driver.open_any()
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        ("os._exit(3)", "status 3"),
+        ("os.kill(os.getpid(), 11)", "signal 11"),
+        ("time.sleep(99)", "nothing in 2 seconds"),
+    ],
+)
+def test_doctor_lives_where_importing_cupy_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str, said: str
+) -> None:
+    (tmp_path / "cupy.py").write_text(f"import os, time\n{ending}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(checkup, "_IMPORT_SECONDS", 2)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    found = checkup.check_gpu(checkup.Place(tmp_path))
+    assert f"importing cupy ends the process with {said}" in found.text and "install it again" in found.fix
+
+
 def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -277,7 +306,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (({"cuda": {}},), "cuda"),
         (({"CUDAExecutionProvider": {"enable_cuda_graph": "0", "device_id": "1"}},), "cuda:1"),
         (({"QNN": {}}, {"cuda": {"device_id": 2}}), "cuda:2"),
-        (({"cuda": {"device_id": "none"}},), "cuda"),
         (({"DML": {}},), "cpu"),
         ((["cuda"], "cuda", {"webgpu": None}), "cpu"),
     ],
@@ -305,6 +333,45 @@ def test_a_folder_s_own_provider_is_followed(
     assert loaded_on(bundled_folder) == "cpu"
     with pytest.raises(OptionError, match="threads = 100000"):
         loaded_on(folder, threads=100000)
+
+
+@pytest.mark.parametrize(
+    "number", ["abc", "-1", -1, None, [0], {"a": 0}, 0.5, True, "", " 0 ", "0x1", float("nan"), "9" * 5000]
+)
+def test_a_folder_s_gpu_has_a_number(bundled_folder: Path, tmp_path: Path, number: object) -> None:
+    """A slip must not compute on another GPU."""
+    folder = folder_that_asks(bundled_folder, tmp_path, {"DML": {"device_id": "x"}}, {"cuda": {"device_id": number}})
+    with pytest.raises(ConfigError, match=r"device_id = .* of provider cuda in genai_config\.json") as raised:
+        genai.Config(folder)
+    assert "plain digits" in raised.value.why and len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("options", ["0", 0, None, [1]])
+def test_a_folder_s_gpu_has_options(bundled_folder: Path, tmp_path: Path, options: object) -> None:
+    folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": options})
+    with pytest.raises(ConfigError, match="provider_options of cuda = "):
+        genai.Model(folder)
+
+
+def test_a_gpu_that_the_caller_names_is_no_folder_s(bundled_folder: Path, tmp_path: Path) -> None:
+    config = genai.Config(folder_that_asks(bundled_folder, tmp_path, {"cuda": {"device_id": 0}}))
+    config.set_provider_option("cuda", "device_id", "7")
+    assert config.choose_device(None) == ChosenDevice("cuda:7")
+    with pytest.raises(DeviceError, match="device = 'cuda:7' cannot be used"):
+        genai.Model(config)
+
+
+def test_a_cache_that_gpus_alone_have_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, bundled_folder: Path
+) -> None:
+    """Nobody is sent from one error to the next."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(OptionError, match="there is no GPU here") as raised:
+        genai.LLM(bundled_folder, kv_dtype="bf16")
+    assert "cuda" not in raised.value.fix
+    with pytest.raises(OptionError, match="with device = 'cpu'") as raised:
+        genai.LLM(bundled_folder, kv_dtype="bf16", device="cpu")
+    assert 'device="cuda"' in raised.value.fix
 
 
 def test_a_folder_that_asks_for_a_gpu_works_without_one(

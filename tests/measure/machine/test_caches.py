@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from genai.kernels.cpu import cache
 from genai.kernels.cpu.jit import LIBRARY
 from genai.measure.machine.caches import inspect_caches, kernel_key, remove_stale
 from genai.measure.machine.checkup import Place, check_cache
@@ -21,8 +22,8 @@ def kernels(tmp_path: Path) -> Path:
     folder = tmp_path / "genai" / "kernels"
     for key in (KEY, OLD, OLDER):
         (folder / key).mkdir(parents=True)
-        (folder / key / "one.nbc").write_bytes(bytes(100))
-        (folder / key / "two.nbc").write_bytes(bytes(50))
+        (folder / key / "one.o").write_bytes(bytes(100))
+        (folder / key / "two_4x8.o").write_bytes(bytes(50))
     (folder / "notes.txt").write_text("mine")
     (folder / "not-a-key").mkdir()
     elsewhere = tmp_path / "elsewhere"
@@ -50,6 +51,38 @@ def test_cleaning_removes_stale_folders_only(kernels: Path, tmp_path: Path) -> N
     assert sorted(path.name for path in kernels.iterdir()) == sorted([KEY, "notes.txt", "not-a-key", "c" * 32])
     assert (tmp_path / "elsewhere" / "precious").read_text() == "keep"
     assert inspect_caches(environment(tmp_path), key=KEY).stale == {}
+
+
+def test_what_others_put_into_such_a_folder_stays(kernels: Path, tmp_path: Path) -> None:
+    """Also where the whole folder lies behind a link."""
+    photo, deep, alone = (
+        kernels / OLD / "photo.jpg",
+        kernels / OLDER / "d" / "one.o",
+        kernels / ("d" * 32) / "notes.o.txt",
+    )
+    for path in (photo, deep, alone):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    (kernels / OLD / f"left.o.77.{'e' * 32}.tmp").write_bytes(bytes(7))
+    (kernels / OLD / "link.o").symlink_to(photo)
+    (kernels / ("f" * 32)).mkdir()
+    moved = kernels.rename(tmp_path / "store")
+    kernels.symlink_to(moved)
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert {path.name: size for path, size in caches.stale.items()} == {OLD: 157, OLDER: 150, "f" * 32: 0}
+    removed, kept = remove_stale(caches)
+    assert {path.name for path in removed} == {OLD, OLDER, "f" * 32} and not kept
+    assert all(path.read_text() == "mine" for path in (photo, deep, alone))
+    assert not (kernels / ("f" * 32)).exists()
+    assert sorted(path.name for path in (kernels / OLD).iterdir()) == ["link.o", "photo.jpg"]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes say nothing there")
+@pytest.mark.parametrize("which", [OLD, ".", ".."])
+def test_folders_that_the_engine_would_not_read_stay(kernels: Path, tmp_path: Path, which: str) -> None:
+    (kernels / which).resolve().chmod(0o777)
+    caches = inspect_caches(environment(tmp_path), key=KEY)
+    assert [path.name for path in caches.stale] == ([OLDER] if which == OLD else [])
 
 
 def test_what_cannot_be_removed_is_said(kernels: Path, tmp_path: Path) -> None:
@@ -134,7 +167,10 @@ def test_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
     assert "can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
 
 
-def test_a_cache_in_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
+def test_a_cache_in_a_folder_that_others_can_write(
+    kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
     tmp_path.chmod(0o775)
     assert f"{tmp_path} can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
     tmp_path.chmod(0o1777)

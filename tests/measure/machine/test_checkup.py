@@ -163,7 +163,7 @@ def test_cache(place: Place) -> None:
     assert "the first start compiles them" in checkup.check_cache(place).text
     stale = Path(place.environment["GENAI_CACHE_DIR"]) / "genai" / "kernels" / ("e" * 32)
     stale.mkdir(parents=True)
-    (stale / "a.nbc").write_bytes(bytes(2048))
+    (stale / "a.o").write_bytes(bytes(2048))
     found = checkup.check_cache(place)
     assert found.mark is Mark.NOTE
     assert "2.0 KiB" in found.text
