@@ -160,6 +160,10 @@ class StepFunction(Protocol):
             DeviceFailed: such as a GPU that was lost.
         """
 
+    def seconds(self, step: StepContext, given: Mapping[str, Any] | None = None) -> float:
+        """Run a step, and say how long the device took for it, by its own clock where it has one: without what goes
+        there before and comes back behind it."""
+
     def cancel(self) -> None:
         """End the run in progress early; called from another thread."""
 
@@ -239,6 +243,9 @@ class Executor(Protocol):
 
     def free_bytes(self) -> int | None:
         """Memory of the device that is free now; None = its memory is the host's."""
+
+    def wait(self) -> None:
+        """Until everything that was asked of the device is done."""
 
     def allocate(self, nbytes: int) -> DeviceMemory:
         """Zeroed memory for the cache, which takes room only where it is written to if the device can do that.

@@ -15,10 +15,11 @@ import numpy as np
 
 from genai.engine.paged import PagedDecoder
 from genai.kernels.cuda.executor import CudaStep
+from genai.measure.bench.speed import prefill_seconds
 from genai.model.model import Model
 from genai.ort_genai.generator import Generator, GeneratorParams
 
-_WARM_STEPS, _STEPS, _LEAST_SHARE = 8, 64, 0.01
+_WARM_STEPS, _STEPS, _PROMPTS, _LEAST_SHARE = 8, 64, 5, 0.01
 Seconds = Callable[[Any, Callable[[], None]], float]
 """How long some work of a driver takes on the GPU, by its own clock."""
 
@@ -35,10 +36,13 @@ class _Counted:
 
 
 def measured_steps(
-    folder: Path | None, device: str, seconds: Seconds, *, batches: tuple[int, ...], context: int
-) -> Iterator[dict[str, Any]]:
-    """Steps of so many sequences with `context` tokens: the whole step as the host sees it, its graph, and kernels."""
-    with Model(folder, device=device, quiet=True, context_size=context + _WARM_STEPS + _STEPS + 1) as model:
+    folder: Path | None, device: str, seconds: Seconds, *, batches: tuple[int, ...], context: int,
+    prompts: tuple[int, ...] = (),
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Steps of so many sequences with `context` tokens: the whole step as the host sees it, its graph, and kernels; and
+    how long whole prompts take until their logits are there."""
+    longest = max([context + _WARM_STEPS + _STEPS, *prompts])
+    with Model(folder, device=device, quiet=True, context_size=longest + 1) as model:
         decoder = model.decoder
         assert isinstance(decoder, PagedDecoder) and isinstance(decoder.run, CudaStep)
         for batch in batches:
@@ -50,6 +54,9 @@ def measured_steps(
                     generator.generate_next_token()
                 whole = (time.perf_counter() - begin) / _STEPS
                 yield from _rows(decoder.run, seconds, f"steps of {batch}", whole, batch)
+        for tokens in prompts:
+            taken = float(np.median([prefill_seconds(model, tokens) for _ in range(1 + _PROMPTS)][1:]))
+            yield {"what": f"a prompt of {tokens}", "us": taken * 1e6, "tok/s": tokens / taken}
 
 
 def _generator(model: Model, batch: int, context: int) -> Generator:

@@ -112,18 +112,7 @@ class Day:
     def seconds_of(self, driver: Any, work: Callable[[], None]) -> float:
         """The same of another driver's work: its stream is another one."""
         work()
-        found = []
-        for _ in range(self.sizes.repeats):
-            with driver.here():  # an event is of the device that it is made on
-                begin, end = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-                begin.record()
-            work()
-            with driver.here():
-                end.record()
-                end.synchronize()
-                found.append(self.cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-                del begin, end
-        return float(np.median(found))
+        return float(np.median([driver.seconds(work) for _ in range(self.sizes.repeats)]))
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -398,9 +387,9 @@ def models(day: Day) -> Iterator[Row]:
 
 
 def steps(day: Day) -> Iterator[Row]:
-    """What the steps of the models that were named are made of."""
+    """What the steps of the models that were named are made of, and how long they read prompts."""
     for model in day.models:
-        sizes = {"batches": day.sizes.batches, "context": day.sizes.contexts[0]}
+        sizes = {"batches": day.sizes.batches, "context": day.sizes.contexts[0], "prompts": day.sizes.prompts}
         for row in measured_steps(model, f"cuda:{day.index}", day.seconds_of, **sizes):
             yield row | {"what": f"{model.name}, {row['what']}"}
 

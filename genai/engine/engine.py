@@ -142,6 +142,9 @@ class Engine:
         self._speculator = speculator
         self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
         self._pace = Pace()
+        # Tokens of prompts in steps since one was waited for, and when the first of these began: a device goes on by
+        # itself until somebody asks for a token.
+        self._read_tokens, self._began = 0, 0.0
         # What was started ahead has failed: a step is made as usual, which tells whom it is about.
         self._is_careful = False
         self.counts = EngineCounts()
@@ -172,17 +175,23 @@ class Engine:
         while this one's tokens are read and made text of (`Decoder.step_ahead`): that step is then the next one's, for
         the sequences that still want it.
         """
+        if not self._read_tokens:
+            self._began = time.perf_counter()
         self._drop_cancelled()
         self._admit()
         self._shift()
         wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
         self._sampler.prepare(job.row for job in self._scheduler.running)
         ready = self._with_siblings(self._ready())
+        waits = bool(ready)
         if not self._choose_ahead(ready):
             outcomes = self._choose_all(ready)
             self._is_careful = False
             if self._speculator is not None and wants_to_hear:
                 self._speculator.settle(outcomes)
+        if waits:
+            self._pace.note(self._read_tokens, time.perf_counter() - self._began)
+            self._read_tokens = 0
 
     def interrupt(self, *, everything: bool = False) -> None:
         """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
@@ -286,9 +295,8 @@ class Engine:
         )
         prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
         step = plan_step(pending, budget, prefill_budget)
-        begin = time.perf_counter()
         logits = self._decoder.step(sequences, step, all_rows=asking)
-        self._pace.note(sum(part.num_tokens for part in step if part.prefill), time.perf_counter() - begin)
+        self._read_tokens += sum(part.num_tokens for part in step if part.prefill)
         return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
 
     def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:

@@ -13,6 +13,7 @@ from ..executor import Factors, StepContext, UnsupportedRecord
 from ..formats import PAGE_TOKENS, PagedLayer
 from ..gated_pairs import fuse
 from ..host.memory import HostMemory
+from ..host.timed import TimedByHost
 from ..records import (
     Attention,
     Constants,
@@ -111,7 +112,7 @@ class CpuExecutor(HostMemory):
         self._weights = PackedWeights(self.host_threads)
 
 
-class CpuStep:
+class CpuStep(TimedByHost):
     """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
 
     takes_choices = False

@@ -161,9 +161,14 @@ class CupyEvent:
     def __init__(self, driver: CupyDriver, event: InContext) -> None:
         self._driver, self._event = driver, event
 
+    @property
+    def value(self) -> Any:
+        """CuPy's."""
+        return self._event.value
+
     def record(self) -> None:
         with self._driver._named:
-            self._event.value.record(self._driver._stream.value)
+            self.value.record(self._driver._stream.value)
 
     def wait(self) -> None:
         # Not in turn: other threads may ask for more meanwhile. What was never recorded is done.
@@ -321,6 +326,19 @@ class CupyDriver:
     def launch_graph(self, captured: Any) -> None:
         with self._named:
             captured.value.launch(self._stream.value)
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        begin, end = (CupyEvent(self, InContext(self._context, event)) for event in self._clocks())
+        begin.record()
+        work()
+        end.record()
+        end.wait()
+        with self.here():
+            return float(self._cupy.cuda.get_elapsed_time(begin.value, end.value)) / 1e3
+
+    def _clocks(self) -> tuple[Any, Any]:
+        with self.here():
+            return self._cupy.cuda.Event(), self._cupy.cuda.Event()
 
     def synchronize(self) -> None:
         with self._named:

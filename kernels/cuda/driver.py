@@ -115,6 +115,9 @@ class Driver(Protocol):
     def launch_graph(self, captured: Any) -> None:
         """Start what was captured."""
 
+    def seconds(self, work: Callable[[], None]) -> float:
+        """How long the device takes for the launches that some work asks for, by its own clock."""
+
     def synchronize(self) -> None:
         """Wait until everything is done that was asked for."""
 

@@ -85,6 +85,9 @@ class CudaExecutor:
     def free_bytes(self) -> int:
         return self.driver.free_bytes()
 
+    def wait(self) -> None:
+        self.driver.synchronize()
+
     def allocate(self, nbytes: int) -> DeviceBytes:
         return DeviceBytes(self.driver.zeros(nbytes))
 
@@ -185,6 +188,10 @@ class CudaStep:
         counts = self.prepare(step, given)
         self.start(counts)
         return {name: self._result(name, counts) for name in self._program.outputs}
+
+    def seconds(self, step: StepContext, given: Mapping[str, Any] | None = None) -> float:
+        counts = self.prepare(step, given)
+        return self._driver.seconds(lambda: self.start(counts))
 
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""

@@ -11,6 +11,7 @@ from .. import records
 from ..executor import Factors, StepCancelled, StepContext, UnsupportedRecord
 from ..formats import PagedLayer
 from ..host.memory import HostMemory
+from ..host.timed import TimedByHost
 from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
@@ -70,7 +71,7 @@ class ReferenceExecutor(HostMemory):
         self._weights.clear()
 
 
-class ReferenceStep:
+class ReferenceStep(TimedByHost):
     """See `genai.kernels.executor.StepFunction`.
 
     Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -132,3 +133,68 @@ def test_the_engine_reads_a_prompt_beside_a_watched_reply(watched: bool) -> None
         assert with_prompt <= 0.1 * len(reading)
     else:
         assert with_prompt == len(reading) == 10
+
+
+class Device:
+    """A clock, and a device that computes while the host goes on, until somebody waits for a token."""
+
+    def __init__(self) -> None:
+        self.now = self.done = 0.0
+
+    def start(self, seconds: float) -> None:
+        self.now += 0.0001
+        self.done = max(self.done, self.now) + seconds
+
+    def wait(self) -> None:
+        self.now = max(self.now, self.done)
+
+
+class StartingDecoder(PromptDecoder):
+    """Steps are started, not waited for."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()
+        self.device, self.token_budget = device, 2048
+
+    def step(self, sequences, step, *, all_rows=(), output=""):
+        logits = super().step(sequences, step, all_rows=all_rows, output=output)
+        prompts, others = self.plans[-1]
+        self.device.start(QUIET * bool(others) + PER_TOKEN * prompts)
+        return logits
+
+
+class WaitingSampler(BatchSampler):
+    def __init__(self, device: Device) -> None:
+        super().__init__(VOCAB)
+        self.device = device
+
+    def sample(self, *given, **options):
+        self.device.wait()
+        return super().sample(*given, **options)
+
+
+def test_a_device_that_computes_while_the_host_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes as long as until its tokens are there, not until it is started; so do prompts whose end nobody
+    waited for."""
+    device = Device()
+    clock = SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now)
+    monkeypatch.setattr("genai.engine.engine.time", clock)
+    decoder = StartingDecoder(device)
+    engine = Engine(decoder, WaitingSampler(device))
+    first = FakeJob([3] * 6000, 1)  # read in parts that nobody waits for
+    engine.submit(first)
+    while not first.ends:
+        engine.step()
+    assert [prompts for prompts, _ in decoder.plans] == [2048, 2048, 1904]
+    reply, long = FakeJob([1, 2], 2000), FakeJob([3] * 2048, 1)
+    reply.is_watched = True
+    engine.submit(reply)
+    for _ in range(5):
+        engine.step()
+    engine.submit(long)
+    gaps = []
+    while not long.ends:
+        before = device.now
+        engine.step()
+        gaps.append(device.now - before)
+    assert np.percentile(gaps, 95) <= 1.5 * QUIET and max(gaps) < 16 * QUIET

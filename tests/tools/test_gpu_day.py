@@ -166,7 +166,9 @@ def test_what_a_step_is_made_of(monkeypatch: pytest.MonkeyPatch, bundled_folder:
         work()
         return float(len(driver.launched) - before)
 
-    rows = list(cuda_steps.measured_steps(bundled_folder, "cuda", seconds, batches=(1,), context=4))
-    whole, kinds = rows[0], rows[1:]
+    rows = list(cuda_steps.measured_steps(bundled_folder, "cuda", seconds, batches=(1,), context=4, prompts=(3, 5)))
+    whole, kinds, prompts = rows[0], rows[1:-2], rows[-2:]
+    assert [row["what"] for row in prompts] == ["a prompt of 3", "a prompt of 5"]
+    assert all(row["tok/s"] > 0 for row in prompts)
     assert whole["us of its graph"] == whole["kernels"] * 1e6 == sum(row["us"] for row in kinds)
     assert {"us", "kernels", "us each"} <= kinds[0].keys() and any("decode_few" in row["what"] for row in kinds)

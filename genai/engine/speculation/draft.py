@@ -119,8 +119,8 @@ class DraftModel:
         began = time.perf_counter()
         try:
             logits: list[Logits] = compute(self._decoder, sequences)
-            self.costs.note(rows, rows, time.perf_counter() - began)
             sampled = self._sampler.sample(stacked([one[-1] for one in logits]), [one.row for one in own])
+            self.costs.note(rows, rows, time.perf_counter() - began)  # a device may have computed until now
         except CacheCapacityError:
             _refuse(own)
             return []

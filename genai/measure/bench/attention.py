@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -56,9 +55,7 @@ class _OneToken:
     def run(self) -> None:
         types = self._program.types
         given = {name: np.ones((1, types[name].width), np.float32) for name in self._program.given}
-        begin = time.perf_counter()
-        self._function.run(self._step, given)
-        self._times.append((time.perf_counter() - begin) / self._layers)
+        self._times.append(self._function.seconds(self._step, given) / self._layers)
 
     def row(self, read: float | None) -> dict[str, Any]:
         """As `bench_kernels` gives them, for so many bytes per second of reading memory; None = unknown."""

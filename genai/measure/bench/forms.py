@@ -73,13 +73,13 @@ def bench_forms(
         arrays = _arrays(form, uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid)
         executor = open_executor(threads=threads)
         program = _program(form, arrays, exact)
-        run = executor.compile(program).run
+        function = executor.compile(program)
         first = next(part.branch.weight for part in program.records if isinstance(part, Product))
         nbytes = executor.packed_bytes(first, program.constants)
         count = sum(isinstance(part, Product) for part in program.parts)
         for tokens in rows:
             given = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
-            seconds = step_seconds(run, tokens, given, repeat) / count
+            seconds = step_seconds(function, tokens, given, repeat) / count
             read = bandwidth(threads)()
             yield {
                 "form": name,

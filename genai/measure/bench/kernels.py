@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from genai.kernels import records as record_types
-from genai.kernels.executor import Executor, StepContext
+from genai.kernels.executor import Executor, StepContext, StepFunction
 from genai.kernels.records import Product, RowProgram, branches
 
 from ...engine.paged import PagedDecoder
@@ -117,7 +116,7 @@ class _Step:
     def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
         self.one, self._count = alike[0], len(alike)
         self._program, self.executor = _alone(alike, program), executor
-        self._run = executor.compile(self._program).run
+        self._function = executor.compile(self._program)
         per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
         self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
 
@@ -134,20 +133,16 @@ class _Step:
         """Median time of one product."""
         types = self._program.types
         given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
-        return step_seconds(self._run, count, given, repeat, prefill=prefill) / self._count
+        return step_seconds(self._function, count, given, repeat, prefill=prefill) / self._count
 
 
 def step_seconds(
-    run: Callable[..., Any], count: int, given: Mapping[str, Any], repeat: int, *, prefill: bool = False
+    function: StepFunction, count: int, given: Mapping[str, Any], repeat: int, *, prefill: bool = False
 ) -> float:
     """Median time of a step of so many rows; the first one, which finds memory cold, is left out."""
-    step, times = _context(count, prefill), []
-    run(step, given)
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        run(step, given)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    step = _context(count, prefill)
+    function.run(step, given)
+    return statistics.median(function.seconds(step, given) for _ in range(repeat))
 
 
 def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:

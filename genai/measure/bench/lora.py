@@ -114,11 +114,13 @@ def _decode(model: Model, mixes: Sequence[Any], context: int, tokens: int) -> fl
             decoder.adapt(sequence, mix)
             sequence.append(rng.integers(0, decoder.vocab_size, context).tolist())
         compute(decoder, sequences)
+        decoder.executor.wait()
         begin = time.perf_counter()
         for step in range(tokens):
             for sequence in sequences:
                 sequence.append([step % decoder.vocab_size])
             compute(decoder, sequences)
+        decoder.executor.wait()
         return time.perf_counter() - begin
     finally:
         for sequence in sequences:
@@ -133,6 +135,7 @@ def _prefill(model: Model, mix: Any, prompt: int) -> float:
         sequence.append(np.random.default_rng(0).integers(0, decoder.vocab_size, prompt).tolist())
         begin = time.perf_counter()
         compute(decoder, [sequence])
+        decoder.executor.wait()
         return time.perf_counter() - begin
     finally:
         sequence.close()

@@ -149,6 +149,7 @@ def prefill_seconds(model: Model, tokens: int) -> float:
         prompt = _prompt(model, 1, tokens)
         begin = time.perf_counter()
         generator.append_tokens(prompt)
+        model.decoder.executor.wait()
         return time.perf_counter() - begin
 
 

@@ -20,6 +20,7 @@ import onnx
 from numpy.typing import NDArray
 
 from genai.kernels.executor import StepContext
+from genai.kernels.host.timed import TimedByHost
 from genai.kernels.records import Record
 from genai.kvcache.budget import available_memory, format_bytes
 
@@ -125,7 +126,7 @@ def is_number(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
 
 
-class _PartByPart:
+class _PartByPart(TimedByHost):
     """A decoder's program, a program per part: each goes on with what the observer returns (see StepFunction)."""
 
     takes_choices = False

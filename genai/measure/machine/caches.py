@@ -52,7 +52,7 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
     folder = kernels / (key or kernel_key())
     files = list(_files(folder))
     others = [path for path in sorted(kernels.glob("*")) if path.name != folder.name and _is_of_a_version(path)]
-    stale = {path: sum(map(_size, ours)) for path in others if (ours := _compiled(path)) or not any(path.iterdir())}
+    stale = {path: sum(map(_size, ours)) for path in others if (ours := _compiled(path)) or _is_empty(path)}
     return KernelCaches(
         folder, _reason_unusable(folder), len(files), sum(map(_size, files)), stale, _for_gpus(kernels / "cuda")
     )
@@ -73,7 +73,7 @@ def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]
             if path in caches.stale:
                 for file in _compiled(path):
                     file.unlink()
-                if not any(path.iterdir()):  # what others put there stays
+                if _is_empty(path):  # what others put there stays
                     path.rmdir()
             else:
                 path.unlink()
@@ -113,6 +113,13 @@ def _is_of_a_version(path: Path) -> bool:
             bool(_KEY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink() and not reason_to_refuse(path)
         )
     except OSError:
+        return False
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        return not any(folder.iterdir())
+    except PermissionError:
         return False
 
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,6 +235,12 @@ class HostDriver:
             memory = reference()
             if memory is not None and not ((memory[:first] == 0xFF).all() and (memory[end:] == 0xFF).all()):
                 raise LaunchError("memory was written out of bounds")
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        begin = time.perf_counter()
+        work()
+        self.synchronize()
+        return time.perf_counter() - begin
 
     def synchronize(self) -> None:
         self._outside_of_a_capture()

@@ -48,6 +48,11 @@ class LateDriver(HostDriver):
     # Memory of a GPU that goes back is given to nobody before what was asked for is done; here it never is.
     _memory: list[DeviceArray] = field(default_factory=list)
 
+    @property
+    def pending(self) -> int:
+        """How much was asked for and is not done."""
+        return len(self._queue)
+
     def drain(self, number: int) -> None:
         """Do what was asked for, up to this."""
         with self._turn:

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,18 +232,24 @@ class Event:
 
     done = True
 
-    def __init__(self, *, disable_timing: bool) -> None:
-        assert disable_timing
+    def __init__(self, *, disable_timing: bool = False) -> None:
+        self.is_timed = not disable_timing
         self.synchronize()
 
     def record(self, stream: Stream) -> None:
         assert Stream.captured is None
+        self.at = time.perf_counter()
         self.synchronize()
 
     def synchronize(self) -> None:
         CONTEXTS.asks(lambda: None)()
 
     __del__ = synchronize
+
+
+def elapsed(begin: Event, end: Event) -> float:
+    assert begin.is_timed and end.is_timed
+    return (end.at - begin.at) * 1e3
 
 
 def memcpy_async(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
@@ -271,6 +278,7 @@ def fake_cupy(**changes: Any) -> Any:
     )
     cuda = SimpleNamespace(
         runtime=runtime, nvrtc=Nvrtc(changes.get("version", lambda: (13, 0))), Stream=Stream, Event=Event,
+        get_elapsed_time=asks(elapsed),
         driver=SimpleNamespace(
             CUDADriverError=CUDADriverError, funcSetAttribute=set_attribute,
             ctxGetCurrent=CONTEXTS.get, ctxSetCurrent=CONTEXTS.set,
@@ -400,6 +408,13 @@ def _ask(gpu: Any, current: list[int]) -> None:
     gpu.synchronize()
     gpu.settle()
     current.append(CONTEXTS.get())
+
+
+def test_how_long_work_takes_by_the_gpu_s_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(count=lambda: 2))
+    gpu = open_driver(1)
+    assert 0.01 <= gpu.seconds(lambda: time.sleep(0.01)) < 1
+    assert not gpu.event().value.is_timed  # others need not be
 
 
 def test_pinned_memory_goes_back_once_copies_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
