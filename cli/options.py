@@ -466,5 +466,7 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
     except (ValueError, KeyError):
         expected = "on or off" if found.kind is bool else f"a value of type {found.kind.__name__}"
         raise OptionError(
-            f"/set {name} {text}", f"{expected} is expected", f'"/set {name} default" undoes it'
+            f"/set {name} {text}",
+            f"{expected} is expected",
+            f'nothing was changed; "/set {name} default" takes the default',
         ) from None

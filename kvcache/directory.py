@@ -78,13 +78,17 @@ class BlockDirectory:
         self._found = self._written = self._dropped = 0
         self._bytes = 0
         try:
+            _check_trust(folder)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if reason := reason_to_distrust(folder):
-                raise DirectoryError(reason.replace("compiled code is loaded", "keys and values are read"))
+            _check_trust(folder)
             with self._sum():
                 pass
         except DirectoryError:
             raise
+        except FileExistsError as error:
+            raise DirectoryError(f"{error.filename or folder} is a file") from error
+        except NotADirectoryError as error:
+            raise DirectoryError(f"{error.filename or folder} lies below a file") from error
         except OSError as error:
             raise DirectoryError(f"{error.filename or folder}: {error.strerror or error}") from error
         self._waiting: queue.SimpleQueue[tuple[bytes, bytes, Any] | None] = queue.SimpleQueue()
@@ -253,6 +257,11 @@ class BlockDirectory:
                     continue
             left += size
         return left
+
+
+def _check_trust(folder: Path) -> None:
+    if reason := reason_to_distrust(folder):
+        raise DirectoryError(reason.replace("compiled code is loaded", "keys and values are read"))
 
 
 def _lock_whole(descriptor: int) -> None:

@@ -347,7 +347,7 @@ class PagedDecoder(Decoder):
             self.pool.backing = BlockDirectory(folder, identity, max_bytes, self.storage, self.executor)
         except DirectoryError as error:
             raise OptionError(
-                f"prefix cache {folder}: the folder cannot be used", str(error), "give one that only you can write"
+                f"prefix cache {folder}: the folder cannot be used", str(error), "give a folder that only you can write"
             ) from error
 
     def adapt(self, sequence: PagedSequence, adapters: AdapterMix | None) -> None:

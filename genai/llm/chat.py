@@ -316,14 +316,21 @@ class ChatSession:
                 if length + room <= limit:
                     return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
-                what = "the conversation" if len(self.messages) > 1 else "the message"
-                raise ContextOverflowError(
-                    f"{what} has {found} tokens",
-                    f"the context holds {limit}, the reply included",
-                    "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
-                    "(on_overflow = truncate or shift)",
-                )
+                raise self._too_long(found)
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
+
+    def _too_long(self, tokens: str) -> ContextOverflowError:
+        what = "the conversation" if len(self.messages) > 1 else "the message"
+        fix = "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
+        fix += "(on_overflow = truncate or shift)"
+        if self.on_overflow != "error":  # which was done
+            what, fix = (
+                "what cannot be left out of the conversation",
+                "shorten the message, or use a larger context size",
+            )
+        return ContextOverflowError(
+            f"{what} has {tokens} tokens", f"the context holds {self.llm.context_size}, the reply included", fix
+        )
 
     def _leave_out_more(self) -> bool:
         """Leave out one more exchange; False if only the message to be answered is left."""

@@ -208,6 +208,13 @@ def _similar_name(text: str) -> str | None:
     return known[close[0]] if close else None
 
 
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # it lies where this user may not look
+        return False
+
+
 def _models_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     level = [folder]
@@ -216,6 +223,6 @@ def _models_below(folder: Path) -> list[Path]:
         for place in level[:_MOST_LOOKED_AT]:
             with suppress(OSError):
                 inside += sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink())
-        found += [one for one in inside if (one / _CONFIG).is_file()]
+        found += [one for one in inside if _is_there(one / _CONFIG)]
         level = inside
     return found

@@ -222,7 +222,9 @@ def _write(result: Comparison, output: Path, source: str, command: str) -> None:
     (output / "comparison.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
     table = [_HEADS, ["---"] * len(_HEADS), *rows(result)]
     lines = [f"# {source}", "", said, "", *("| " + " | ".join(row) + " |" for row in table), ""]
-    (output / "comparison.md").write_text("\n".join(lines), encoding="utf-8")
+    (output / "comparison.md").write_text("\n".join(lines), encoding="utf-8", errors="backslashreplace")
     links = "".join(f'<li><a href="{name}/quantization_report.html">{name}</a></li>' for name in result.reports)
     body = f"<p><b>{said}</b></p>{curve_plot(points).svg()}{html_table(_HEADS, rows(result))}<ul>{links}</ul>"
-    (output / "comparison.html").write_text(html_page(f"Which to take of {Path(source).name}", body), encoding="utf-8")
+    (output / "comparison.html").write_text(
+        html_page(f"Which to take of {Path(source).name}", body), encoding="utf-8", errors="backslashreplace"
+    )

@@ -90,7 +90,7 @@ class Report:
     def write(self, folder: Path) -> None:
         """quantization_report.json, .md and .html."""
         for suffix, text in ((".json", self.to_json()), (".md", markdown(self)), (".html", page(self))):
-            (folder / f"{NAME}{suffix}").write_text(text, encoding="utf-8")
+            (folder / f"{NAME}{suffix}").write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_report(folder: Path) -> dict[str, Any]:

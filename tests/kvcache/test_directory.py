@@ -196,14 +196,16 @@ def test_what_was_damaged_is_written_anew(tmp_path: Path, harm: Callable[[bytes]
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="mode bits")
 def test_folders_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(DirectoryError):
-        cache(tmp_path / "file")
+    for inside, said in (("file", "file is a file"), ("file/kv", "kv lies below a file")):
+        with pytest.raises(DirectoryError, match=said):
+            cache(tmp_path / inside)
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(DirectoryError, match="written by others"):
         cache(tmp_path / "open")
     with pytest.raises(DirectoryError, match="open can be written by others"):
         cache(tmp_path / "open" / "inside")
+    assert not (tmp_path / "open" / "inside").exists()
     (tmp_path / "open").chmod(0o1777)  # as /tmp: nobody renames what belongs to others
     assert cache(tmp_path / "open" / "inside")
 

@@ -142,3 +142,12 @@ def test_bad_options(small: genai.LLM) -> None:
     with pytest.raises(OptionError, match="top_p"):
         chat.set_options(top_p=3)
     assert chat.options == {"temperature": 0.5}
+
+
+@pytest.mark.parametrize("on_overflow", ["error", "truncate", "shift"])
+def test_a_message_that_is_too_long_is_told_so(small: genai.LLM, on_overflow: str) -> None:
+    """Nobody is sent to what was chosen already."""
+    chat = ChatSession(small, on_overflow=on_overflow)
+    with pytest.raises(ContextOverflowError, match="tokens") as caught:
+        chat.ask("word " * 3000)
+    assert ("on_overflow" in caught.value.fix) == (on_overflow == "error")

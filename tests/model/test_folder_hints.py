@@ -92,6 +92,21 @@ def test_folders_nearby(here: Path) -> None:
         Config("gguf")
 
 
+def test_folders_that_this_user_may_not_look_into(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as /etc/polkit-1/rules.d, which root alone may read."""
+    (here / "open" / "closed").mkdir(parents=True)
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(ModelFolderError, match=r"genai_config.json is missing"):
+        Config(here / "open")
+
+
 def test_what_hugging_face_has_downloaded(here: Path) -> None:
     snapshot = here / "hf/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
     snapshot.mkdir(parents=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -527,6 +528,8 @@ def test_the_report(small: Path, tmp_path: Path) -> None:
     assert sum(part["nbytes"] for part in plain["parts"].values()) == plain["nbytes"]
     assert plain["bits_per_weight"] == pytest.approx(plain["nbytes"] * 8 / weights)
     assert {point["kind"] for point in plain["curve"]} == {"this output", "measured"}
+    replace(report, output="a name that is not UTF-8: \udcff").write(tmp_path)
+    assert read_report(tmp_path)["output"].startswith("a name that is not UTF-8: ")
     assert set(plain["seconds"]) >= {"reading", "texts", "quantising", "evaluation", "writing"}
     for row in plain["matrices"]:
         assert 0 < row["weight_error"] < 0.1

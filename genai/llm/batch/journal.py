@@ -132,15 +132,17 @@ class Journal:
     def _read_back(self, *, keep_failed: bool) -> None:
         """Find the lines that are there. Errors that are to be tried again leave it."""
         place = whole = dropped = 0
-        beginning, head = b"", None
+        beginning, head, end = b"", None, b""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             for number, piece, begins in _pieces(file):
                 if begins:
-                    beginning, head = piece[: len(_BEGINNING)], _HEAD.match(piece)
-                place += len(piece)
+                    beginning, head, end = piece[: len(_BEGINNING)], _HEAD.match(piece), b""
+                place, end = place + len(piece), (end + piece)[-2:]
                 if piece.endswith(b"\n"):
                     if head is None:
                         raise self._foreign(number)
+                    if end != b"}\n":
+                        raise self._damaged(number)
                     whole = place
                     dropped += self._note(head, number, keep_failed=keep_failed)
             if whole < place:
@@ -248,6 +250,13 @@ class Journal:
             f"{self.path}: does not belong to this input",
             "the lines that it answers are not those of the input",
             "give the input that it was begun with, or another output; --force begins anew",
+        )
+
+    def _damaged(self, number: int) -> InputError:
+        return InputError(
+            f"{self.path}: line {number} is damaged",
+            "it does not end as it was written",
+            "remove that line, so that it is answered again; --force begins anew",
         )
 
     def _foreign(self, number: int) -> InputError:

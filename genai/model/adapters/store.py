@@ -250,7 +250,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         if entry is None:
             names = self.names
             shown = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
-            fix = did_you_mean(str(name), names, "load it first")
+            fix = did_you_mean(str(name), names, "load it first (--lora NAME=PATH, LLM.load_adapter)")
             raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(shown) or 'none'}", fix)
         return entry
 

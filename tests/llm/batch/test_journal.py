@@ -51,6 +51,21 @@ def test_what_was_written_is_found_again(tmp_path: Path) -> None:
     assert path.read_bytes() == line(3) + line(1, failed=True) + line(2) + line(5)
 
 
+def test_a_line_that_was_damaged_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it begins as others do; lines are read in pieces of any size."""
+    path = tmp_path / "out"
+    path.write_bytes(line(1) + line(2)[:-9] + b"\n" + line(3))
+    with pytest.raises(InputError, match="line 2 is damaged") as caught:
+        opened(path)
+    assert "answered again" in caught.value.fix
+    whole = line(1) + line(2, more=b"y" * 300)
+    path.write_bytes(whole)
+    for size in range(len(line(1)) - 3, len(line(1)) + 3):
+        monkeypatch.setattr(module, "_PIECE", size)
+        with opened(path) as journal:
+            assert journal.answered.count == 2
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_an_unfinished_line_is_cut_wherever_it_ends(

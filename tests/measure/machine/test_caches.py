@@ -22,6 +22,8 @@ def kernels(tmp_path: Path) -> Path:
     folder = tmp_path / "genai" / "kernels"
     for key in (KEY, OLD, OLDER):
         (folder / key).mkdir(parents=True)
+        for level in (folder.parent, folder, folder / key):
+            level.chmod(0o755)
         (folder / key / "one.o").write_bytes(bytes(100))
         (folder / key / "two_4x8.o").write_bytes(bytes(50))
     (folder / "notes.txt").write_text("mine")
