@@ -470,3 +470,9 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
             f"{expected} is expected",
             f'nothing was changed; "/set {name} default" takes the default',
         ) from None
+
+
+def refuse_to_replace(what: str, given: Path, output: Path | None) -> None:
+    """Raise OptionError where the output would be written over what it is made of."""
+    if output is not None and output.exists() and given.exists() and output.samefile(given):
+        raise OptionError(f"--output {output} is {what} too", "it would be lost", "give the output another name")

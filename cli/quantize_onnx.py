@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .options import refuse_to_replace
 from .terminal import emit, say
 
 
@@ -36,6 +37,7 @@ def quantize_onnx(
 
     from genai import quantization
 
+    refuse_to_replace("MODEL", model, output)
     options: dict[str, Any] = {
         "per_channel": per_channel,
         "reduce_range": reduce_range,
@@ -101,7 +103,10 @@ class Files:
 
         for path in paths:
             try:
-                with np.load(path, allow_pickle=False) as arrays:
+                arrays = np.load(path, allow_pickle=False)
+                if isinstance(arrays, np.ndarray):
+                    raise ValueError("it is one array, without a name")
+                with arrays:
                     feed = {name: arrays[name] for name in arrays}
             except Exception as error:
                 raise InputError(

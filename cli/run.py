@@ -10,6 +10,7 @@ import typer
 
 from genai.errors import OptionError, whole_number
 
+from .options import refuse_to_replace
 from .terminal import emit, emit_line, say
 
 Named = list[str] | None
@@ -39,6 +40,8 @@ def run(
     from genai.session.inference_session import InferenceSession
 
     _check_choice("--compare", compare, (None, *PEERS))
+    for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
+        refuse_to_replace("what is read", Path(given), output)
     session = InferenceSession(file, _options(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()
@@ -96,8 +99,13 @@ def extents(dims: list[str]) -> dict[str, int]:
 
 
 def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
-    from genai.session.arrays import load_arrays, random_feed
+    from genai.session.arrays import check_dims, load_arrays, random_feed
 
+    check_dims(session.get_inputs(), dims)
+    if dims and not random:
+        raise OptionError(
+            "--dim without --random", "it is for inputs that are made up", "add --random, or leave it out"
+        )
     feed: dict[str, Any] = {}
     for item in inputs:
         name, equals, path = item.partition("=")

@@ -316,6 +316,8 @@ class ChatSession:
                 if length + room <= limit:
                     return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
+                if room > 1 and length and length < limit:  # less room than a reply may want, but some
+                    return text, ids
                 raise self._too_long(found)
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
 

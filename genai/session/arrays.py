@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..errors import InputError, OptionError
 from ..graph.types import DataType
 from .arguments import NodeArg
 
@@ -77,6 +77,15 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         raise InputError(
             f"{str(path)!r} cannot be written: {error}", "the system refused it", "check the path"
         ) from error
+
+
+def check_dims(arguments: Sequence[NodeArg], dims: Mapping[str, int]) -> None:
+    """Raise OptionError: none of a model's inputs has a dimension of such a name."""
+    known = {dim: None for argument in arguments for dim in argument.shape if isinstance(dim, str)}
+    for name in dims:
+        if name not in known:
+            fix = f"the inputs have: {', '.join(known)}" if known else "leave it out"
+            raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension of that name", fix)
 
 
 def random_feed(arguments: Sequence[NodeArg], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:

@@ -118,3 +118,19 @@ def test_info_of_a_file(model, capsys):
     assert found["inputs"] == "x tensor(float)[N, 2]"
     assert found["operators"] == "Add 1"
     assert run(["info", "absent.onnx"]) == 1
+
+
+def test_what_is_read_is_not_written_over(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("in.npz", x=np.ones((1, 2), np.float32))
+    before = (tmp_path / "in.npz").read_bytes()
+    for given in (["-i", "in.npz", "-o", "./in.npz"], ["-i", "in.npz", "-o", model]):
+        assert run(["run", model, *given]) == 2
+        assert "is what is read too" in capsys.readouterr().err
+    assert (tmp_path / "in.npz").read_bytes() == before and onnx.load(model).graph.node
+
+
+def test_a_dimension_that_no_input_has(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", model, "--random", "--dim", "M=3"]) == 2
+    assert "no input of the model has a dimension of that name" in (said := capsys.readouterr().err) and ": N" in said
+    assert run(["bench", "session", model, "--dim", "M=3"]) == 2 and "M=3" in capsys.readouterr().err
+    assert run(["run", model, "--dim", "N=3"]) == 2 and "--dim without --random" in capsys.readouterr().err

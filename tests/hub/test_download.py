@@ -187,6 +187,20 @@ def test_nobody_answers(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ConnectError" in caught.value.why and "HF_ENDPOINT" in caught.value.fix
 
 
+def test_a_host_that_nobody_knows(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once: it would be as unknown a second later."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(client.time, "sleep", lambda seconds: pytest.fail("it waited"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://no-such-host.invalid")
+    with pytest.raises(DownloadError, match="not fetched") as caught:
+        pull()
+    assert "no host of that name" in caught.value.why and "genai list" in caught.value.fix
+
+
 def test_a_server_that_falls_silent(gguf: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_TIMEOUT", 0.2)
     gguf.faults["/cdn/"] = [Fault(pause=5.0)]

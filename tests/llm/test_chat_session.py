@@ -144,6 +144,17 @@ def test_bad_options(small: genai.LLM) -> None:
     assert chat.options == {"temperature": 0.5}
 
 
+@pytest.mark.parametrize("on_overflow", ["truncate", "shift"])
+def test_a_message_that_leaves_little_room_is_answered(small: genai.LLM, on_overflow: str) -> None:
+    """As it is without anything before it, that can be left out."""
+    words = 150
+    while len(small.encode(small.render(long := "a b " * words))) > small.context_size - 8:
+        words -= 1
+    chat = ChatSession(small, on_overflow=on_overflow, max_tokens=4)
+    chat.ask("Hello")
+    assert chat.ask(long).completion.prompt_tokens > small.context_size - 30 and chat.num_left_out > 0
+
+
 @pytest.mark.parametrize("on_overflow", ["error", "truncate", "shift"])
 def test_a_message_that_is_too_long_is_told_so(small: genai.LLM, on_overflow: str) -> None:
     """Nobody is sent to what was chosen already."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...session.arrays import Peer, random_feed
+from ...session.arrays import Peer, check_dims, random_feed
 from ...session.inference_session import InferenceSession
 from ...session.options import SessionOptions
 
@@ -37,6 +37,7 @@ def bench_session(
     session = InferenceSession(model, options)
     peer = Peer(str(model), threads) if compare else None
     makers: list[Callable[[], Any]] = [lambda: InferenceSession(model, options)]
+    check_dims(session.get_inputs(), dims)
     feed = random_feed(session.get_inputs(), dims)
     runs: list[Callable[[], Any]] = [lambda: session.run(None, feed)]
     if peer is not None:

@@ -7,6 +7,7 @@ is obeyed, up to a minute.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -144,6 +145,12 @@ class Client:
         except failed as error:
             if type(error).__name__ in _HOPELESS:
                 raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
+            if _is_unknown_host(error):
+                raise DownloadError(
+                    f"{url:.200}: not fetched",
+                    f"no host of that name is known here ({error})",
+                    "check the connection, the name, HF_ENDPOINT and proxies; or use a model of `genai list`",
+                ) from error
             raise Broken(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == _NO_ADDRESS:  # that a redirection made up
@@ -249,3 +256,12 @@ def _asked_to_wait(headers: Mapping[str, str]) -> float | None:
             return min(seconds, 1e6)
     found = re.search(r"r=0\b.*?t=(\d{1,6})\b", headers.get("ratelimit", ""))
     return float(found[1]) if found else None
+
+
+def _is_unknown_host(error: BaseException | None) -> bool:
+    """Whether a name was looked up and is not there: who answers otherwise, or not at all, may do better later."""
+    while error is not None:
+        if isinstance(error, socket.gaierror):
+            return error.errno == socket.EAI_NONAME
+        error = error.__cause__ or error.__context__
+    return False
