@@ -65,14 +65,16 @@ def json_object(
         value = json.loads(text, object_hook=lambda found: found)
     except RecursionError as error:
         raise malformed(
-            f"{source}: is nested too deeply", "thousands of lists or objects lie in each other", "make it flatter"
+            f"{source}: is nested too deeply",
+            "thousands of lists or objects lie in each other",
+            "correct it, or get it again",
         ) from error
     except (ValueError, TypeError) as error:
         if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
             raise malformed(
                 f"{source}: holds a number of too many digits",
                 f"at most {sys.get_int_max_str_digits()} are read",
-                "correct that number",
+                "correct it, or get it again",
             ) from error
         raise malformed(f"{source}: is not JSON", str(error), "correct it at that place") from error
     if not isinstance(value, dict):

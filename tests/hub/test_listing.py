@@ -101,7 +101,7 @@ def test_hostile_answers_end_in_errors(hub: LocalHub, monkeypatch: pytest.Monkey
     hub.add("org/name", {"config.json": b"{}"})
     for body in (b"<html>", b"[]", b"\xff\xfe", b"{" * 100_000, b'{"sha": ' + b"[" * 100_000):
         hub.faults["/api/"] = [Fault(body=body)]
-        with pytest.raises(DownloadError, match=r"JSON|an object|not believed"):
+        with pytest.raises(DownloadError, match=r"JSON|an object|not believed|too deeply"):
             genai.pull("org/name", quiet=True)
     monkeypatch.setattr("genai.model.hub.client._MOST_ANSWERS", 1 << 16)
     hub.faults["/api/"] = [Fault(body=b" " * (1 << 17))]
