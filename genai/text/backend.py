@@ -128,7 +128,8 @@ def _added_contents(backend: tokenizers.Tokenizer) -> set[str]:
 
 @contextmanager
 def library_errors(what: str) -> Iterator[None]:
-    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `what`."""
+    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `what`, or into a StateError
+    where the system gives it no threads."""
     try:
         yield
     except TokenizerError:
@@ -138,6 +139,8 @@ def library_errors(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         why = f"the tokenizers library says: {error}"
+        if "ThreadPoolBuildError" in why:
+            raise no_threads(RuntimeError(why)) from error
         raise TokenizerError(
             what, why, f"check {files.TOKENIZER_NAME}, or copy it again from the original model"
         ) from error

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import genai
-from genai.errors import ContextOverflowError, TokenizerError
+from genai.errors import ContextOverflowError, StateError, TokenizerError
 from genai.llm.chat import ChatSession
 from genai.model import reading
 from genai.text import backend
@@ -213,3 +213,17 @@ def test_a_list_of_millions_in_a_small_file(model_folder: Path) -> None:
     with pytest.raises(TokenizerError, match="commas") as caught:
         genai.Tokenizer(model_folder)
     assert caught.value.why and caught.value.fix
+
+
+def test_threads_that_the_system_refuses_are_no_fault_of_the_tokenizer() -> None:
+    """The library panics then, with an exception that is none of Python's."""
+
+    class PanicException(BaseException):
+        pass
+
+    said = 'ThreadPoolBuildError { kind: IOError(Os { code: 11, message: "Resource temporarily unavailable" }) }'
+    with pytest.raises(StateError, match="a thread cannot be started") as caught, backend.library_errors("encode: no"):
+        raise PanicException(said)
+    assert "ulimit -u" in caught.value.fix and "code: 11" in caught.value.why
+    with pytest.raises(TokenizerError, match="encode: no"), backend.library_errors("encode: no"):
+        raise PanicException("index out of bounds")
