@@ -54,15 +54,17 @@ def test_logits_and_tokens_are_the_reference_s(load: Load, bundled_folder: Path)
 
 
 @pytest.mark.parametrize(("multiprocessors", "fast"), [(4, 256), (24, 256), (72, 1024), (132, 2048), (160, 2048)])
-def test_steps_that_read_prompts_grow_with_the_gpu(
-    load: Load, driver: HostDriver, multiprocessors: int, fast: int
-) -> None:
+def test_steps_that_read_prompts_grow_with_the_gpu(driver: HostDriver, multiprocessors: int, fast: int) -> None:
     driver.multiprocessors = multiprocessors
+    assert CudaExecutor(driver, 1).step_sizes.fast == fast < CudaExecutor(driver, 1).step_sizes.most
+
+
+def test_a_decoder_reads_prompts_in_steps_of_its_gpu_s_size(load: Load, driver: HostDriver) -> None:
+    driver.multiprocessors = 72
     with load() as model:
-        decoder = model.decoder
-        assert decoder.token_budget == decoder.executor.step_sizes.fast == fast < decoder.most_tokens
-        (run,) = plan_step([Run(5000, True)], decoder.token_budget)
-        assert run.num_tokens == fast
+        assert model.decoder.token_budget == 1024 and model.decoder.most_tokens == 8192
+        (run,) = plan_step([Run(5000, True)], model.decoder.token_budget)
+        assert run.num_tokens == 1024
 
 
 def test_no_step_has_more_tokens_than_a_grid_can_have(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,6 +152,7 @@ def test_memory_that_a_gpu_cannot_read(driver: HostDriver, columns: int, first: 
 
 
 @pytest.mark.slow
+@pytest.mark.drawn(3)  # the compiler takes two minutes for the kernels of each
 @pytest.mark.parametrize(
     ("accuracy", "capability", "cache"), [("int8", 90, "fp16"), ("int8", 80, "int8"), ("fp32", 80, "fp32")]
 )
