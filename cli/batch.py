@@ -77,7 +77,7 @@ def batch(
     from genai.llm.batch.run import run_batch
 
     begin = _beginning(resume=resume, retry=retry, force=force)
-    _check_apart(input, output, html)
+    opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
         check_output(path, how)  # before the model is loaded
     asking = Asking(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
@@ -131,15 +131,6 @@ def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
     if force and len(names) > 1:
         raise OptionError(f"--force and --{names[0]}", "one begins anew, the other goes on", "leave one of them out")
     return "force" if force else "retry" if retry else "resume" if resume else "new"
-
-
-def _check_apart(input: Path, output: Path, html: Path | None) -> None:
-    """Raise if two of the files are the same one."""
-    named = [("INPUT", input), ("--output", output), *([("--html", html)] if html is not None else [])]
-    for place, (name, path) in enumerate(named):
-        for other, another in named[:place]:
-            if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):
-                raise OptionError(f"{name} {path} is {other} too", "it would be overwritten", "give another name")
 
 
 class _Line:

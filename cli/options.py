@@ -472,7 +472,11 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
         ) from None
 
 
-def refuse_to_replace(what: str, given: Path, output: Path | None) -> None:
-    """Raise OptionError where the output would be written over what it is made of."""
-    if output is not None and output.exists() and given.exists() and output.samefile(given):
-        raise OptionError(f"--output {output} is {what} too", "it would be lost", "give the output another name")
+def check_apart(named: Sequence[tuple[str, Path | None]]) -> None:
+    """Raise OptionError if one of the files of a command, by what errors call them, is the same as one before it."""
+    for place, (name, path) in enumerate(named):
+        for other, another in named[:place]:
+            if path is None or another is None:
+                continue
+            if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):
+                raise OptionError(f"{name} {path} is {other} too", "it would be overwritten", "give another name")

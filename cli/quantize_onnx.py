@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import refuse_to_replace
+from .options import check_apart
 from .terminal import emit, say
 
 
@@ -37,7 +37,7 @@ def quantize_onnx(
 
     from genai import quantization
 
-    refuse_to_replace("MODEL", model, output)
+    check_apart([("MODEL", model), ("--output", output)])
     options: dict[str, Any] = {
         "per_channel": per_channel,
         "reduce_range": reduce_range,

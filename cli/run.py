@@ -10,7 +10,7 @@ import typer
 
 from genai.errors import OptionError, whole_number
 
-from .options import refuse_to_replace
+from .options import check_apart
 from .terminal import emit, emit_line, say
 
 Named = list[str] | None
@@ -41,7 +41,7 @@ def run(
 
     _check_choice("--compare", compare, (None, *PEERS))
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
-        refuse_to_replace("what is read", Path(given), output)
+        check_apart([("what is read", Path(given)), ("--output", output)])
     session = InferenceSession(file, _options(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()

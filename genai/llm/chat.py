@@ -322,14 +322,13 @@ class ChatSession:
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
 
     def _too_long(self, tokens: str) -> ContextOverflowError:
-        what = "the conversation" if len(self.messages) > 1 else "the message"
-        fix = "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
-        fix += "(on_overflow = truncate or shift)"
-        if self.on_overflow != "error":  # which was done
-            what, fix = (
-                "what cannot be left out of the conversation",
-                "shorten the message, or use a larger context size",
-            )
+        if self.on_overflow == "error":
+            what = "the conversation" if len(self.messages) > 1 else "the message"
+            fix = "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
+            fix += "(on_overflow = truncate or shift)"
+        else:
+            what = "what cannot be left out of the conversation"
+            fix = "shorten the message, or use a larger context size"
         return ContextOverflowError(
             f"{what} has {tokens} tokens", f"the context holds {self.llm.context_size}, the reply included", fix
         )

@@ -57,7 +57,7 @@ def _number(options: Any) -> int:
             'write {"cuda": {}}, or {"cuda": {"device_id": "0"}}',
         )
     given = options.get("device_id", 0)
-    index = whole_number(given if isinstance(given, str) else str(given)) if type(given) in (str, int) else None
+    index = whole_number(str(given)) if type(given) in (str, int) else None
     if index is None:
         raise ConfigError(
             f"device_id = {given!r:.80} of provider cuda in genai_config.json",
