@@ -11,7 +11,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from genai.kernels.host import arrays
+from genai.kernels.host.arrays import (
+    Convolution,
+    Threads,
+    Windows,
+    depthwise,
+    finish_channels,
+    matmul,
+    pack_kernels,
+    window_columns,
+)
 
 from .pooling import PoolingWindows, WindowSpec
 from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
@@ -21,14 +30,14 @@ Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
 
 
-def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: arrays.Threads | None = None) -> Any:
+def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: Threads | None = None) -> Any:
     """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
     check_groups(x, weight, groups)
     positions = math.prod(windows.counts)
     if windows.is_pointwise and groups == 1:
-        product = arrays.matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
+        product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
     elif weight.shape[1] == 1 and outputs == channels:
         # One window per channel, tap by tap, needs no columns.
         padded, scales = (
@@ -44,7 +53,7 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
         columns = columns_of(windows.padded(x, 0), windows, threads)
         columns = columns.reshape(batch, groups, math.prod(weight.shape[1:]), positions)
         kernels = weight.reshape(groups, outputs // groups, columns.shape[2])
-        product = arrays.matmul(kernels, columns, threads)
+        product = matmul(kernels, columns, threads)
     return product.reshape(batch, outputs, *windows.counts)
 
 
@@ -55,25 +64,25 @@ def check_groups(x: Any, weight: Any, groups: int) -> None:
         )
 
 
-def columns_of(x: Any, windows: PoolingWindows, threads: arrays.Threads | None) -> Any:
+def columns_of(x: Any, windows: PoolingWindows, threads: Threads | None) -> Any:
     """[N, C, taps, positions ...]: the elements that each window sees."""
-    return arrays.window_columns(x, places(windows), threads)
+    return window_columns(x, places(windows), threads)
 
 
 def places(windows: PoolingWindows) -> Any:
     """Where windows lie, for compiled code: their pads are there already, or made by it."""
-    return arrays.Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
+    return Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
 
 
 def depthwise_images(
-    x: Any, weight: Any, bias: Any, windows: PoolingWindows, limits: Limits, threads: arrays.Threads | None
+    x: Any, weight: Any, bias: Any, windows: PoolingWindows, limits: Limits, threads: Threads | None
 ) -> Any:
     """The same of images in float32, one window per channel, with all that follows; None where that does not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
         return None
     first, second = windows.strides
-    out = arrays.depthwise(
+    out = depthwise(
         np.ascontiguousarray(x).reshape(-1, *x.shape[2:]), np.ascontiguousarray(weight[:, 0]),
         np.zeros(len(weight), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32),
         (windows.counts[0], windows.counts[1]), strides=(first, second), pads=(windows.begins[0], windows.begins[1]),
@@ -82,13 +91,13 @@ def depthwise_images(
     return out.reshape(*x.shape[:2], *windows.counts)
 
 
-def _finish(result: Any, bias: Any, limits: Limits, threads: arrays.Threads | None) -> None:
+def _finish(result: Any, bias: Any, limits: Limits, threads: Threads | None) -> None:
     """Add the bias and keep to the limits, in place."""
     if bias is None and limits == NO_LIMITS:
         return
     if result.dtype == np.float32 and result.flags.c_contiguous and result.size and result.ndim > 2:
         addend = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        arrays.finish_channels(result.reshape(math.prod(result.shape[:2]), -1), addend, limits, threads=threads)
+        finish_channels(result.reshape(math.prod(result.shape[:2]), -1), addend, limits, threads=threads)
         return
     if bias is not None:
         result += per_channel(bias, result.ndim)
@@ -163,9 +172,9 @@ def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | No
         return None
     if bias is not None and bias.shape != (len(weight),):
         raise KernelError(f"Conv: a bias of shape {list(bias.shape)} does not fit {len(weight)} kernels")
-    kernels = spec.pack((1,), "float32 kernels", lambda: arrays.pack_kernels(weight))
+    kernels = spec.pack((1,), "float32 kernels", lambda: pack_kernels(weight))
     function, parameters = ("copy", ()) if limits == NO_LIMITS else ("clip", limits)
-    convolution = arrays.Convolution(threads, kernels, bias, function, parameters)
+    convolution = Convolution(threads, kernels, bias, function, parameters)
     return PackedConvolution(spec, convolution, weight.shape, (1, 2) if bias is not None else (1,))
 
 

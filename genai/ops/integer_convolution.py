@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host import arrays
+from genai.kernels.host.arrays import (
+    IntegerConvolution,
+    Threads,
+    dequantized_bytes,
+    matmul,
+    pack_integer_kernels,
+    quantized_bytes,
+    supported,
+)
 
 from .casting import requantized
 from .convolution import (
@@ -111,13 +119,13 @@ class PackedIntegerConvolution:
         if bias is not None and np.abs(bias).max(initial=0) >= _EXACT_BIAS:
             return None
         windows = self._placed(x, weight)
-        data = arrays.dequantized_bytes(threads, x, 1.0, point)
+        data = dequantized_bytes(threads, x, 1.0, point)
         terms = None if bias is None else bias.astype(np.float32)
         sums = depthwise_images(data, self._kernels[0], terms, windows, NO_LIMITS, threads)
         if sums is None:
             return None
         sums *= factors[:, None, None]
-        return arrays.quantized_bytes(threads, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
+        return quantized_bytes(threads, sums, 1.0, int(y_zero.reshape(-1)[0]), y_zero.dtype)
 
     def _placed(self, x: Any, weight: Any) -> PoolingWindows:
         check_ranks(self._spec, x, weight)
@@ -149,7 +157,7 @@ def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
 
 
 def _convolve_in_runs(
-    x: Any, weight: Any, windows: PoolingWindows, groups: int, runs: list[slice], threads: arrays.Threads | None
+    x: Any, weight: Any, windows: PoolingWindows, groups: int, runs: list[slice], threads: Threads | None
 ) -> Any:
     batch, outputs, positions = len(x), len(weight), math.prod(windows.counts)
     taps = math.prod(weight.shape[1:])
@@ -157,7 +165,7 @@ def _convolve_in_runs(
     kernels = weight.reshape(groups, outputs // groups, taps)
     total = np.zeros((batch, groups, outputs // groups, positions), np.int32)
     for part in runs:
-        total += arrays.matmul(kernels[..., part], columns[:, :, part], threads).astype(np.int32)
+        total += matmul(kernels[..., part], columns[:, :, part], threads).astype(np.int32)
     return total.reshape(batch, outputs, *windows.counts)
 
 
@@ -167,9 +175,7 @@ def _packed(spec: NodeSpec, weight: int, w_zero: Any, bias: int) -> Any:
     terms = spec.constants[bias] if bias and spec.has(bias) else None
     if threads is None or kernels is None or kernels.ndim < 3 or not kernels.size:
         return None
-    if (bias and spec.has(bias) and terms is None) or not arrays.supported(
-        kernels.dtype, 0 if w_zero is None else w_zero
-    ):
+    if (bias and spec.has(bias) and terms is None) or not supported(kernels.dtype, 0 if w_zero is None else w_zero):
         return None
-    packed = spec.pack((weight,), "kernels of bytes", lambda: arrays.pack_integer_kernels(kernels))
-    return arrays.IntegerConvolution(threads, packed, terms)
+    packed = spec.pack((weight,), "kernels of bytes", lambda: pack_integer_kernels(kernels))
+    return IntegerConvolution(threads, packed, terms)

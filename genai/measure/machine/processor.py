@@ -10,8 +10,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.host import machine
-from genai.kernels.host.machine import physical_cores, read_sysctl, system_file
+from genai.kernels.host.machine import (
+    allowed_processors,
+    default_threads,
+    group_quota,
+    physical_cores,
+    read_sysctl,
+    system_file,
+)
 
 Sysctl = Callable[[str], str]
 
@@ -88,9 +94,9 @@ def read_processor(
         architecture=architecture,
         logical_cores=logical,
         physical_cores=_integer(sysctl("hw.physicalcpu")) or physical_cores(range(logical), root),
-        allowed_cores=len(machine.allowed_processors()),
-        quota=machine.group_quota(root),
-        threads=machine.default_threads(root),
+        allowed_cores=len(allowed_processors()),
+        quota=group_quota(root),
+        threads=default_threads(root),
         features=tuple(name for name in wanted if name in features),
         missing_features=tuple(name for name in wanted if name not in features),
         last_level_cache=next(filter(None, caches), 0),
