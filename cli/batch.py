@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.errors import OptionError
-from genai.kernels.messages import ProgressLine
 
 from . import options as opt
 from .options import sampling_flags

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.errors import OptionError
-from genai.kernels.messages import ProgressLine
 
 from . import options as opt
 from .run import ModelFile, extents
@@ -147,7 +147,7 @@ def threads(
     as_json: opt.AsJson = False,
 ) -> None:
     """Speed of decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
-    from genai.kernels.host.machine import default_threads
+    from genai.common.cores import default_threads
     from genai.measure.bench.speed import sweep_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})

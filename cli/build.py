@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.graph.home import expanded
-from genai.kernels.messages import ProgressLine
 
 from .pulling import Pulling
 from .terminal import agreed, emit, say

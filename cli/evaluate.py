@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.errors import InputError
-from genai.kernels.messages import ProgressLine
 from genai.measure.result_json import to_json
 from genai.model.kv_quality import MEASURED
 

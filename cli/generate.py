@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.errors import InputError, OptionError
-from genai.kernels.messages import ProgressLine
 from genai.model.reading import read_text_file
 
 from . import options as opt

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.progress import ProgressLine
 from genai.errors import ChatTemplateError, InputError
-from genai.kernels.messages import ProgressLine
 
 from .help_page import OUTPUT
 from .wrapping import harmless, is_plain, shown_on, table, width_of, wrapped
@@ -206,7 +206,7 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
 
 def peak_megabytes() -> float | None:
     """The most memory this process has held, in MB (resident set); None where the system does not say."""
-    from genai.kernels.host.machine import system_file
+    from genai.common.cores import system_file
 
     # Not getrusage: a process inherits its maximum from whoever started it.
     for line in system_file(Path("/proc/self/status")).splitlines():

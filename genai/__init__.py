@@ -31,7 +31,7 @@ __all__ = [*_MODULES, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'genai' has no attribute {name!r}")
-    from .kernels.interrupts import InterruptsDeferred
+    from .common.interrupts import InterruptsDeferred
 
     with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import
         value = getattr(import_module(_MODULES[name], __name__), name)

@@ -11,6 +11,10 @@ Float32 = NDArray[np.float32]
 FLOAT32 = np.dtype(np.float32)
 
 
+class FormatError(ValueError):
+    """Arrays that do not fit the layout asked for; the message names the shapes."""
+
+
 def check(
     name: str, array: NDArray[Any], shape: tuple[int | None, ...], dtype: np.dtype[Any] = FLOAT32, *,
     by_rows: bool = False,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai.kernels.host.machine import read_sysctl, system_file
+from genai.common.cores import read_sysctl, system_file
 
 if TYPE_CHECKING:  # what a machine has can be said where NumPy is broken
     from .storage import CacheLayout

@@ -10,8 +10,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from genai.kernels.forks import renew_locks
-from genai.kernels.interrupts import uninterrupted
+from genai.common.forks import renew_locks
+from genai.common.interrupts import uninterrupted
 
 
 class CacheFull(RuntimeError):

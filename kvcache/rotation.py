@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Turn
+from genai.kernels.device import Turn
 
 _TOLERANCE = 2e-3  # of tables in float16
 

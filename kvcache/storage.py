@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai.kernels.executor import DeviceArray, DeviceMemory
+from genai.common.host_memory import ReservedMemory
+from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
+from genai.kernels.device import DeviceArray, DeviceMemory
 from genai.kernels.float_bits import FLOAT_BITS
-from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
-from genai.kernels.large import ReservedMemory
 
 ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
@@ -88,7 +88,7 @@ class PagedStorage:
     Args:
         layout: what each layer keeps.
         num_blocks: blocks to reserve, at least 1; their bytes are `blocks`, uint8 [num_blocks, bytes].
-        allocate: a device's memory (see `genai.kernels.executor.Executor.allocate`).
+        allocate: a device's memory (see `genai.kernels.device.Executor.allocate`).
 
     Raises:
         MemoryError: there is not so much memory.

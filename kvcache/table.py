@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from genai.kernels.interrupts import uninterrupted
+from genai.common.interrupts import uninterrupted
 
 from .pool import BlockError, BlockPool
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import BLOCKS, WeightFormat, pack_bits, unpack_bits
+from genai.kernels.weights import BLOCKS, WeightFormat, pack_bits, unpack_bits
 
 from .blocks import QuantizationError
 from .formats import GRIDS, QuantizedWeight, uniform_format, uniform_grid

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import rounded_to_half
+from genai.kernels.cpu.arrays.rounding import rounded_to_half
 
 BITS = (4, 8)
 # The operator wants a power of two; above 256 an int8 dot product of one block no longer fits 24 bits.

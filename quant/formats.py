@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import ROW as ROW, WeightArrays, WeightFormat, pack_bits, unpack_bits
+from genai.kernels.weights import ROW as ROW, WeightArrays, WeightFormat, pack_bits, unpack_bits
 
 from .blocks import QuantizationError
 from .threads import worker_count

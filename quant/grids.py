@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import Points, closest_codes, rounded_to_half as rounded_to_half
-from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW, WeightFormat
+from genai.kernels.cpu.arrays.rounding import Points, closest_codes, rounded_to_half as rounded_to_half
+from genai.kernels.weights import BLOCKS, CODE_BITS, ROW, WeightFormat
 
 from .blocks import QuantizationError, num_blocks
 from .formats import QuantizedWeight, uniform_format, uniform_grid

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import ROW, WeightFormat, repeated
+from genai.kernels.weights import ROW, WeightFormat, repeated
 
 from .blocks import QuantizationError
 from .formats import QuantizedWeight, uniform_grid

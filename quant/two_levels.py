@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import Points
-from genai.kernels.weight_formats import ROW, WeightFormat, repeated
+from genai.kernels.cpu.arrays.rounding import Points
+from genai.kernels.weights import ROW, WeightFormat, repeated
 
 from .formats import QuantizedWeight, uniform_grid
 from .grids import Bytes, CodebookGrid, CodedBlocks, FindScales, Float32, UniformGrid, in_blocks, reciprocal

@@ -42,7 +42,7 @@ def kernels_are_compiled_here() -> Iterator[Callable[[], bool]]:
     """Where tests run side by side, none starts processes that compile: cores are busy, and what one of those has read
     of the kernels' common functions would be lost with it. Tests of such processes ask for them; those of the command
     line have them. Gives what was replaced: whether this process can be forked."""
-    from genai.kernels.cpu import workers
+    from genai.kernels.cpu.jit import workers
 
     can_fork = workers.can_fork
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genai.kernels.cpu.isa import available, isa, processor
+from genai.kernels.cpu.jit.isa import available, isa, processor
 
 OTHERS = [name for name in available(processor().feature_set) if name != isa()]
 

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 
 from genai.builder.folder import locked, unfinished_folder
+from genai.common.interrupts import Task, ThreadsRefused
 from genai.errors import StateError
 from genai.graph.external_data import map_file
 from genai.graph.ir import Graph, OnnxModel as GraphModel, OnnxTensor
 from genai.graph.writer import write_model
-from genai.kernels.cpu import compiler, workers
-from genai.kernels.cpu.blas import BLAS_THREADS
-from genai.kernels.cpu.cache import CacheFolder
-from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS
+from genai.kernels.cpu.jit import compiler, workers
+from genai.kernels.cpu.jit.kernel_cache import CacheFolder
+from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.calls import CALL_ENTRIES, Program
-from genai.kernels.cpu.program.pool import rows_context
-from genai.kernels.interrupts import Task, ThreadsRefused
+from genai.kernels.cpu.program.thread_pool import rows_context
 from genai.llm.llm import LLM
 from genai.measure.bench import speed
 from genai.model.model import Model
@@ -175,27 +175,27 @@ def test_threads_of_blas_come_back(interrupted: Interrupted) -> None:
 
 def test_a_generator_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
     """Wherever that is, also where the pool is in use: the garbage collector may come at any time."""
-    pool = bundled.decoder.pool  # type: ignore[attr-defined]
-    free = pool.num_free
+    thread_pool = bundled.decoder.pool  # type: ignore[attr-defined]
+    free = thread_pool.num_free
 
     def dropped() -> list[Generator]:
         generator = Generator(bundled, GeneratorParams(bundled))
         generator.append_tokens(list(range(3, 40)))
-        assert pool.num_free < free
+        assert thread_pool.num_free < free
         return [generator]
 
     holder = dropped()
     assert interrupted(lambda: holder.clear(), 1)
-    assert pool.num_free == free
+    assert thread_pool.num_free == free
     holder = dropped()
 
     def drop_inside() -> None:
-        with pool._lock:
+        with thread_pool._lock:
             holder.clear()
 
     assert Task(drop_inside, "drop").wait(20)
-    assert pool.num_free == free
-    check_pool(pool)
+    assert thread_pool.num_free == free
+    check_pool(thread_pool)
 
 
 def test_a_stream_that_is_dropped_swallows_no_interrupt(bundled: Model, interrupted: Interrupted) -> None:
@@ -286,8 +286,8 @@ def _logits(model: Model) -> Callable[[], list[float]]:
 def test_a_run_inside_a_run_of_the_same_thread_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would use the same memory, also where one thread runs alone."""
     program, context = Program(np.zeros((0, CALL_ENTRIES), np.int64), (), 0), rows_context(1)
-    workspace = pool._Workspace(1)
-    run_program, seen = pool.driver.run_program, list[str]()
+    workspace = thread_pool._Workspace(1)
+    run_program, seen = thread_pool.driver.run_program, list[str]()
 
     def nested(address: int) -> int:
         with pytest.raises(ThreadsRefused, match="signal handler") as caught:
@@ -295,6 +295,6 @@ def test_a_run_inside_a_run_of_the_same_thread_is_refused(monkeypatch: pytest.Mo
         seen.append(str(caught.value))
         return run_program(address)
 
-    monkeypatch.setattr(pool.driver, "run_program", nested)
+    monkeypatch.setattr(thread_pool.driver, "run_program", nested)
     assert workspace.run(program, context, 1) == 0
     assert seen

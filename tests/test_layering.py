@@ -14,19 +14,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = ("kernels", "quant", "kvcache", "genai", "cli")
-# What each top-level package may import from the others.
+# What each top-level package may import from the others; genai/common is below all of them.
 ALLOWED = {
-    "kernels": set(),
-    "quant": {"kernels"},
-    "kvcache": {"kernels"},
-    "genai": {"kernels", "quant", "kvcache", "configs"},
-    "cli": {"genai", "kernels", "quant", "kvcache", "configs"},
+    "kernels": {"common"},
+    "quant": {"common", "kernels"},
+    "kvcache": {"common", "kernels"},
+    "genai": {"common", "kernels", "quant", "kvcache", "configs"},
+    "cli": {"common", "genai", "kernels", "quant", "kvcache", "configs"},
 }
 # `python -m genai` is the command line, so this one file looks up.
 ENTRY_POINT = ROOT / "genai" / "__main__.py"
 # The packages inside genai/, from the bottom to the top; those that share a line may import each other.
 LAYERS = (
-    "errors graph+ops runtime session quantization engine model text ort_genai builder llm measure quantizer".split()
+    "common errors graph+ops runtime session quantization engine model text ort_genai builder llm measure quantizer".split()
 )
 LAYER = {package: level for level, layer in enumerate(LAYERS) for package in layer.split("+")}
 POLICY_CODE = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")
@@ -48,7 +48,7 @@ def package_of(module: str) -> str | None:
     parts = module.split(".")
     if parts[0] != "genai":
         return None
-    return parts[1] if len(parts) > 1 and parts[1] in (*TOP, "configs") else "genai"
+    return parts[1] if len(parts) > 1 and parts[1] in (*TOP, "common", "configs") else "genai"
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -99,9 +99,14 @@ def test_imports_go_one_way_inside_genai() -> None:
         for path, package in inside.items()
         if package in LAYER
         for name, line in imports(path)
-        if package_of(name) == "genai" and LAYER.get((*name.split("."), "")[1], -1) > LAYER[package]
+        if package_of(name) in ("genai", "common") and LAYER.get((*name.split("."), "")[1], -1) > LAYER[package]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_common_imports_nothing_of_ours() -> None:
+    found = {name for path in files("genai/common") for name, _ in imports(path)}
+    assert not {name for name in found if name.split(".")[0] == "genai" and package_of(name) != "common"}
 
 
 @pytest.mark.parametrize("package", TOP)

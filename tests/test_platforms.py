@@ -22,10 +22,11 @@ import pytest
 from genai.builder.build import _alone
 from genai.builder.folder import locked, unfinished_folder
 from genai.cli import __main__ as entry, terminal
+from genai.common.host_memory import ReservedMemory, huge_array
 from genai.graph import reader, storage
-from genai.kernels.cpu import blas, cache, isa, workers
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.large import ReservedMemory, huge_array
+from genai.kernels.cpu.arrays import blas
+from genai.kernels.cpu.jit import isa, kernel_cache, workers
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kvcache import budget
 from genai.measure.machine.checkup import Mark, Place, examine
 from genai.measure.machine.processor import find_gpus, read_processor
@@ -87,7 +88,7 @@ def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_chat_without_what_windows_lacks() -> None:
     """With this system's kernels, which may be on disk already; the system's name is another one afterwards."""
-    kernels = "from genai.kernels.cpu import isa\nfrom genai.kernels.cpu.program import waiting\nisa.isa()\n"
+    kernels = "from genai.kernels.cpu.jit import isa\nfrom genai.kernels.cpu.program import waiting\nisa.isa()\n"
     result = run(BARE + kernels + "sys.platform = 'elsewhere'\n" + ASK)
     assert (result.returncode, result.stdout) == (0, "19\n"), result.stderr
     assert "ttft" in result.stderr
@@ -179,7 +180,7 @@ def test_builds_without_locks(reason: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_peak_memory_where_the_system_says_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.kernels.host.machine.system_file", lambda path: "")
+    monkeypatch.setattr("genai.common.cores.system_file", lambda path: "")
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=5_000_000))
     monkeypatch.setitem(sys.modules, "resource", usage)
     assert terminal.peak_megabytes() == 5120
@@ -296,6 +297,6 @@ def test_no_process_is_forked_off_linux(
 
 def test_mode_bits_say_nothing_on_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
-    assert cache.reason_to_refuse(tmp_path) is not None
+    assert kernel_cache.reason_to_refuse(tmp_path) is not None
     monkeypatch.delattr(os, "getuid")
-    assert cache.reason_to_refuse(tmp_path) is None
+    assert kernel_cache.reason_to_refuse(tmp_path) is None

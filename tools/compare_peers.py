@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from genai.kernels.cpu.cores import default_threads
+from genai.common.cores import default_threads
 
 from .arguments import positive
 from .peers.cases import cases

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.sources import CudaKernel, modules
+from genai.kernels.cuda.warmup import every_kernel
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
 ARCHITECTURE = "sm_90a"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai.kernels.host.machine import default_threads
+from genai.common.cores import default_threads
 from genai.measure.bench.ceilings import bandwidth
 from tools.arguments import positive
 from tools.peers.cases import Case

@@ -27,14 +27,14 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
 from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import NoDevice
-from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.executor import Factors, StepContext
+from genai.kernels.cuda.warmup import every_kernel
+from genai.kernels.device import Factors, StepContext
 from genai.kernels.float_bits import FLOAT_BITS
-from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.records import (
+from genai.kernels.ir import (  # fmt: skip
     Attention,
     BlockWeight,
     Branch,
@@ -45,7 +45,7 @@ from genai.kernels.records import (
     Product,
     Record,
     Weight,
-)  # fmt: skip
+)
 from genai.kvcache.storage import ITEM_BYTES
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
 from tools.cuda_steps import measured_steps

@@ -20,13 +20,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from genai.kernels.cpu.arguments import Address, Arguments
-from genai.kernels.cpu.emit import FLOAT_VECTOR, INT32_VECTOR, Emitter, constant, micro_kernel
-from genai.kernels.cpu.isa import isa
-from genai.kernels.cpu.jit import NativeOp, native_op
-from genai.kernels.cpu.program.calls import Call, Items, program_of
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.cpu.tiles import (
+from genai.common.host_memory import huge_array
+from genai.kernels.cpu.jit.amx import (
     TILE_BYTES,
     TILE_CONFIG,
     add_bfloat_product,
@@ -35,7 +30,12 @@ from genai.kernels.cpu.tiles import (
     release_tiles,
     store_tile,
 )
-from genai.kernels.large import huge_array
+from genai.kernels.cpu.jit.arguments import Address, Arguments
+from genai.kernels.cpu.jit.emit import FLOAT_VECTOR, INT32_VECTOR, Emitter, constant, micro_kernel
+from genai.kernels.cpu.jit.isa import isa
+from genai.kernels.cpu.jit.native import NativeOp, native_op
+from genai.kernels.cpu.program.calls import Call, Items, program_of
+from genai.kernels.cpu.program.thread_pool import Threads
 
 # Per turn of a loop: tile products, tile loads, tile stores, vector multiply-adds, vector additions of integers.
 LOOPS = {

@@ -225,7 +225,7 @@ def resolve_model_folder(
     source = expanded(path)
     if not is_checkpoint(source):
         return source
-    from genai.kernels.host.machine import cache_root
+    from genai.kernels.cpu.jit.kernel_cache import cache_root
 
     is_file = is_gguf(source)
     options = options or ExportOptions(precision=default_precision(source))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import pack_bits
+from genai.kernels.weights import pack_bits
 from genai.quant.formats import uniform_format
 
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims

@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from genai.kernels.interrupts import temporary_folder
+from genai.common.interrupts import temporary_folder
 
 from ..errors import InputError, ModelFolderError
 from ..model.locks import locked as locked

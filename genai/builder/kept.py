@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import WeightFormat
+from genai.kernels.weights import WeightFormat
 from genai.quant.block_types import BlockType, dequantise, type_of, weight_of
 from genai.quant.blocks import QuantizationError, quantize_blocks
 from genai.quant.formats import QuantizedWeight

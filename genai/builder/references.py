@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from genai.kernels.messages import ProgressLine, tell
+from genai.common.progress import ProgressLine, tell
 
 from ..errors import (
     ConfigError,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from genai.kernels.executor import Executor, Turn
-from genai.kernels.formats import PagedLayer
-from genai.kernels.records import Attention, HostNode, Ids, Lookup, Rope, RowProgram
+from genai.kernels.cache_layout import PagedLayer
+from genai.kernels.device import Executor, Turn
+from genai.kernels.ir import Attention, HostNode, Ids, Lookup, Rope, RowProgram
 from genai.kvcache.rotation import turn_back
 
 from ..errors import UnsupportedModelError

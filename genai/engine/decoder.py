@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor, TokenChoice
+from genai.kernels.device import Executor, TokenChoice
 from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError, UnsupportedModelError

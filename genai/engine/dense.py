@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor
+from genai.kernels.device import Executor
 
 from ..errors import InputError, StateError, UnsupportedModelError
 from ..graph.names import GraphNames

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from genai.kernels.executor import DeviceAdapter
+from genai.kernels.device import DeviceAdapter
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction, TokenChoice
-from genai.kernels.forks import renew_locks, was_busy
-from genai.kernels.interrupts import ThreadsRefused
-from genai.kernels.records import Attention, RowProgram
-from genai.kvcache.directory import BlockDirectory, DirectoryError
+from genai.common.forks import renew_locks, was_busy
+from genai.common.interrupts import ThreadsRefused
+from genai.kernels.device import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction, TokenChoice
+from genai.kernels.ir import Attention, RowProgram
+from genai.kvcache.disk import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import GONE, BlockTable

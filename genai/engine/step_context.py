@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import DeviceAdapter, StepContext, TokenChoice
+from genai.kernels.device import DeviceAdapter, StepContext, TokenChoice
 from genai.kvcache.table import BlockTable
 
 from .mix import AdapterMix

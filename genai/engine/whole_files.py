@@ -10,7 +10,7 @@ from errno import EINVAL, ELOOP
 from pathlib import Path
 from typing import BinaryIO
 
-from genai.kernels.interrupts import InterruptsDeferred
+from genai.common.interrupts import InterruptsDeferred
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
-from genai.kernels.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
+from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
 from ..errors import StateError, no_threads
 from .engine import Engine, Job

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from typing import TYPE_CHECKING
 
-from genai.kernels.interrupts import Task
+from genai.common.interrupts import Task
 
 from ..engine.worker import Worker
 from ..errors import DeadlineError, StateError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from genai.kernels.interrupts import Task
+from genai.common.interrupts import Task
 
 from ..engine.worker import Worker
 from ..errors import GenaiError, StateError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from genai.kernels.messages import ProgressLine
+from genai.common.progress import ProgressLine
 
 from ..engine.speculation.draft import DraftModel
 from ..engine.speculation.lookup import LookupText

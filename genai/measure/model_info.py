@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.executor import Executor
+from genai.kernels.device import Executor
 from genai.kvcache.budget import available_memory, format_bytes
 
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.cache_layout import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS
+from genai.kernels.checks import FormatError
 from genai.kernels.float_bits import FLOAT_BITS
-from genai.kernels.formats import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS, FormatError
 from genai.kvcache.budget import available_memory, format_bytes
 from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape
 

@@ -15,7 +15,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from genai.kernels.host.machine import cache_root
+from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ..errors import OptionError
 from .config import Config

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels import messages
-from genai.kernels.executor import DeviceFailed, Executor, UnsupportedRecord
-from genai.kernels.host.machine import source_key
-from genai.kernels.messages import ProgressLine, tell
-from genai.kernels.records import Ids
+from genai import kernels
+from genai.common.progress import ProgressLine, tell
+from genai.kernels.cpu.jit.kernel_cache import source_key
+from genai.kernels.device import DeviceFailed, Executor, UnsupportedRecord
+from genai.kernels.ir import Ids
 from genai.kvcache import budget
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import PagedStorage
@@ -150,7 +150,7 @@ def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: 
         raise UnsupportedModelError(
             "the prefix cache cannot be kept in a folder", f"the model has no blocks: {info.reason}", "leave it out"
         )
-    sources = source_key(Path(messages.__file__).parent, ())
+    sources = source_key(Path(next(iter(kernels.__path__))), ())
     parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
     decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
 

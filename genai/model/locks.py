@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from genai.kernels.interrupts import InterruptsDeferred
+from genai.common.interrupts import InterruptsDeferred
 
 
 @contextlib.contextmanager

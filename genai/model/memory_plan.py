@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai.kernels.formats import BLOCK_SIZES, FactorType, RecordLayout, layout_with, num_records, num_tiles
-from genai.kernels.host.memory import HostMemory
+from genai.kernels.host_memory import HostMemory
+from genai.kernels.weight_layout import BLOCK_SIZES, FactorType, RecordLayout, layout_with, num_records, num_tiles
 from genai.kvcache.budget import format_bytes
 
 from ..errors import CacheCapacityError, OptionError
@@ -251,7 +251,7 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
 
 
 def packed_bytes(rows: int, columns: int, layout: RecordLayout) -> int:
-    """Bytes of a BlockMatrix (genai.kernels.formats)."""
+    """Bytes of a BlockMatrix (genai.kernels.weight_layout)."""
     return num_tiles(rows) * num_records(columns, layout) * layout.nbytes
 
 

@@ -8,7 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from genai.kernels.forks import renew_locks
+from genai.common.forks import renew_locks
 
 from ..errors import OptionError, StateError, did_you_mean, whole_number
 from ..graph.home import expanded

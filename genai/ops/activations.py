@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads, activation, gated
-from genai.kernels.records import Gate
+from genai.kernels.cpu.arrays.functions import activation, gated
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.ir import Gate
 
 from ..graph.node import MS, OURS
 from .elementwise import elementwise_rows, exact_erf, unary_record

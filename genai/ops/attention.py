@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import DenseAttention, Threads, matmul
+from genai.kernels.cpu.arrays.blas import matmul
+from genai.kernels.cpu.arrays.gemm.dense_attention import DenseAttention
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import OURS
 from . import borrowed

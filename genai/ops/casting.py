@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads, dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import MS
 from ..graph.types import DataType

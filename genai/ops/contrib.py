@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import MS
 from ..graph.types import Dim, TensorType, Type

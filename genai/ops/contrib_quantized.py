@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.host.arrays import QParams, Threads, combined_bytes, looked_up
+from genai.kernels.cpu.arrays.byte_functions import QParams, combined_bytes, looked_up
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import MS, OURS
 from .activations import leaky_relu, sigmoid

@@ -11,16 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from genai.kernels.host.arrays import (
-    Convolution,
-    Threads,
-    Windows,
-    depthwise,
-    finish_channels,
-    matmul,
-    pack_kernels,
-    window_columns,
-)
+from genai.kernels.cpu.arrays.blas import matmul
+from genai.kernels.cpu.arrays.depthwise import depthwise, finish_channels
+from genai.kernels.cpu.arrays.gemm.convolution import Convolution
+from genai.kernels.cpu.arrays.gemm.packing import pack_kernels
+from genai.kernels.cpu.arrays.gemm.windows import Windows, window_columns
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from .pooling import PoolingWindows, WindowSpec
 from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.host.arrays import Threads, activation
-from genai.kernels.records import Binary, RowsType, Unary
+from genai.kernels.cpu.arrays.functions import activation
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.ir import Binary, RowsType, Unary
 
 from ..graph.rows import ONE, Kind, NotFlattenable, RowDim, State
 from .registry import operator

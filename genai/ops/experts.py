@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.formats import BLOCK_SIZES
-from genai.kernels.records import BlockWeight, Branch, DenseWeight, Experts, RowsType, Weight
+from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Experts, RowsType, Weight
+from genai.kernels.weight_layout import BLOCK_SIZES
 
 from ..graph.node import MS
 from ..graph.rows import Kind, NotFlattenable

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.records import Attention, Rope, RowsType
+from genai.kernels.ir import Attention, Rope, RowsType
 from genai.kernels.reference.attention import attend, rotate, split_heads, turned
 from genai.kernels.reference.functions import Array
 

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import (
-    IntegerConvolution,
-    Threads,
-    dequantized_bytes,
-    matmul,
-    pack_integer_kernels,
-    quantized_bytes,
-    supported,
-)
+from genai.kernels.cpu.arrays.blas import matmul
+from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes
+from genai.kernels.cpu.arrays.gemm.convolution import IntegerConvolution, supported
+from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from .casting import requantized
 from .convolution import (

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import IntegerLinear, IntegerMatMul, Threads, matmul, pack_integer_weight
+from genai.kernels.cpu.arrays.blas import matmul
+from genai.kernels.cpu.arrays.gemm.linear import IntegerLinear, IntegerMatMul
+from genai.kernels.cpu.arrays.gemm.packing import pack_integer_weight
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from .casting import requantized
 from .matmul import MAX_BYTES

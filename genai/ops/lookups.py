@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.formats import BlockMatrix
-from genai.kernels.host.arrays import Threads, block_rows, pack_matrix
-from genai.kernels.records import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.ir import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
+from genai.kernels.weight_layout import BlockMatrix
 
 from ..graph.ir import Graph, Node
 from ..graph.node import MS

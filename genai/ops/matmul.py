@@ -11,7 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import Linear, Threads, matmul as blas_matmul, pack_weight
+from genai.kernels.cpu.arrays.blas import matmul as blas_matmul
+from genai.kernels.cpu.arrays.gemm.linear import Linear
+from genai.kernels.cpu.arrays.gemm.packing import pack_weight
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import EQUATION, OURS
 from .registry import Kernel, KernelError, NodeSpec, operator, register

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads, norm, norm_of_sum
-from genai.kernels.records import Norm
+from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.ir import Norm
 
 from ..graph.node import MS
 from ..graph.types import DataType, TensorType, Type

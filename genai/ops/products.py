@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.formats import BlockMatrix, FormatError, check_block_format
-from genai.kernels.host.arrays import BlockLinear, pack_matrix
-from genai.kernels.records import BlockWeight, Branch, DenseWeight, Product
+from genai.kernels.checks import FormatError
+from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Product
+from genai.kernels.weight_layout import BlockMatrix, check_block_format
 
 from ..graph.node import MS, OURS
 from ..graph.own_functions import QUANTIZED_PRODUCT

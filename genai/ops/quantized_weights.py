@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.formats import BlockMatrix
-from genai.kernels.host.arrays import Threads, block_rows, pack_form
-from genai.kernels.records import Branch, FormWeight, Ids, Lookup, Product, RowsType
-from genai.kernels.weight_formats import BLOCKS, ROW, WeightArrays, WeightFormat, stored_weight
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.formats import pack_form
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.ir import Branch, FormWeight, Ids, Lookup, Product, RowsType
+from genai.kernels.weight_layout import BlockMatrix
+from genai.kernels.weights import BLOCKS, ROW, WeightArrays, WeightFormat, stored_weight
 from genai.quant.formats import GRIDS
 
 from ..graph.node import MS, OURS

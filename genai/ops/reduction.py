@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads, softmax_rows
+from genai.kernels.cpu.arrays.functions import softmax_rows
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.rows import ONE, State
 from .registry import KernelError, NodeSpec, operator, scalar

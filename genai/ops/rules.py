@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.records import Columns, Ids, Record, RowsType
+from genai.kernels.ir import Columns, Ids, Record, RowsType
 
 from ..graph.node import MS, Node
 from ..graph.rows import Kind, NotFlattenable, RowAnalysis, RowDim, State, uniform

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.records import LogitsRows, Per, RowsType
+from genai.kernels.ir import LogitsRows, Per, RowsType
 
 from ..graph.node import OURS
 from ..graph.rows import Kind, NotFlattenable, RowDim, State

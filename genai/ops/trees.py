@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.host.arrays import Threads, trees
+from genai.kernels.cpu.arrays import trees
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from ..graph.node import ML
 from ..graph.types import TensorType, Type

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import BLOCKS, pack_bits
+from genai.kernels.weights import BLOCKS, pack_bits
 from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
 
 from ..graph.node import MS, OURS

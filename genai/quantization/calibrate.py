@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx
 
-from genai.kernels.messages import ProgressLine
+from genai.common.progress import ProgressLine
 from genai.quant.histograms import BINS, EntropyRange, Extremes, PercentileRange, RangeObserver
 
 from ..errors import GenaiError, InputError, NotSupportedYetError, OptionError, StateError, did_you_mean

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.kernels.messages import ProgressLine
+from genai.common.progress import ProgressLine
 from genai.quant.blocks import BITS, BLOCK_SIZES, QuantizationError, QuantizedBlocks
 from genai.quant.methods import InputStatistics
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import pack_bits
+from genai.kernels.weights import pack_bits
 from genai.quant.blocks import QuantizedBlocks, quantize_blocks
 from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS as ARRAY_METHODS, InputStatistics

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.weight_formats import BLOCKS, CODE_BITS, ROW
+from genai.kernels.weights import BLOCKS, CODE_BITS, ROW
 from genai.quant.grids import CodeGrid, UniformGrid
 from genai.quant.methods import METHODS
-from genai.quant.named_forms import NAMED_FORMS, named_grid
+from genai.quant.named_formats import NAMED_FORMS, named_grid
 
 from ..errors import InputError, OptionError, did_you_mean, kind_of
 from ..model.reading import read_text_file

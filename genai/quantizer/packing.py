@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import ROW, pack_bits, packed_bytes
+from genai.kernels.weights import ROW, pack_bits, packed_bytes
 from genai.quant.formats import QuantizedWeight
 
 from ..graph.ir import DataType, Graph, Node, OnnxTensor, make_node

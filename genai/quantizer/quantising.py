@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import ROW
+from genai.kernels.weights import ROW
 from genai.quant.blocks import QuantizationError
 from genai.quant.formats import QuantizedWeight
 from genai.quant.grids import in_parallel, rounded_to_half, row_slices

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.large import ReservedMemory
-from genai.kernels.weight_formats import from_stored, pack_bits
+from genai.common.host_memory import ReservedMemory
+from genai.kernels.weights import from_stored, pack_bits
 from genai.quant.block_types import type_of
 from genai.quant.formats import uniform_format, uniform_grid
 from genai.quant.grids import in_parallel, row_slices

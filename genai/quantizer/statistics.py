@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.host.arrays import SumOfProducts, Threads
+from genai.kernels.cpu.linear.sums import SumOfProducts
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.quant.methods import InputStatistics
 
 from .flow import Flow

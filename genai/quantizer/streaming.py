@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import StepContext, StepFunction
-from genai.kernels.host.arrays import has_bfloat_products
-from genai.kernels.records import (
+from genai.kernels.cpu.linear.calls import has_bfloat_products
+from genai.kernels.device import StepContext, StepFunction
+from genai.kernels.ir import (
     Attention,
     DenseWeight,
     Experts,

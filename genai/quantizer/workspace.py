@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import WeightFormat
+from genai.kernels.weights import WeightFormat
 from genai.quant.formats import QuantizedWeight
 
 from ..builder.folder import locked

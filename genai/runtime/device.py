@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from genai.common.progress import tell
 from genai.kernels.cpu.executor import CpuExecutor
-from genai.kernels.cpu.isa import IsaError, isa
-from genai.kernels.cpu.jit import LIBRARY, report_progress as report_progress
-from genai.kernels.cpu.program.pool import MAX_THREADS
+from genai.kernels.cpu.jit.isa import IsaError, isa
+from genai.kernels.cpu.jit.native import LIBRARY, report_progress as report_progress
+from genai.kernels.cpu.program.thread_pool import MAX_THREADS
 from genai.kernels.cuda.driver import Driver, NoDevice
-from genai.kernels.executor import Executor
-from genai.kernels.messages import tell
+from genai.kernels.device import Executor
 
 from ..errors import DeviceError, OptionError, whole_number
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.records import HostNode, Ids, Per, Record, RowProgram, RowsType, Weight, constant_names, weights_of
+from genai.kernels.ir import HostNode, Ids, Per, Record, RowProgram, RowsType, Weight, constant_names, weights_of
 from genai.ops.registry import Kernel, NodeSpec
 
 from ..graph.ir import Graph, Node, OnnxModel

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cuda.array_memory import DeviceTensor
+from genai.kernels.cuda.arrays.memory import DeviceTensor
 
 from ..graph.ir import OnnxModel, Value
 from ..graph.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, upload
+from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, empty, upload
 from genai.kernels.cuda.driver import Driver
 
 from ..errors import InputError

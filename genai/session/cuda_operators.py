@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda import array_products, array_rows
-from genai.kernels.cuda.array_device import Status
-from genai.kernels.cuda.array_products import Tail, WindowShape
-from genai.kernels.cuda.arrays import (
+from genai.kernels.cuda.arrays import linear, rows
+from genai.kernels.cuda.arrays.device import Status
+from genai.kernels.cuda.arrays.launches import (  # fmt: skip
     ANY_FUNCTIONS,
     ANY_PAIRS,
     AXES,
@@ -30,7 +29,8 @@ from genai.kernels.cuda.arrays import (
     Array,
     ArrayError,
     Recorder,
-)  # fmt: skip
+)
+from genai.kernels.cuda.arrays.linear import Tail, WindowShape
 from genai.ops.pooling import WindowSpec
 from genai.ops.registry import NodeSpec
 
@@ -359,7 +359,7 @@ def _where(call: NodeCall) -> Array:
 
 @lowers("MatMul", accepts=_floats)
 def _matmul(call: NodeCall) -> Array:
-    return array_products.product(call.to, call.array(0), call.array(1))
+    return linear.product(call.to, call.array(0), call.array(1))
 
 
 @lowers("FusedMatMul", domain=MS, accepts=_floats)
@@ -367,7 +367,7 @@ def _fused_matmul(call: NodeCall) -> Array:
     a, b = (
         _swapped(call.array(index)) if call.get(f"trans{'AB'[index]}", 0) else call.array(index) for index in (0, 1)
     )
-    return array_products.product(call.to, a, b, Tail(alpha=float(call.get("alpha", 1.0))))
+    return linear.product(call.to, a, b, Tail(alpha=float(call.get("alpha", 1.0))))
 
 
 TABLE[MS, "FusedMatMul"] = (
@@ -388,11 +388,11 @@ def _gemm(call: NodeCall) -> Array:
         raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} are no two matrices")
     a, b = (_swapped(x) if call.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
     tail = Tail(call.maybe(2), alpha=float(call.get("alpha", 1.0)), beta=float(call.get("beta", 1.0)))
-    return array_products.product(call.to, a, b, tail)
+    return linear.product(call.to, a, b, tail)
 
 
 def _knows_function(seen: Seen) -> bool:
-    return str(seen.node.attribute("function", "") or "copy") in array_products.FUNCTIONS
+    return str(seen.node.attribute("function", "") or "copy") in linear.FUNCTIONS
 
 
 @lowers("Linear", domain=OURS, accepts=lambda seen: _floats(seen) and _knows_function(seen))
@@ -403,7 +403,7 @@ def _linear(call: NodeCall) -> Array:
     own = addend if addend is not None and addend.shape == shape else None
     function, parameters = str(call.get("function", "") or "copy"), tuple(call.get("parameters", ()) or ())
     tail = Tail(call.maybe(2), own, function=function, parameters=tuple(float(number) for number in parameters))
-    out = array_products.product(call.to, x, weight, tail)
+    out = linear.product(call.to, x, weight, tail)
     return out if addend is None or own is not None else _pair(call, "binary::add", out, addend)
 
 
@@ -411,12 +411,12 @@ def _linear(call: NodeCall) -> Array:
 def _attention(call: NodeCall) -> Array:
     """softmax(scale * query @ keys + bias) @ values."""
     query, keys, values, bias = call.array(0), call.array(1), call.array(2), call.maybe(3)
-    scores = array_products.product(call.to, query, keys, Tail(alpha=float(call.get("scale", 1.0))))
+    scores = linear.product(call.to, query, keys, Tail(alpha=float(call.get("scale", 1.0))))
     if bias is not None:
         scores = scores.expanded(_broadcast(scores.shape, bias.shape))
     zero = bool(call.get("nan_is_zero", 0))
-    weights = array_rows.softmax(call.to, scores, -1, addend=bias, nan_is_zero=zero)
-    return array_products.product(call.to, weights, values)
+    weights = rows.softmax(call.to, scores, -1, addend=bias, nan_is_zero=zero)
+    return linear.product(call.to, weights, values)
 
 
 _ACTIVATIONS = {
@@ -442,7 +442,7 @@ def _conv(call: NodeCall) -> Array:
     function = _ACTIVATIONS[str(call.get("activation", ""))]
     tail = Tail(call.maybe(2), None if addend is None else _image(call, addend), 1.0, 1.0, function, parameters)
     groups = int(call.get("group", 1))
-    out = array_products.convolution(call.to, _image(call, x), _image(call, weight), window, positions, groups, tail)
+    out = linear.convolution(call.to, _image(call, x), _image(call, weight), window, positions, groups, tail)
     return _like(call, out, x)
 
 
@@ -474,14 +474,14 @@ def _pool(call: NodeCall) -> Array:
     window, positions, ends = _window(call, x, call.attributes["kernel_shape"], may_exceed=True)
     kind = "Largest" if call.node.op_type == "MaxPool" else "Mean"
     counted = bool(call.get("count_include_pad", 0))
-    return _like(call, array_products.pooled(call.to, _image(call, x), kind, window, positions, ends, counted), x)
+    return _like(call, linear.pooled(call.to, _image(call, x), kind, window, positions, ends, counted), x)
 
 
 @lowers("GlobalAveragePool", "GlobalMaxPool", accepts=lambda seen: _floats(seen) and seen.rank(0) > 2)
 def _global_pool(call: NodeCall) -> Array:
     x = call.array(0)
     kind = "mean" if call.node.op_type == "GlobalAveragePool" else "max"
-    return array_rows.reduced(call.to, x, kind, range(2, len(x.shape)), keep=True)
+    return rows.reduced(call.to, x, kind, range(2, len(x.shape)), keep=True)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -491,10 +491,10 @@ def _global_pool(call: NodeCall) -> Array:
 def _softmax(call: NodeCall) -> Array:
     x, logarithm = call.array(0), call.node.op_type == "LogSoftmax"
     if call.version >= 13:
-        return array_rows.softmax(call.to, x, int(call.get("axis", -1)), logarithm=logarithm)
+        return rows.softmax(call.to, x, int(call.get("axis", -1)), logarithm=logarithm)
     axis = x.axis(int(call.get("axis", 1)))  # from which on all axes are one
     flat = call.to.reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
-    return call.to.reshaped(array_rows.softmax(call.to, flat, -1, logarithm=logarithm), x.shape)
+    return call.to.reshaped(rows.softmax(call.to, flat, -1, logarithm=logarithm), x.shape)
 
 
 @lowers("LayerNormalization", accepts=lambda seen: _floats(seen) and seen.only(0) and _is_plain_norm(seen))
@@ -505,7 +505,7 @@ def _layer_norm(call: NodeCall) -> Array:
     x = call.array(0)
     width = math.prod(x.shape[x.axis(int(call.get("axis", -1))) :])
     centred = call.node.op_type == "LayerNormalization"
-    out, _ = array_rows.normalised(
+    out, _ = rows.normalised(
         call.to, x, width, call.array(1), call.maybe(2), float(call.get("epsilon", 1e-5)), centred=centred
     )
     return out
@@ -521,7 +521,7 @@ def _skip_norm(call: NodeCall) -> list[Array]:
     centred = call.node.op_type == "SkipLayerNormalization"
     x, places = call.array(0), (3, 4) if centred else (-1, 3)
     wants = len(call.node.outputs) > 3 and bool(call.node.outputs[3])
-    out, total = array_rows.normalised(
+    out, total = rows.normalised(
         call.to, x, x.shape[-1], call.array(2), call.maybe(places[0]) if centred else None,
         float(call.get("epsilon", 1e-12)), centred=centred, skip=call.array(1), input_bias=call.maybe(places[1]),
         wants_total=wants,
@@ -532,7 +532,7 @@ def _skip_norm(call: NodeCall) -> list[Array]:
 @lowers("InstanceNormalization", accepts=lambda seen: _floats(seen) and seen.rank(0) > 2 and seen.version >= 6)
 def _instance_norm(call: NodeCall) -> Array:
     x = call.array(0)
-    out, _ = array_rows.normalised(
+    out, _ = rows.normalised(
         call.to, x, math.prod(x.shape[2:]), call.array(1), call.array(2), float(call.get("epsilon", 1e-5)),
         channels=x.shape[1],
     )  # fmt: skip
@@ -570,7 +570,7 @@ def _reduce(call: NodeCall) -> Array:
         if call.get("noop_with_empty_axes", 0):
             return x
         axes = list(range(len(x.shape)))
-    return array_rows.reduced(call.to, x, _REDUCED[call.node.op_type], axes, keep=bool(call.get("keepdims", 1)))
+    return rows.reduced(call.to, x, _REDUCED[call.node.op_type], axes, keep=bool(call.get("keepdims", 1)))
 
 
 @lowers("Gather", accepts=lambda seen: seen.dtype(1) in INTEGERS)
@@ -598,7 +598,7 @@ def _pad(call: NodeCall) -> Array:
     for index, axis in enumerate(which):
         before[axis], after[axis] = pads[index], pads[index + len(which)]
     filler = call.known(2)
-    return array_rows.surrounded(call.to, x, before, after, np.zeros(1) if filler is None else filler)
+    return rows.surrounded(call.to, x, before, after, np.zeros(1) if filler is None else filler)
 
 
 # --- shapes and places ----------------------------------------------------------------------------------------------

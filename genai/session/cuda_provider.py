@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
-from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor
-from genai.kernels.cuda.arrays import SCALARS, Array, ArrayError, Recorder
+from genai.kernels.cuda.arrays.device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
+from genai.kernels.cuda.arrays.launches import SCALARS, Array, ArrayError, Recorder
+from genai.kernels.cuda.arrays.memory import DeviceFull, DeviceTensor
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
 from ..errors import OptionError, whole_number

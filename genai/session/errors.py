@@ -12,7 +12,7 @@ from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from genai.kernels.executor import DeviceFailed
+from genai.kernels.device import DeviceFailed
 
 from ..errors import (
     DeviceError,

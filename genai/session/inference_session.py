@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genai.kernels.host.measuring import BLAS_THREADS
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 
 from ..errors import ExternalDataError, GenaiError
 from ..runtime.python_loop import RunStopped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genai.kernels.host.measuring import BLAS_THREADS
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 
 from ..graph.external_data import check_unchanged
 from ..runtime.python_loop import OpCall, RunContext, run_slots

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from genai.kernels.host.measuring import Arena
+from genai.common.host_memory import Arena
 from genai.kvcache.budget import available_memory
 from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.array_memory import DeviceTensor, Region, empty, to_host, upload
+from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, empty, to_host, upload
 from genai.kernels.cuda.driver import DLPACK_CUDA, Driver, NoDevice
-from genai.kernels.executor import DeviceFailed
+from genai.kernels.device import DeviceFailed
 
 from ..errors import InputError
 from ..graph.types import DataType

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genai.kernels.interrupts import Task, ThreadsRefused
+from genai.common.interrupts import Task, ThreadsRefused
 
 from ..errors import TokenizerError, no_threads
 from . import files

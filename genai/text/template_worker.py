@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from genai.kernels.interrupts import InterruptsDeferred, Task, uninterrupted
+from genai.common.interrupts import InterruptsDeferred, Task, uninterrupted
 
 from ..errors import ChatTemplateError, InputError
 

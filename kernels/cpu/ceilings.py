@@ -11,15 +11,15 @@ from typing import Any
 from llvmlite import binding, ir
 from numpy.typing import NDArray
 
-from .arguments import Address, Arguments
-from .emit import FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
-from .isa import stream_prefetch
-from .jit import NativeFunction, kernel, native_op
-from .lazy import intrinsic
-from .memory import load_int32, store_int32
+from .jit.amx import TILE_CONFIG as TILE_CONFIG
+from .jit.arguments import Address, Arguments
+from .jit.dsl import intrinsic
+from .jit.emit import FLOAT_VECTOR, INT64, Emitter, constant, micro_kernel
+from .jit.isa import stream_prefetch
+from .jit.memory import load_int32, store_int32
+from .jit.native import NativeFunction, kernel, native_op
+from .jit.vector import LANES, splat_int32
 from .program.calls import Call, Items
-from .tiles import TILE_CONFIG as TILE_CONFIG
-from .vector import LANES, splat_int32
 
 # Memory is read in this many places at a time: one place alone keeps too few requests under way.
 STREAMS = 4

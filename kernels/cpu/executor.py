@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import Factors, StepContext, UnsupportedRecord
-from ..formats import PAGE_TOKENS, PagedLayer
-from ..gated_pairs import fuse
-from ..host.memory import HostMemory
-from ..host.timed import TimedByHost
-from ..records import (
+from ..cache_layout import PAGE_TOKENS, PagedLayer
+from ..device import Factors, StepContext, UnsupportedRecord
+from ..fusion import fuse_gated_linears
+from ..host_memory import HostMemory, TimedByHost
+from ..ir import (
     Attention,
     Constants,
     DenseWeight,
@@ -30,22 +29,22 @@ from ..records import (
     Weight,
     branches,
 )
-from .arguments import Binding
-from .arrays import ExpertsOfArrays
-from .isa import isa
-from .jit import LIBRARY
-from .lowering.memory import COUNTED, Lowering
-from .lowering.records import has_prefill_product, knows, lower
-from .lowering.weights import PackedWeights
-from .paged.decode import partial_floats
-from .paged.pages import PAGE_KINDS
-from .paged.phases import fill_table
-from .products.low_rank import CpuAdapter, fill_adapters, pack_adapter
-from .program import pool
+from .arrays.functions import ExpertsOfArrays
+from .attention.decode import partial_floats
+from .attention.pages import PAGE_KINDS
+from .attention.phases import fill_table
+from .jit.arguments import Binding
+from .jit.isa import isa
+from .jit.native import LIBRARY
+from .linear.lora import CpuAdapter, fill_adapters, pack_adapter
+from .program import thread_pool
+from .program.bound_program import addresses_of
 from .program.calls import Program, Rows
-from .program.context import ContextTable, StepField
-from .program.kept import addresses_of
-from .sampling import CpuSampler, sample_slots
+from .program.lower import has_prefill_product, knows, lower
+from .program.packed_weights import PackedWeights
+from .program.step_table import ContextTable, StepField
+from .program.value_memory import COUNTED, Lowering
+from .sampling.sampler import CpuSampler, sample_slots
 
 Array = NDArray[Any]
 # Rows that a program is first written for.
@@ -56,7 +55,7 @@ _LEAST_NANOSECONDS = 1e5
 
 
 class CpuExecutor(HostMemory):
-    """See `genai.kernels.executor.Executor`.
+    """See `genai.kernels.device.Executor`.
 
     Args:
         threads: None = the physical cores available.
@@ -68,7 +67,7 @@ class CpuExecutor(HostMemory):
     name = device = "cpu"
 
     def __init__(self, threads: int | None = None) -> None:
-        self.host_threads = pool.Threads(threads)  # for functions of arrays, too
+        self.host_threads = thread_pool.Threads(threads)  # for functions of arrays, too
         self._weights = PackedWeights(self.host_threads)
         self.threads = self.host_threads.count
         LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
@@ -113,12 +112,16 @@ class CpuExecutor(HostMemory):
 
 
 class CpuStep(TimedByHost):
-    """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
+    """A program of records, ready to run; see `genai.kernels.device.StepFunction`."""
 
     takes_choices = False
 
     def __init__(
-        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: PackedWeights, threads: pool.Threads
+        self,
+        program: RowProgram,
+        layers: Sequence[PagedLayer | None],
+        weights: PackedWeights,
+        threads: thread_pool.Threads,
     ) -> None:
         self._program = program
         self._table = ContextTable()
@@ -173,7 +176,7 @@ class _Segment:
 
     def __init__(
         self, program: RowProgram, records: Sequence[Record], layers: Sequence[PagedLayer | None],
-        weights: PackedWeights, threads: pool.Threads,
+        weights: PackedWeights, threads: thread_pool.Threads,
     ) -> None:  # fmt: skip
         made = [name for record in records for name in record.outputs]
         inside = {id(record) for record in records}
@@ -184,7 +187,7 @@ class _Segment:
         self._kept = {name for name in made if name in program.outputs}
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
-        self._records = fuse(records, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        self._records = fuse_gated_linears(records, self._made, lambda a, b: weights.alike(a, b, program.constants))
         self._bytes = sum(token_bytes(record, weights, program.constants) for record in self._records)
         self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in records if isinstance(r, Attention))
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)

@@ -10,9 +10,9 @@ from weakref import WeakSet, ref
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import Factors, StepContext, StepError
-from ..formats import FormatError
-from ..records import GatedProduct, LowRank, Product, RowProgram, branches
+from ..checks import FormatError
+from ..device import Factors, StepContext, StepError
+from ..ir import GatedProduct, LowRank, Product, RowProgram, branches
 from .driver import Driver
 from .sources import structs
 
@@ -45,7 +45,7 @@ class PlaceSize:
 
 @dataclass(frozen=True, eq=False)
 class CudaAdapter:
-    """An adapter; see `genai.kernels.executor.DeviceAdapter`.
+    """An adapter; see `genai.kernels.device.DeviceAdapter`.
 
     Its memory goes back when the last reference does: whatever takes it then is written later, in the same stream.
 
@@ -62,7 +62,7 @@ class CudaAdapter:
 
 
 def load_adapter(driver: Driver, factors: Sequence[Sequence[Factors]]) -> CudaAdapter:
-    """Copy an adapter into device memory; see `genai.kernels.executor.Executor.load_adapter`.
+    """Copy an adapter into device memory; see `genai.kernels.device.Executor.load_adapter`.
 
     Raises:
         MemoryError: there is not so much. FormatError: factors that kernels cannot read.

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..executor import UnsupportedRecord
-from ..formats import PagedLayer
-from ..records import Attention
+from ..cache_layout import PagedLayer
+from ..device import UnsupportedRecord
+from ..ir import Attention
 from .driver import Driver
 from .grouped import NOBODY, made_with
 from .launches import COUNTED, Counts, Functions, Launch, bind

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from ..cpu.cache import CacheFolder, cache_root
-from .kept import mark_used, trim
+from ..cpu.jit.kernel_cache import CacheFolder, cache_root
+from .kernel_cache import mark_used, trim
 
 # As CuPy compiles: what is too small for a normal float32 is zero.
 OPTIONS = ("--std=c++17", "-ftz=true", "--device-as-default-execution-space")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..records import GatedProduct
-from .block_forms import BlockForm
+from ..ir import GatedProduct
 from .decode_lanes import NOT_NORMED, ROWS, Lanes, Room, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
 from .driver import Driver
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
+from .weight_formats import BlockForm
 from .weights import DeviceMatrix
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .block_forms import CHUNK
 from .launches import Counts
 from .sources import CudaKernel
+from .weight_formats import CHUNK
 from .weights import STRIDE, DeviceMatrix
 
 ROWS = (1, 2)

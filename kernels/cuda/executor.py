@@ -13,28 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import records
-from ..executor import (
-    DeviceAdapter,
-    Factors,
-    StepCancelled,
-    StepContext,
-    StepError,
-    StepSizes,
-    Turn,
-    UnsupportedRecord,
-)
-from ..formats import PagedLayer
-from ..gated_pairs import fuse
-from ..host.arrays import Threads
-from ..records import Constants, HostNode, Per, Record, RowProgram, RowsType, Weight, weights_of
-from ..residuals import add_early, norm_late
+from .. import ir
+from ..cache_layout import PagedLayer
+from ..cpu.program.thread_pool import Threads
+from ..device import DeviceAdapter, Factors, StepCancelled, StepContext, StepError, StepSizes, Turn, UnsupportedRecord
+from ..fusion import add_early, fuse_gated_linears, norm_late
+from ..ir import Constants, HostNode, Per, Record, RowProgram, RowsType, Weight, weights_of
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
 from .decode import can_gate, room_of
 from .decode_lanes import lanes
 from .driver import CudaError, Driver
-from .experts import check_experts
 from .graphs import GraphCache
 from .grouped import wanted_of
 from .host_nodes import HostPart, known_of, parts_of
@@ -42,12 +31,13 @@ from .launches import Counts, Functions, Launch, Start, bind
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
 from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
+from .moe import check_experts
 from .norms import left_to_products, read_by
+from .rotate_keys import KeyTurner
 from .sampling import SAMPLING_KERNELS, CudaChoice, CudaSampler
 from .sources import CudaKernel
 from .speeds import measured
 from .step import SPLIT_TOKENS, Capacity, Limits, StepTable
-from .turned_keys import KeyTurner
 from .weights import DeviceWeights, check_weight
 
 # Rows of a step that is captured at most.
@@ -61,7 +51,7 @@ TAKE_CHOSEN = CudaKernel("chosen.cu", "take_chosen", "ChosenArguments", 64)
 
 
 class CudaExecutor:
-    """See `genai.kernels.executor.Executor`.
+    """See `genai.kernels.device.Executor`.
 
     Args:
         driver: the GPU.
@@ -127,13 +117,13 @@ class CudaExecutor:
         return self._weights.matrix(weight, constants).nbytes
 
     def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        if not isinstance(record, records.Product | records.GatedProduct | records.Experts) or record.exact:
+        if not isinstance(record, ir.Product | ir.GatedProduct | ir.Experts) or record.exact:
             return None if prefill else "fp32"
         if prefill:
             return "mma bf16"
         if not self._weights.matrix(weights_of(record)[0], constants).bits:
             return "fp32"
-        return "dp4a int8" if isinstance(record, records.Experts) else "mma int8"
+        return "dp4a int8" if isinstance(record, ir.Experts) else "mma int8"
 
     def ceiling(self, what: str) -> float | None:
         return measured(self.driver, what)
@@ -154,14 +144,14 @@ def check_part(
         raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
         check_weight(weight, constants)
-    if isinstance(part, records.Attention):
+    if isinstance(part, ir.Attention):
         check_attention(part, layers[part.layer])
-    if isinstance(part, records.Experts):
+    if isinstance(part, ir.Experts):
         check_experts(part, UNARY)
 
 
 class CudaStep:
-    """A program of records, ready to run; see `genai.kernels.executor.StepFunction`."""
+    """A program of records, ready to run; see `genai.kernels.device.StepFunction`."""
 
     def __init__(
         self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
@@ -180,7 +170,7 @@ class CudaStep:
     @property
     def takes_choices(self) -> bool:
         """See StepFunction: not where the host takes part, nor where there are tokens that no table has a row for."""
-        rows = [rows for ids, rows in self._limits.rows_of_tables if ids is records.Ids.TOKENS]
+        rows = [rows for ids, rows in self._limits.rows_of_tables if ids is ir.Ids.TOKENS]
         width = self._program.types[self._program.outputs[0]].width
         return not self._has_host_nodes and min(rows, default=0) >= width
 
@@ -281,7 +271,7 @@ class CudaStep:
     def _are_alike(self, gate: Weight, up: Weight) -> bool:
         return can_gate(*(self._weights.matrix(weight, self._program.constants) for weight in (gate, up)))
 
-    def _takes_norms(self, part: records.Product | records.GatedProduct) -> bool:
+    def _takes_norms(self, part: ir.Product | ir.GatedProduct) -> bool:
         matrices = [self._weights.matrix(weight, self._program.constants) for weight in weights_of(part)]
         room = room_of(self._driver)
         return all(lanes(matrix, room, gated=len(matrices) > 1) for matrix in matrices)
@@ -289,7 +279,7 @@ class CudaStep:
     def _arranged(self) -> tuple[list[Any], dict[str, RowsType]]:
         """The parts of the program as there are the fewest kernels for, and the types of their values."""
         program = self._program
-        parts = fuse(list(parts_of(program)), program.outputs, self._are_alike)
+        parts = fuse_gated_linears(list(parts_of(program)), program.outputs, self._are_alike)
         return norm_late(add_early(parts, program.outputs), program.outputs, program.types)
 
     def _lower(self, capacity: Capacity) -> None:
@@ -349,16 +339,16 @@ def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:
 
 def _tile_rows(program: RowProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
     """Sizes of the tiles that attention takes rows in."""
-    attention = [record for record in program.records if isinstance(record, records.Attention)]
+    attention = [record for record in program.records if isinstance(record, ir.Attention)]
     return sorted({tile_rows(record, layers[record.layer]) for record in attention} - {0})
 
 
 def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:
     tables, positions, blocks = set(), 0, 0
     for record in program.records:
-        if isinstance(record, records.Lookup):
+        if isinstance(record, ir.Lookup):
             tables.add((record.ids, record.table.rows))
-        if isinstance(record, records.Attention):
+        if isinstance(record, ir.Attention):
             layer = layers[record.layer]
             assert layer is not None
             blocks = layer.num_blocks

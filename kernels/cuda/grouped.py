@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .. import records
-from ..records import BlockWeight, Branch, FormWeight, HostNode, Per, Record
+from .. import ir
+from ..ir import BlockWeight, Branch, FormWeight, HostNode, Per, Record
 from .host_nodes import HostPart
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -40,14 +40,14 @@ def wanted_of(parts: Iterable[Record | HostPart | HostNode]) -> set[str]:
     return {
         part.x
         for part in parts
-        if isinstance(part, records.Product | records.GatedProduct) and not part.exact
+        if isinstance(part, ir.Product | ir.GatedProduct) and not part.exact
         for branch in _branches(part)
         if isinstance(branch.weight, BlockWeight | FormWeight)
     }
 
 
-def _branches(part: records.Product | records.GatedProduct) -> tuple[Branch, ...]:
-    return (part.branch,) if isinstance(part, records.Product) else (part.gate, part.up)
+def _branches(part: ir.Product | ir.GatedProduct) -> tuple[Branch, ...]:
+    return (part.branch,) if isinstance(part, ir.Product) else (part.gate, part.up)
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..executor import StepContext
-from ..records import HostNode, Ids, Record, RowProgram, RowsType
+from ..device import StepContext
+from ..ir import HostNode, Ids, Record, RowProgram, RowsType
 from .driver import Driver
 from .launches import COUNTED, Counts, Functions
 from .memory import DeviceRows, Values, as_float32

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import Per
+from ..ir import Per
 from .driver import Driver, Grid
 from .sources import CudaKernel
 

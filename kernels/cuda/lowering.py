@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
-from .. import records
-from ..executor import UnsupportedRecord
-from ..formats import PagedLayer
-from ..records import Constants, Ids, Per
+from .. import ir
+from ..cache_layout import PagedLayer
+from ..device import UnsupportedRecord
+from ..ir import Constants, Ids, Per
 from .attention import add_attention
-from .block_forms import CHUNK, BlockForm
 from .decode import add_gated, can_gate
 from .driver import Driver, Grid
-from .experts import mixture
 from .launches import COUNTED, Counts, Launch, Start, bind
-from .low_rank import Deltas, shrink
+from .linear import prefill_product, product
+from .lora import Deltas, shrink
 from .memory import DeviceRows, Values
+from .moe import mixture
 from .norms import add_norm
-from .products import prefill_product, product
 from .sources import CudaKernel
 from .step import Capacity, StepTable
+from .weight_formats import CHUNK, BlockForm
 from .weights import DeviceWeights
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
@@ -100,7 +100,7 @@ class CudaLowering:
 
 
 @singledispatch
-def lower(record: records.Record, at: CudaLowering) -> None:
+def lower(record: ir.Record, at: CudaLowering) -> None:
     """Add a record's launches; its inputs are in memory already.
 
     Raises:
@@ -109,7 +109,7 @@ def lower(record: records.Record, at: CudaLowering) -> None:
     raise UnsupportedRecord(f"CUDA does not know records of the kind {type(record).__name__}")
 
 
-def knows(record: records.Record) -> bool:
+def knows(record: ir.Record) -> bool:
     """Whether this device lowers such records."""
     return type(record) in lower.registry
 
@@ -141,12 +141,12 @@ REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREAD
 
 
 @lower.register
-def _columns(record: records.Columns, at: CudaLowering) -> None:
+def _columns(record: ir.Columns, at: CudaLowering) -> None:
     at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
 
 
 @lower.register
-def _reordered(record: records.Reordered, at: CudaLowering) -> None:
+def _reordered(record: ir.Reordered, at: CudaLowering) -> None:
     x, out = at.values[record.x], at.values.make(record.out)
     order = at.driver.address(at.weights.indices(at.constants, record.order))
     at.launch(
@@ -156,13 +156,13 @@ def _reordered(record: records.Reordered, at: CudaLowering) -> None:
 
 
 @lower.register
-def _logits_rows(record: records.LogitsRows, at: CudaLowering) -> None:
+def _logits_rows(record: ir.LogitsRows, at: CudaLowering) -> None:
     x, out = at.values[record.x], at.values.make(record.out)
     _gather(at, "float", x.address, x.stride, "logits_rows", out)
 
 
 @lower.register
-def _lookup(record: records.Lookup, at: CudaLowering) -> None:
+def _lookup(record: ir.Lookup, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
     if not matrix.form:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)
@@ -197,12 +197,12 @@ def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, ou
 
 
 @lower.register
-def _unary(record: records.Unary, at: CudaLowering) -> None:
+def _unary(record: ir.Unary, at: CudaLowering) -> None:
     _apply(at, record.function, at.values[record.x], None, at.values.make(record.out), record.parameters)
 
 
 @lower.register
-def _gate(record: records.Gate, at: CudaLowering) -> None:
+def _gate(record: ir.Gate, at: CudaLowering) -> None:
     _apply(at, record.activation, at.values[record.gate], at.values[record.up], at.values.make(record.out))
 
 
@@ -236,7 +236,7 @@ def _apply(
 
 
 @lower.register
-def _binary(record: records.Binary, at: CudaLowering) -> None:
+def _binary(record: ir.Binary, at: CudaLowering) -> None:
     if record.function not in BINARY:
         raise UnsupportedRecord(f"CUDA does not know the function {record.function}")
     out = at.values.make(record.out)
@@ -259,7 +259,7 @@ def _by_elements(width: int) -> Any:
 
 
 @lower.register
-def _norm(record: records.Norm, at: CudaLowering) -> None:
+def _norm(record: ir.Norm, at: CudaLowering) -> None:
     add_norm(record, at)
 
 
@@ -267,17 +267,17 @@ def _norm(record: records.Norm, at: CudaLowering) -> None:
 
 
 @lower.register
-def _low_rank(record: records.LowRank, at: CudaLowering) -> None:
+def _low_rank(record: ir.LowRank, at: CudaLowering) -> None:
     shrink(at, record)
 
 
 @lower.register
-def _product(record: records.Product, at: CudaLowering) -> None:
+def _product(record: ir.Product, at: CudaLowering) -> None:
     product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
 
 
 @lower.register
-def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
+def _gated_product(record: ir.GatedProduct, at: CudaLowering) -> None:
     out, branches = at.values.make(record.out), (record.gate, record.up)
     gate_matrix, up_matrix = (at.weights.matrix(branch.weight, at.constants) for branch in branches)
     at_once = (
@@ -299,7 +299,7 @@ def _gated_product(record: records.GatedProduct, at: CudaLowering) -> None:
 
 
 @lower.register
-def _experts(record: records.Experts, at: CudaLowering) -> None:
+def _experts(record: ir.Experts, at: CudaLowering) -> None:
     mixture(at, record)
 
 
@@ -307,7 +307,7 @@ def _experts(record: records.Experts, at: CudaLowering) -> None:
 
 
 @lower.register
-def _attention(record: records.Attention, at: CudaLowering) -> None:
+def _attention(record: ir.Attention, at: CudaLowering) -> None:
     query, layer = at.values[record.query], at.layers[record.layer]
     assert layer is not None
     if record.key:

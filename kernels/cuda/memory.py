@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import Per, RowsType
+from ..ir import Per, RowsType
 from .driver import Driver
 
 _FLOAT_BYTES = 4

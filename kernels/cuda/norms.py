@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import records
-from ..records import Constants, weights_of
+from .. import ir
+from ..ir import Constants, weights_of
 from .decode_lanes import ROWS
 from .driver import Grid
 from .grouped import COUNTED as DECODED, NOBODY, made_with
@@ -27,7 +27,7 @@ def norm_kernel(centred: bool) -> CudaKernel:
 
 def left_to_products(
     parts: Sequence[Any], outputs: Sequence[str], constants: Constants, takes: Callable[[Any], bool]
-) -> dict[str, records.Norm]:
+) -> dict[str, ir.Norm]:
     """Norms by their results that nobody reads but products which can norm rows themselves.
 
     Args:
@@ -36,12 +36,11 @@ def left_to_products(
     norms = {
         part.out: part
         for part in parts
-        if isinstance(part, records.Norm)
-        and not (part.centred or part.skip or part.input_bias or part.bias or part.total)
+        if isinstance(part, ir.Norm) and not (part.centred or part.skip or part.input_bias or part.bias or part.total)
     }
     others = set(outputs)
     for part in parts:
-        is_product = isinstance(part, records.Product | records.GatedProduct) and not part.exact
+        is_product = isinstance(part, ir.Product | ir.GatedProduct) and not part.exact
         if is_product and takes(part):
             width = constants.array(norms[part.x].weight).size if part.x in norms else 0
             others |= {name for name in part.inputs if name != part.x}
@@ -56,7 +55,7 @@ def _can_read_fours(x: DeviceRows) -> bool:
     return x.address % _FOUR_BYTES == 0 and x.stride % 4 == x.width % 4 == 0
 
 
-def add_norm(record: records.Norm, at: CudaLowering) -> None:
+def add_norm(record: ir.Norm, at: CudaLowering) -> None:
     """A norm, and for products what they need to do it themselves."""
     x, size = at.values[record.x], at.constants.array(record.weight).size
     skip = at.values[record.skip] if record.skip else None
@@ -100,7 +99,7 @@ def add_norm(record: records.Norm, at: CudaLowering) -> None:
     at.starts.append(Launch(kernel, arguments, {"rows": counted, "grouped_rows": decoded}, grid))
 
 
-def read_by(part: Any, left: Mapping[str, records.Norm]) -> list[str]:
+def read_by(part: Any, left: Mapping[str, ir.Norm]) -> list[str]:
     """The values that a part reads, with those that its products norm."""
     normed = getattr(part, "x", "")
     return [*part.inputs, *([left[normed].x] if normed in left else [])]

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check
-from ..cpu.sampling import CpuSampler
-from ..host.arrays import Threads
+from ..cpu.program.thread_pool import Threads
+from ..cpu.sampling.sampler import CpuSampler
 from ..sampling import (
     ASKED,
     FINE,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import StepContext, StepError
-from ..formats import PAGE_TOKENS
-from ..records import Ids
+from ..cache_layout import PAGE_TOKENS
+from ..device import StepContext, StepError
+from ..ir import Ids
 from .adapters import NO_ADAPTERS, AdapterTables
 from .driver import Driver
 from .staging import Staging

@@ -10,15 +10,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..executor import UnsupportedRecord
-from ..formats import BITS
-from ..records import BlockWeight, Constants, DenseWeight, FormWeight, Weight
-from ..weight_formats import WeightFormatError
-from .block_forms import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
+from ..device import UnsupportedRecord
+from ..ir import BlockWeight, Constants, DenseWeight, FormWeight, Weight
+from ..weight_layout import BITS
+from ..weights import WeightFormatError
 from .driver import MOST_IN_GRID, Driver
 from .launches import bind
 from .memory import as_float32
 from .sources import CudaKernel, structs
+from .weight_formats import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
 
 STRIDE = 1024
 """Columns that a warp takes at once, 32 a lane."""

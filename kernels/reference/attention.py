@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..executor import StepContext, StepError
-from ..formats import PAGE_TOKENS, PagedLayer
-from ..records import Attention, Rope
+from ..cache_layout import PAGE_TOKENS, PagedLayer
+from ..device import StepContext, StepError
+from ..ir import Attention, Rope
 from .functions import Array, Float64, norm
 from .pages import read_pages, write_pages
 

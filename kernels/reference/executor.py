@@ -7,27 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from .. import records
-from ..executor import Factors, StepCancelled, StepContext, UnsupportedRecord
-from ..formats import PagedLayer
-from ..host.memory import HostMemory
-from ..host.timed import TimedByHost
-from ..records import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
+from .. import ir
+from ..cache_layout import PagedLayer
+from ..device import Factors, StepCancelled, StepContext, UnsupportedRecord
+from ..host_memory import HostMemory, TimedByHost
+from ..ir import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
-from .low_rank import ReferenceAdapter, low_rank
+from .lora import ReferenceAdapter, low_rank
 from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
-    records.Attention, records.Binary, records.Columns, records.Experts, records.Gate, records.GatedProduct,
-    records.LogitsRows, records.Lookup, records.LowRank, records.Norm, records.Product,
-    records.Reordered, records.Unary,
+    ir.Attention, ir.Binary, ir.Columns, ir.Experts, ir.Gate, ir.GatedProduct,
+    ir.LogitsRows, ir.Lookup, ir.LowRank, ir.Norm, ir.Product,
+    ir.Reordered, ir.Unary,
 )  # fmt: skip
 
 
 class ReferenceExecutor(HostMemory):
-    """See `genai.kernels.executor.Executor`; how many threads products use is NumPy's affair."""
+    """See `genai.kernels.device.Executor`; how many threads products use is NumPy's affair."""
 
     name = device = "reference"
     threads = 1
@@ -49,7 +48,7 @@ class ReferenceExecutor(HostMemory):
         return ReferenceSampler(vocab_size)
 
     def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        if not isinstance(record, records.Experts):
+        if not isinstance(record, ir.Experts):
             raise UnsupportedRecord(f"the reference has no function of arrays for {type(record).__name__}")
         product = self._weights_of(constants).hold([record]).product
         return lambda x, scores: mixture(record, x, scores, product).astype(np.float32)
@@ -72,7 +71,7 @@ class ReferenceExecutor(HostMemory):
 
 
 class ReferenceStep(TimedByHost):
-    """See `genai.kernels.executor.StepFunction`.
+    """See `genai.kernels.device.StepFunction`.
 
     Values of a step are float32 in the shapes of the graph, and read and written as float64 [T, width].
     """
@@ -129,38 +128,38 @@ class ReferenceStep(TimedByHost):
         """What the record means."""
         types = self._program.types
         match record:
-            case records.Lookup(table, ids, out):
+            case ir.Lookup(table, ids, out):
                 wanted = step.tokens if ids is Ids.TOKENS else step.positions
                 within(wanted, table.rows, "index outside its table")
                 self[out] = self._weights.rows(table, wanted)
-            case records.Columns(x, first, out):
+            case ir.Columns(x, first, out):
                 self[out] = self[x][:, first : first + types[out].width]
-            case records.Reordered(x, order, out):
+            case ir.Reordered(x, order, out):
                 self[out] = self[x][:, self._weights.array(order)]
-            case records.LogitsRows(x, out):
+            case ir.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]
-            case records.LowRank(x, place, out):
+            case ir.LowRank(x, place, out):
                 self._values[out] = list(low_rank(self[x], place, step))
-            case records.Product(x, branch, out):
+            case ir.Product(x, branch, out):
                 self[out] = self._product(x, branch)
-            case records.GatedProduct(x, gate, up, activation, out):
+            case ir.GatedProduct(x, gate, up, activation, out):
                 self[out] = UNARY[activation](self._product(x, gate)) * self._product(x, up)
-            case records.Norm(x, weight, epsilon, out, centred, bias, skip, input_bias, total):
+            case ir.Norm(x, weight, epsilon, out, centred, bias, skip, input_bias, total):
                 scale, summed = self._vector(weight), self[x] + self[skip] + self._vector(input_bias)
                 self[total] = summed
                 self[out] = norm(summed.reshape(-1, scale.size), scale, epsilon, self._vector(bias), centred)
-            case records.Unary(function, x, out, parameters):
+            case ir.Unary(function, x, out, parameters):
                 self[out] = UNARY[function](self[x], *parameters)
-            case records.Binary(function, a, b, out, a_constant, b_constant):
+            case ir.Binary(function, a, b, out, a_constant, b_constant):
                 left = self[a] if a else np.resize(self._vector(a_constant), types[out].width)
                 right = self[b] if b else np.resize(self._vector(b_constant), types[out].width)
                 self[out] = BINARY[function](left, right)
-            case records.Gate(activation, gate, up, out):
+            case ir.Gate(activation, gate, up, out):
                 self[out] = UNARY[activation](self[gate]) * self[up]
-            case records.Attention(query, key, value, out, layer):
+            case ir.Attention(query, key, value, out, layer):
                 pages, rows = self._layers[layer], [self[name] if name else None for name in (query, key, value)]
                 assert pages is not None
                 self[out] = attention(record, rows, pages, step, self._weights.array)
-            case records.Experts(x, scores, out):
+            case ir.Experts(x, scores, out):
                 self[out] = mixture(record, self[x], self[scores], self._weights.product)

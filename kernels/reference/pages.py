@@ -1,4 +1,4 @@
-"""Keys and values into pages and back, in NumPy: as floats, or as integers with scales (`formats.PackedPages`)."""
+"""Keys and values into pages and back, in NumPy: as floats, or as integers with scales (`cache_layout.PackedPages`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache_layout import PAGE_TOKENS, SCALE_COLUMNS, PagedLayer
 from ..float_bits import read_floats, stored_floats
-from ..formats import PAGE_TOKENS, SCALE_COLUMNS, PagedLayer
 from .functions import Array, Float64
 
 _HALF = SCALE_COLUMNS // 2

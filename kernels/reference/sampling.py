@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import check
-from ..executor import TokenChoice
+from ..device import TokenChoice
 from ..sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN, SamplingBatch, Setting, Span, Step, check_rows
 
 Row = NDArray[np.float64]
@@ -168,7 +168,7 @@ _LOWEST_TEMPERATURE = 1e-30
 
 
 class ReferenceSampler:
-    """See `genai.kernels.executor.Sampler`."""
+    """See `genai.kernels.device.Sampler`."""
 
     most_begun = 0
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..records import BlockWeight, Branch, Constants, Experts, FormWeight, Record, Weight, constant_names
-from ..weight_formats import stored_weight, unpack_bits
+from ..ir import BlockWeight, Branch, Constants, Experts, FormWeight, Record, Weight, constant_names
+from ..weights import stored_weight, unpack_bits
 from .functions import UNARY, Array, Float64
 
 # Numbers of a matrix that are dequantised at once, and how many such slabs are kept for the next step: 256 MiB.

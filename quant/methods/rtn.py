@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import ranges
+from genai.kernels.cpu.arrays.rounding import ranges
 
 from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, in_blocks
 from .base import InputStatistics, Method, MethodResult, block_by_block

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.rounding import WeighedBlocks, ranges
+from genai.kernels.cpu.arrays.rounding import WeighedBlocks, ranges
 
 from ..grids import CodeGrid, FindScales, Float32, reciprocal, spread
 from .base import InputStatistics, Method, MethodResult, block_by_block, required

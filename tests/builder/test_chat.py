@@ -10,7 +10,7 @@ import pytest
 
 from genai.builder.build import resolve_model_folder
 from genai.cli.app import run
-from genai.kernels.cpu.jit import LIBRARY
+from genai.kernels.cpu.jit.native import LIBRARY
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"
 NAMES = sorted(path.stem for path in (Path(__file__).parent / "goldens").glob("*.safetensors"))

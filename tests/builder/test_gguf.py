@@ -20,7 +20,7 @@ from genai.cli.app import run
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import ModelFolderError, OptionError, UnsupportedModelError
-from genai.kernels.cpu.jit import LIBRARY
+from genai.kernels.cpu.jit.native import LIBRARY
 from genai.model.gguf_file import GgufModel
 from genai.quant.ggml import GGML_TYPES
 from genai.text.backend import load_tokenizer

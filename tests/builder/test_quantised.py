@@ -20,7 +20,7 @@ from genai.builder.quantised import fp8
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import UnsupportedModelError
-from genai.kernels.records import HostNode, Reordered
+from genai.kernels.ir import HostNode, Reordered
 from genai.model.safetensors_file import SafetensorsFile
 from genai.quant.block_types import dequantise, type_of
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.executor import StepContext
+from genai.kernels.device import StepContext
 from genai.kernels.sampling import SamplingBatch
 
 
@@ -27,7 +27,7 @@ class Log:
 
 @dataclass
 class LateChoice:
-    """See `genai.kernels.executor.TokenChoice`."""
+    """See `genai.kernels.device.TokenChoice`."""
 
     found: tuple[Any, Any, Any]
     log: Log
@@ -86,7 +86,7 @@ class LateStep:
 
 
 class LateExecutor:
-    """See `genai.kernels.executor.Executor`."""
+    """See `genai.kernels.device.Executor`."""
 
     def __init__(self, inner: Any, log: Log) -> None:
         self._inner, self.log = inner, log

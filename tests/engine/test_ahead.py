@@ -15,7 +15,7 @@ import pytest
 import genai
 from genai.errors import SamplingError
 from genai.kernels.cpu.executor import CpuExecutor
-from genai.kernels.executor import DeviceFailed
+from genai.kernels.device import DeviceFailed
 from genai.model import loading
 
 from .late_executor import LateExecutor, Log

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import genai
-from genai.kernels.cpu.jit import Compiled
+from genai.kernels.cpu.jit.native import Compiled
 
 
 def test_the_first_step_finds_its_kernels_ready(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genai.kernels.cpu.jit import LIBRARY
+from genai.kernels.cpu.jit.native import LIBRARY
 from genai.model.hub import client
 from tools.local_hub import LocalHub
 

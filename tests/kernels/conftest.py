@@ -87,15 +87,15 @@ def with_instructions() -> Callable[..., None]:
 @pytest.fixture(scope="session", autouse=True)
 def short_waits() -> None:
     """Threads that wait for each other sleep almost at once: there are more of them than cores."""
-    from genai.kernels.cpu.program import pool
+    from genai.kernels.cpu.program import thread_pool
 
-    pool._POOL = pool._Pool(spins=10)
+    thread_pool._POOL = thread_pool._Pool(spins=10)
 
 
 @pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Threads that share even the smallest piece of work."""
-    from genai.kernels.cpu.program import pool
+    from genai.kernels.cpu.program import thread_pool
 
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
-    return pool.Threads(request.param)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
+    return thread_pool.Threads(request.param)

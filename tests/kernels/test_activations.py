@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import activation, gated
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.functions import activation, gated
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.functions import UNARY
 
 Normal = Callable[..., np.ndarray]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, layout, size
-from genai.kernels.cpu.jit import Library, NativeOp
-from genai.kernels.cpu.memory import write_float32, write_int64
+from genai.kernels.cpu.jit.arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, layout, size
+from genai.kernels.cpu.jit.memory import write_float32, write_int64
+from genai.kernels.cpu.jit.native import Library, NativeOp
 from genai.kernels.cpu.program.calls import Call, operators_of, program_of
 from genai.kernels.cpu.program.driver import call_operator
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 class Base(Arguments):

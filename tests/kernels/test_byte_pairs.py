@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.byte_functions import QParams, combined_bytes
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.byte_functions import QParams, combined_bytes
+from genai.kernels.cpu.program.thread_pool import Threads
 
 TYPES = [np.int8, np.uint8]
 SHAPES = [

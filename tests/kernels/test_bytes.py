@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 @pytest.fixture(params=[1, 2])

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu import cache
-from genai.kernels.cpu.jit import CompileReport, Library
-from genai.kernels.cpu.memory import read_int64, write_int64
+from genai.kernels.cpu.jit import kernel_cache
+from genai.kernels.cpu.jit.memory import read_int64, write_int64
+from genai.kernels.cpu.jit.native import CompileReport, Library
 
 
 def scale_by_three(x: int, begin: int, end: int) -> int:
@@ -50,7 +50,7 @@ class Program:
 @pytest.fixture(autouse=True)
 def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
-    monkeypatch.setattr(cache, "_told", {})
+    monkeypatch.setattr(kernel_cache, "_told", {})
 
 
 @pytest.fixture
@@ -126,17 +126,17 @@ def test_any_change_of_any_source_is_another_folder(root: Path, sources: Path, c
 
 
 def test_key_covers_what_the_code_is_compiled_for(sources: Path) -> None:
-    target = cache.compile_target()
+    target = kernel_cache.compile_target()
     text = repr(target)
     for module in ("numba", "llvmlite"):
         assert __import__(module).__version__ in text
     assert sys.version.split()[0] in text
-    assert cache.source_key(sources, target) == cache.source_key(sources, target)
-    assert cache.source_key(sources, target) != cache.source_key(sources, (*target, "other processor"))
+    assert kernel_cache.source_key(sources, target) == kernel_cache.source_key(sources, target)
+    assert kernel_cache.source_key(sources, target) != kernel_cache.source_key(sources, (*target, "other processor"))
 
 
 def damaged(content: bytes) -> dict[str, bytes]:
-    digest = cache._DIGEST_BYTES
+    digest = kernel_cache._DIGEST_BYTES
     foreign = pickle.dumps(("not", "a", "kernel"))
     unreadable = b"\0not an object file"
     return {
@@ -227,7 +227,7 @@ def test_an_unreadable_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
-        folder = cache.CacheFolder(root, file.parent.name)
+        folder = kernel_cache.CacheFolder(root, file.parent.name)
         assert folder.load(file.name) is None
     assert_warned_once(capsys.readouterr().err, "Permission denied")
 
@@ -244,7 +244,7 @@ def test_a_folder_that_others_can_write_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Machine code is run, so nothing is read from such a folder, nor written to it."""
-    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
+    monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
     Program(sources).prepare()
     (file,) = files(root)
     file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))
@@ -292,14 +292,14 @@ def test_the_group_of_one_user_is_nobody_else(
     user = SimpleNamespace(pw_name="me", pw_gid=own if primary == 7 else own + 1)
     monkeypatch.setattr(pwd, "getpwuid", lambda number: user)
     monkeypatch.setattr(grp, "getgrgid", found)
-    cache._is_own_group.cache_clear()
+    kernel_cache._is_own_group.cache_clear()
     for level in (root.parent, root):
         level.chmod(0o775)
-    reason = cache.reason_to_refuse(root / "kernels" / "key")
+    reason = kernel_cache.reason_to_refuse(root / "kernels" / "key")
     assert (reason is None) == is_own and (is_own or f"{root.parent} can be written by others" in str(reason))
     root.parent.chmod(0o777)
-    assert "can be written by others" in str(cache.reason_to_refuse(root / "kernels" / "key"))
-    cache._is_own_group.cache_clear()
+    assert "can be written by others" in str(kernel_cache.reason_to_refuse(root / "kernels" / "key"))
+    kernel_cache._is_own_group.cache_clear()
 
 
 class Bomb:
@@ -335,7 +335,7 @@ def test_what_the_environment_names_must_not_be_open_to_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They would put their own folders in the place of ours; not so in a sticky one."""
-    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
+    monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
     root.parent.mkdir()
     root.parent.chmod(mode)
     program = Program(sources)
@@ -411,7 +411,7 @@ def test_it_is_said_once_whoever_looks(tmp_path: Path, capsys: pytest.CaptureFix
 
     def look() -> None:
         together.wait()
-        cache.CacheFolder(tmp_path / "file" / "genai", "key")
+        kernel_cache.CacheFolder(tmp_path / "file" / "genai", "key")
 
     threads = [threading.Thread(target=look) for _ in range(8)]
     for thread in threads:
@@ -435,9 +435,9 @@ def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_where_the_cache_is() -> None:
     both = {"GENAI_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}
-    assert cache.cache_root(both) == Path("/a/genai")
-    assert cache.cache_root({"XDG_CACHE_HOME": "/b"}) == Path("/b/genai")
-    assert cache.cache_root({"GENAI_CACHE_DIR": ""}) == Path.home() / ".cache" / "genai"
+    assert kernel_cache.cache_root(both) == Path("/a/genai")
+    assert kernel_cache.cache_root({"XDG_CACHE_HOME": "/b"}) == Path("/b/genai")
+    assert kernel_cache.cache_root({"GENAI_CACHE_DIR": ""}) == Path.home() / ".cache" / "genai"
 
 
 def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> None:
@@ -447,8 +447,8 @@ def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> Non
         textwrap.dedent(
             f"""
             from pathlib import Path
-            from genai.kernels.cpu.jit import Library
-            from genai.kernels.cpu.memory import read_int64, write_int64
+            from genai.kernels.cpu.jit.native import Library
+            from genai.kernels.cpu.jit.memory import read_int64, write_int64
             import numpy as np
 
             library = Library(Path({str(sources)!r}))
@@ -473,7 +473,7 @@ def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> Non
         assert (process.returncode, output, errors) == (0, "1 6\n", "")
     (file,) = files(root)
     content = file.read_bytes()
-    assert hashlib.sha256(content[cache._DIGEST_BYTES :]).digest() == content[: cache._DIGEST_BYTES]
+    assert hashlib.sha256(content[kernel_cache._DIGEST_BYTES :]).digest() == content[: kernel_cache._DIGEST_BYTES]
     loaded = subprocess.run([*command], capture_output=True, text=True, timeout=120, check=True)
     assert loaded.stderr == ""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu import ceilings
-from genai.kernels.cpu.vector import LANES
+from genai.kernels.cpu.jit.vector import LANES
 
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (0, 4), (1, 10), (5, 64)])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.jit import Library, NativeFunctionError
-from genai.kernels.cpu.lazy import helper, inline
-from genai.kernels.cpu.memory import array_at, read_int64, stack_array, write_float64, write_int64
+from genai.kernels.cpu.jit.dsl import helper, inline
+from genai.kernels.cpu.jit.memory import array_at, read_int64, stack_array, write_float64, write_int64
+from genai.kernels.cpu.jit.native import Library, NativeFunctionError
 from genai.kernels.cpu.program.driver import call_operator
 
 

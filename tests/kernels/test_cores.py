@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genai.kernels.cpu.cores import default_threads
+from genai.common.cores import default_threads
 
 
 def write(path: Path, text: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight
 
 TOKENS = np.array([0, 69, 33, 33, 5], np.int64)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from genai import LLM
-from genai.kernels.cpu.every import every_kernel
-from genai.kernels.cpu.jit import LIBRARY, Compiled
+from genai.kernels.cpu.jit.native import LIBRARY, Compiled
+from genai.kernels.cpu.warmup import every_kernel
 
 
 @pytest.mark.parametrize("accuracy", ["auto", "fp32"])

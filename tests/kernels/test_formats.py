@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.formats import FormatError, PackedPages, PagedLayer
+from genai.kernels.cache_layout import PackedPages, PagedLayer
+from genai.kernels.checks import FormatError
 
 
 @pytest.mark.parametrize(

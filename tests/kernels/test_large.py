@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai.kernels.large import HUGE_PAGE, Arena, huge_array, mapped_array
+from genai.common.host_memory import HUGE_PAGE, Arena, huge_array, mapped_array
 
 
 def test_arrays_of_an_arena_are_zeroed_lie_side_by_side_and_do_not_overlap() -> None:

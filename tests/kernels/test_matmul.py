@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import BlockLinear
-from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix
+from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_layout import BlockMatrix
 
 Normal = Callable[..., np.ndarray]
 Activations = Literal["int8", "fp32"]

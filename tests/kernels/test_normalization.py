@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu import arrays
-from genai.kernels.cpu.arrays import norm_of_sum
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays import functions
+from genai.kernels.cpu.arrays.functions import norm_of_sum
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.functions import norm
 
 Normal = Callable[..., np.ndarray]
@@ -26,14 +26,14 @@ def assert_close(ours: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_rms_norm(normal: Normal, size: int, tokens: int) -> None:
     x, weight = normal(tokens, size) * 3, normal(size)
-    assert_close(arrays.norm(x, weight, 1e-5), norm(x, weight, 1e-5))
+    assert_close(functions.norm(x, weight, 1e-5), norm(x, weight, 1e-5))
 
 
 @any_size
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_layer_norm(normal: Normal, size: int, with_bias: bool) -> None:
     x, weight, bias = normal(3, size) + 2, normal(size), normal(size) if with_bias else None
-    ours = arrays.norm(x, weight, 1e-5, bias=bias, centred=True)
+    ours = functions.norm(x, weight, 1e-5, bias=bias, centred=True)
     assert_close(ours, norm(x, weight, 1e-5, 0 if bias is None else bias, centred=True))
 
 
@@ -62,22 +62,22 @@ def test_add_layer_norm(normal: Normal, size: int, with_bias: bool) -> None:
 @pytest.mark.parametrize("factor", [0.0, 1e-40, 1e-20, 1e15])
 def test_extreme_magnitudes(normal: Normal, factor: float) -> None:
     x, weight = (normal(2, 70) * factor).astype(np.float32), normal(70)
-    assert_close(arrays.norm(x, weight, 1e-6), norm(x, weight, 1e-6))
+    assert_close(functions.norm(x, weight, 1e-6), norm(x, weight, 1e-6))
 
 
 def test_outlier_channel(normal: Normal) -> None:
     x, weight = normal(2, 70), normal(70)
     x[:, 3] = 1e4
-    assert_close(arrays.norm(x, weight, 1e-6), norm(x, weight, 1e-6))
-    assert_close(arrays.norm(x, weight, 1e-6, centred=True), norm(x, weight, 1e-6, centred=True))
+    assert_close(functions.norm(x, weight, 1e-6), norm(x, weight, 1e-6))
+    assert_close(functions.norm(x, weight, 1e-6, centred=True), norm(x, weight, 1e-6, centred=True))
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_infinities_and_nans_stay_visible_in_their_row(normal: Normal, bad: float) -> None:
     x, weight = normal(3, 40), np.ones(40, np.float32)
-    clean = arrays.norm(x, weight, 1e-5)
+    clean = functions.norm(x, weight, 1e-5)
     x[1, 7] = bad
-    out = arrays.norm(x, weight, 1e-5)
+    out = functions.norm(x, weight, 1e-5)
     assert np.isnan(out[1, 7])
     np.testing.assert_array_equal(out[[0, 2]], clean[[0, 2]])
 
@@ -103,7 +103,7 @@ def test_rows_and_threads_do_not_change_a_bit(normal: Normal, threads: Threads) 
 def test_norm_refuses(change: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"x": np.zeros((2, 9), np.float32), "weight": np.zeros(9, np.float32), "epsilon": 1e-5}
     with pytest.raises(ValueError, match="expected"):
-        arrays.norm(**{**arguments, **change})
+        functions.norm(**{**arguments, **change})
 
 
 @pytest.mark.parametrize("name", ["residual", "weight", "bias", "input_bias"])

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import genai.kernels.cpu
-from genai.kernels.cpu.jit import Library
-from genai.kernels.cpu.once import once
+from genai.kernels.cpu.jit.native import Library
+from genai.kernels.cpu.jit.variants import once
 
 THREADS = 8
 
@@ -105,7 +105,7 @@ def test_models_that_threads_load_at_once(tmp_path: Path) -> None:
     code = f"""
         import sys, threading, time
         import genai
-        from genai.kernels.cpu.jit import Library
+        from genai.kernels.cpu.jit.native import Library
         from genai.model.folders import bundled_model
 
         named, failed, together = Library._named, [], threading.Barrier({THREADS})

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from genai.kernels.cpu.isa import Prefetch, processor, stream_prefetch
+from genai.kernels.cpu.jit.isa import Prefetch, processor, stream_prefetch
 
 # Prints the product of three rows, all of whose bits count; the kernel is compiled for the processor of this name.
 _PROGRAM = """
 import hashlib, numpy as np
-from genai.kernels.cpu.arrays import BlockLinear
-from genai.kernels.cpu.products.packing import pack_matrix
+from genai.kernels.cpu.arrays.functions import BlockLinear
+from genai.kernels.cpu.linear.packing import pack_matrix
 rng = np.random.default_rng(0)
 weight, scales = rng.integers(0, 256, (96, 40, 16), dtype=np.uint8), rng.standard_normal((96, 40)).astype(np.float16)
 matrix = pack_matrix(weight=weight, scales=scales, zero_points=None, n=96, k=1280, bits=4, block_size=32)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from genai.kernels.messages import ProgressLine
+from genai.common.progress import ProgressLine
 
 
 class Terminal(io.StringIO):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.records import Branch, Delta, LogitsRows, Norm, Per, Product, Record, RowProgram, RowsType
+from genai.kernels.fusion import add_early, norm_late
+from genai.kernels.ir import Branch, Delta, LogitsRows, Norm, Per, Product, Record, RowProgram, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
-from genai.kernels.residuals import add_early, norm_late
 
 from .cuda.programs import MadeUpConstants, program, relative_error, step_of
 

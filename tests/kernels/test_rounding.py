@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.rounding import Points, WeighedBlocks, closest_codes, ranges, rounded_to_half
+from genai.kernels.cpu.arrays.rounding import Points, WeighedBlocks, closest_codes, ranges, rounded_to_half
 
 SIZES = (16, 32, 40, 77, 256)
 WHOLE = Points(np.arange(16, dtype=np.float32), whole=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import softmax_rows
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.functions import softmax_rows
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 @pytest.fixture(params=[1, 2])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from genai.kernels.cpu.isa import processor
+from genai.kernels.cpu.jit.isa import processor
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,8 @@ def test_a_kernel_on_disk_runs_without_numba(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import numpy as np
-from genai.kernels.cpu.jit import Library
-from genai.kernels.cpu.memory import write_int64
+from genai.kernels.cpu.jit.native import Library
+from genai.kernels.cpu.jit.memory import write_int64
 
 library = Library(Path({str(tmp_path)!r}))
 

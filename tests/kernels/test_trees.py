@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.program import pool
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.cpu.trees import (
+from genai.kernels.cpu.arrays.trees import (
     COMPLEMENT,
     LEAF,
     LEQ,
@@ -21,6 +19,8 @@ from genai.kernels.cpu.trees import (
     binary_scores,
     run_forest,
 )
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 def forest(rng: np.random.Generator, trees: int, depth: int, targets: int, weights_per_leaf: int) -> Forest:
@@ -70,7 +70,7 @@ def walked(x: np.ndarray, trees: Forest, aggregate: int) -> np.ndarray:
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_equals_a_plain_walk(monkeypatch, rng, aggregate, trees, depth, targets, weights, dtype):
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
     made = forest(rng, trees, depth, targets, weights)
     made.check_integrity()
     x = rng.standard_normal((20, 5)).astype(dtype)

@@ -10,8 +10,8 @@ import pytest
 from numba.core import types
 from numba.extending import intrinsic
 
-from genai.kernels.cpu import emit, vector
-from genai.kernels.cpu.functions import exp, sigmoid, tanh
+from genai.kernels.cpu.jit import emit, vector
+from genai.kernels.cpu.jit.vector_math import exp, sigmoid, tanh
 
 
 def elementwise(function: Any, x: np.ndarray) -> np.ndarray:

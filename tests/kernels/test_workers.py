@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu import jit, workers
-from genai.kernels.cpu.jit import Library, NativeFunction
-from genai.kernels.cpu.memory import read_int64, write_int64
-from genai.kernels.cpu.program.pool import THREAD_NAMES
+from genai.kernels.cpu.jit import native, workers
+from genai.kernels.cpu.jit.memory import read_int64, write_int64
+from genai.kernels.cpu.jit.native import Library, NativeFunction
+from genai.kernels.cpu.program.thread_pool import THREAD_NAMES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -193,7 +193,7 @@ def end_those_behind() -> None:
 
 def test_what_starves_behind_is_made_here(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "can_fork", lambda: True)
-    monkeypatch.setattr(jit, "_MOST_SECONDS_BEHIND", 0.1)
+    monkeypatch.setattr(native, "_MOST_SECONDS_BEHIND", 0.1)
     process, make = os.getpid(), NativeFunction.make
     monkeypatch.setattr(NativeFunction, "make", lambda self: make(self) if os.getpid() == process else time.sleep(100))
     kernels = adders(library, 3)
@@ -231,8 +231,8 @@ def test_later_is_here_where_a_process_fails(library: Library, monkeypatch: pyte
 SLOW_COMPILING = """
 import os, sys, time
 from pathlib import Path
-from genai.kernels.cpu import workers
-from genai.kernels.cpu.jit import Library, NativeFunction
+from genai.kernels.cpu.jit import workers
+from genai.kernels.cpu.jit.native import Library, NativeFunction
 workers.default_threads = lambda: 2
 folder = Path(sys.argv[1])
 folder.joinpath("sources").mkdir()

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.executor import DeviceFailed
-from genai.kernels.host.machine import reason_to_distrust
-from genai.kernels.host.memory import HostMemory
-from genai.kvcache.directory import BlockDirectory, DirectoryError
+from genai.kernels.cpu.jit.kernel_cache import reason_to_distrust
+from genai.kernels.device import DeviceFailed
+from genai.kernels.host_memory import HostMemory
+from genai.kvcache.disk import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.kvcache.table import BlockTable

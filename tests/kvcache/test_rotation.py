@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.formats import PAGE_TOKENS
-from genai.kernels.host.memory import HostMemory
+from genai.kernels.cache_layout import PAGE_TOKENS
+from genai.kernels.host_memory import HostMemory
 from genai.kernels.reference.attention import rotate
 from genai.kernels.reference.pages import read_pages, write_pages
 from genai.kvcache.rotation import turn_back

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai.kernels import large
-from genai.kernels.formats import PAGE_TOKENS
-from genai.kernels.host.memory import HostMemory
+from genai.common import host_memory
+from genai.kernels.cache_layout import PAGE_TOKENS
+from genai.kernels.host_memory import HostMemory
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.kvcache.table import BlockTable
@@ -21,7 +21,7 @@ LAYOUT = CacheLayout((FLOATS, LayerShape(1, 16, 16, dtype="float16"), FLOATS), P
 @pytest.fixture(params=["reserved", "fallback"])
 def storage(request, monkeypatch):
     if request.param == "fallback":
-        monkeypatch.setattr(large, "_reserve_flags", lambda: None)
+        monkeypatch.setattr(host_memory, "_reserve_flags", lambda: None)
     elif not sys.platform.startswith("linux"):
         pytest.skip("reservations are Linux's")
     result = PagedStorage(LAYOUT, 6)

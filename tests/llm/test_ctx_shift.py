@@ -18,7 +18,7 @@ import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import ContextShift, compute
 from genai.errors import OptionError, StateError, UnsupportedModelError
-from genai.kernels.host.memory import HostMemory
+from genai.kernels.host_memory import HostMemory
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.rotation import turn_back
 from genai.kvcache.table import BlockTable

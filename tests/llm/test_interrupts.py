@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import genai
-from genai.kernels.interrupts import InterruptsDeferred, Task, start
+from genai.common.interrupts import InterruptsDeferred, Task, start
 from genai.llm.delivery import CompletionStream, wait_for
 from genai.ort_genai.generator import Generator, GeneratorParams
 

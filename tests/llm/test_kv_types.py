@@ -13,10 +13,10 @@ import pytest
 import genai
 from genai.errors import OptionError
 from genai.kernels.cpu.executor import CpuExecutor
+from genai.kernels.cpu.linear.calls import has_bfloat_products
 from genai.kernels.cuda.driver import NoDevice
-from genai.kernels.executor import UnsupportedRecord
-from genai.kernels.host.arrays import has_bfloat_products
-from genai.kernels.records import RowProgram
+from genai.kernels.device import UnsupportedRecord
+from genai.kernels.ir import RowProgram
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.measure.evaluation import kl_divergence, read_questions
 from genai.measure.evaluation.divergence import keep_kv_quality

@@ -203,7 +203,7 @@ def test_a_fork_inside_a_run(run_script: Run) -> None:
     result = run_script(
         START.replace("genai.LLM()", "genai.LLM(threads=2)")
         + """
-from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.program import thread_pool
 def tokens():
     generator = genai.Generator(llm.model, genai.GeneratorParams(llm.model))
     generator.append_tokens(llm.encode('Once upon'))

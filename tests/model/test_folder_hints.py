@@ -12,7 +12,7 @@ from genai.builder.build import resolve_model_folder
 from genai.builder.checkpoint import is_checkpoint
 from genai.errors import ModelFolderError, did_you_mean
 from genai.graph.reader import read_model
-from genai.kernels.cpu.jit import LIBRARY
+from genai.kernels.cpu.jit.native import LIBRARY
 
 
 @pytest.fixture(autouse=True)

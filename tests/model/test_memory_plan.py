@@ -18,8 +18,8 @@ import pytest
 import genai as og
 from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from genai.errors import CacheCapacityError, OptionError
-from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.formats import BlockMatrix, layout_with
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.weight_layout import BlockMatrix, layout_with
 from genai.measure.model_info import describe
 from genai.model.config import Config
 from genai.model.decoder_graph import read_decoder

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu import blas
-from genai.kernels.cpu.blas import BLAS_THREADS, BlasThreads, matmul
-from genai.kernels.cpu.program import pool
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays import blas
+from genai.kernels.cpu.arrays.blas import BLAS_THREADS, BlasThreads, matmul
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.thread_pool import Threads
 
 SHAPES = [
     ((300, 400), (400, 200)),
@@ -34,7 +34,7 @@ VIEWS = {
 
 @pytest.fixture(autouse=True)
 def share_everything(monkeypatch):
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
 
 
 @pytest.mark.parametrize(("left", "right"), SHAPES)

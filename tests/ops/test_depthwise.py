@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.depthwise import depthwise, finish_channels
-from genai.kernels.cpu.program import pool
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.depthwise import depthwise, finish_channels
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2), (1, 3), (3, 2)])
@@ -57,7 +57,7 @@ def test_what_does_not_fit(planes, kernels, strides, sizes, pads):
 
 @pytest.mark.parametrize("bias", [None, np.array([1, -2, 3], np.float32)])
 def test_bias_and_limits_of_channels(monkeypatch, bias):
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
     values = np.random.default_rng(0).standard_normal((6, 50)).astype(np.float32)
     values[0, 0] = np.nan
     addend = 0 if bias is None else np.tile(bias, 2)[:, None]

@@ -14,7 +14,7 @@ import pytest
 import genai
 from genai.errors import SamplingError, StateError
 from genai.kernels.cpu.executor import CpuExecutor
-from genai.kernels.executor import DeviceFailed
+from genai.kernels.device import DeviceFailed
 from genai.model import loading
 from genai.model.folders import bundled_adapter
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import CODE_BITS, WeightFormat, WeightFormatError, pack_bits, unpack_bits
+from genai.kernels.weights import CODE_BITS, WeightFormat, WeightFormatError, pack_bits, unpack_bits
 from genai.quant import formats
 from genai.quant.blocks import QuantizationError
 from genai.quant.formats import GRIDS, ROW, QuantizedWeight, row_scaled_format, uniform_format, uniform_grid

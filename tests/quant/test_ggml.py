@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.forms import pack_form
-from genai.kernels.weight_formats import CODE_BITS, pack_bits, unpack_bits
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.formats import pack_form
+from genai.kernels.weights import CODE_BITS, pack_bits, unpack_bits
 from genai.quant import block_types
 from genai.quant.block_types import dequantise, type_of, weight_of, without_gaps
 from genai.quant.blocks import QuantizationError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.forms import pack_form
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.formats import pack_form
 from genai.quant import formats
 from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
 

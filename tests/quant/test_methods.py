@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import pack_bits, unpack_bits
+from genai.kernels.weights import pack_bits, unpack_bits
 from genai.quant import formats
 from genai.quant.blocks import QuantizationError, quantize_blocks
 from genai.quant.formats import QuantizedWeight, row_scaled_format

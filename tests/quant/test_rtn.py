@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.packing import pack_matrix
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.reference.weights import dequantize_weight
-from genai.kernels.weight_formats import unpack_bits
+from genai.kernels.weights import unpack_bits
 from genai.quant.blocks import BLOCK_SIZES, QuantizationError, QuantizedBlocks, quantize_blocks
 
 FORMATS = list(product((4, 8), BLOCK_SIZES, (True, False)))

@@ -16,7 +16,7 @@ from genai import Model
 from genai.builder import ExportOptions
 from genai.builder.build import build_model
 from genai.errors import InputError
-from genai.kernels.host.arrays import has_bfloat_products
+from genai.kernels.cpu.linear.calls import has_bfloat_products
 from genai.measure.evaluation.scored_text import pending_logits
 from genai.model.folders import bundled_model
 from genai.quant.grids import UniformGrid

@@ -13,8 +13,8 @@ from genai.graph.rewrites.base import Level, run_rewrites
 from genai.graph.rewrites.byte_tables import tabulate_bytes
 from genai.graph.rewrites.simplify import remove_dead_code
 from genai.graph.shapes import infer_shapes
-from genai.kernels.cpu.byte_functions import looked_up
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.arrays.byte_functions import looked_up
+from genai.kernels.cpu.program.thread_pool import Threads
 from tests.integrity import check_graph
 
 

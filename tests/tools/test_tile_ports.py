@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai.kernels.cpu.isa import isa
+from genai.kernels.cpu.jit.isa import isa
 from tools.tile_ports import LOOPS, measure
 
 pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")

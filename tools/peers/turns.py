@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from genai.kernels.host.machine import default_threads
+from genai.common.cores import default_threads
 
 from .cases import Case, Job, Measured
 from .engines.base import Engine

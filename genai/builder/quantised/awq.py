@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import unpack_bits
+from genai.kernels.weights import unpack_bits
 
 from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weight_formats import unpack_bits
+from genai.kernels.weights import unpack_bits
 
 from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor, TokenChoice
-from genai.kernels.forks import renew_locks
+from genai.common.forks import renew_locks
+from genai.kernels.device import Executor, TokenChoice
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
 from ...errors import SamplingError
@@ -47,7 +47,7 @@ class Normalizer(Protocol):
     def log_normalizers(
         self, logits: Any, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """See genai.kernels.executor.Sampler."""
+        """See genai.kernels.device.Sampler."""
 
 
 def token_logprobs(
@@ -222,7 +222,7 @@ class BatchSampler:
     def log_normalizers(
         self, logits: Logits, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """See genai.kernels.executor.Sampler; calls of several threads take turns."""
+        """See genai.kernels.device.Sampler; calls of several threads take turns."""
         with self._lock:
             return self._sampler.log_normalizers(logits, rows, top)
 

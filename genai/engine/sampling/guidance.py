@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from genai.kernels.forks import renew_locks
-from genai.kernels.interrupts import Task, ThreadsRefused
+from genai.common.forks import renew_locks
+from genai.common.interrupts import Task, ThreadsRefused
 
 from ...errors import GenaiError, GrammarError, no_threads
 from .grammar import STACK_BYTES, Grammar

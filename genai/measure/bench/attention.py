@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.executor import StepContext
-from genai.kernels.formats import can_turn
-from genai.kernels.records import Attention, Per, RowProgram, RowsType
+from genai.kernels.cache_layout import can_turn
+from genai.kernels.device import StepContext
+from genai.kernels.ir import Attention, Per, RowProgram, RowsType
 from genai.kvcache.storage import CacheLayout, PagedStorage
 
 from ...engine.paged import PagedDecoder

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from genai.kernels.executor import Executor
-from genai.kernels.host.machine import default_threads
-from genai.kernels.records import Experts, HostNode, Per, branches
+from genai.common.cores import default_threads
+from genai.kernels.device import Executor
+from genai.kernels.ir import Experts, HostNode, Per, branches
 
 from ...engine.paged import PagedDecoder
 from ...model.model import Model

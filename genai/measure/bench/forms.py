@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.records import Branch, Columns, FormWeight, Product, RowProgram, RowsType, Weight
-from genai.kernels.weight_formats import WeightFormat, packed_bytes
+from genai.kernels.ir import Branch, Columns, FormWeight, Product, RowProgram, RowsType, Weight
+from genai.kernels.weights import WeightFormat, packed_bytes
 from genai.quant import formats
 from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format, uniform_grid
 

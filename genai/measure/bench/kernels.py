@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels import records as record_types
-from genai.kernels.executor import Executor, StepContext, StepFunction
-from genai.kernels.records import Product, RowProgram, branches
+from genai.kernels import ir as record_types
+from genai.kernels.device import Executor, StepContext, StepFunction
+from genai.kernels.ir import Product, RowProgram, branches
 
 from ...engine.paged import PagedDecoder
 from ...errors import UnsupportedModelError

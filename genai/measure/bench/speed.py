@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.interrupts import temporary_folder
+from genai.common.interrupts import temporary_folder
 
 from ...errors import ContextOverflowError, GenaiError
 from ...model.model import Model

@@ -16,7 +16,7 @@ from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from genai.kernels.executor import Executor
+    from genai.kernels.device import Executor
 
     from ...model.model import Model
 

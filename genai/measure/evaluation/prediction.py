@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Executor
+from genai.kernels.device import Executor
 
 from ...errors import ModelOutputError
 from ...runtime.device import open_executor

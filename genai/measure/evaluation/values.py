@@ -19,9 +19,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.kernels.executor import StepContext
-from genai.kernels.host.timed import TimedByHost
-from genai.kernels.records import Record
+from genai.kernels.device import StepContext
+from genai.kernels.host_memory import TimedByHost
+from genai.kernels.ir import Record
 from genai.kvcache.budget import available_memory, format_bytes
 
 from ...engine.dense import DenseDecoder

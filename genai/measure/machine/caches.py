@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai.kernels.cuda.kept import KeptKernel, kept_kernels, unused
-from genai.kernels.host.machine import cache_root, compile_target, reason_to_refuse, source_key
+from genai.kernels.cpu.jit.kernel_cache import cache_root, compile_target, reason_to_refuse, source_key
+from genai.kernels.cuda.kernel_cache import KeptKernel, kept_kernels, unused
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 # A compiled kernel, or what a process that was killed has left of one.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import genai
-from genai.kernels.host.machine import request_tiles
+from genai.common.cores import request_tiles
 from genai.kvcache.budget import format_bytes, memory_bounds, tightest_bound
 
 from ...model.folders import bundled_model
@@ -282,7 +282,7 @@ def check_gpu(place: Place) -> Finding:
 
 def check_cache(place: Place) -> Finding:
     """Where compiled kernels are kept."""
-    from genai.kernels.cuda.kept import UNUSED_DAYS, unused
+    from genai.kernels.cuda.kernel_cache import UNUSED_DAYS, unused
 
     from .caches import inspect_caches
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.host.machine import (
+from genai.common.cores import (
     allowed_processors,
     default_threads,
     group_quota,
@@ -170,7 +170,7 @@ class KernelPath:
     @property
     def lanes(self) -> str:
         """How a kernel's vector lies in registers."""
-        from genai.kernels.formats import TILE_ROWS
+        from genai.kernels.weight_layout import TILE_ROWS
 
         count = TILE_ROWS * 32 // self.vector_bits
         return f"{TILE_ROWS} float32 lanes in {count} register{'' if count == 1 else 's'} of {self.vector_bits} bits"
@@ -182,7 +182,7 @@ def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
     import numba
     from numba.core.registry import cpu_target
 
-    from genai.kernels.host.measuring import has_half_instructions
+    from genai.kernels.cpu.jit.emit import has_half_instructions
 
     triple, processor, features = cpu_target.target_context.codegen().magic_tuple()
     names = {name[1:] for name in features.split(",") if name.startswith("+")}

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from genai.kernels.host.machine import default_threads, request_tiles
-from genai.kernels.host.measuring import LANES, Threads, ceilings, huge_array, program_of
+from genai.common.cores import default_threads, request_tiles
+from genai.common.host_memory import huge_array
+from genai.kernels.cpu import ceilings
+from genai.kernels.cpu.jit.vector import LANES
+from genai.kernels.cpu.program.calls import program_of
+from genai.kernels.cpu.program.thread_pool import Threads
 
 from .processor import Processor, read_processor
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.executor import Factors
+from genai.kernels.device import Factors
 
 from ...errors import InputError, did_you_mean
 from .names import EXPERTS, Module, likely, module_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from genai.kernels.records import (
+from genai.kernels.ir import (
     Attention,
     BlockWeight,
     Branch,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from genai.kernels.executor import DeviceAdapter, Factors
-from genai.kernels.forks import renew_locks
+from genai.common.forks import renew_locks
+from genai.kernels.device import DeviceAdapter, Factors
 from genai.kvcache.budget import available_memory, format_bytes
 
 from ...engine.mix import AdapterMix

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from genai.kernels.interrupts import InterruptsDeferred
+from genai.common.interrupts import InterruptsDeferred
 
 from ...errors import DownloadError, GenaiError, ModelFolderError, did_you_mean
 from ...graph.elsewhere import downloaded

@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from genai.kernels.host.machine import cache_root
+from genai.kernels.cpu.jit.kernel_cache import cache_root
 
 from ...errors import ModelFolderError, StateError
 from ..locks import locked

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...large import huge_array
-from ..arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, Held
-from ..jit import LIBRARY, Compiled, NativeOp
-from ..lazy import inline
-from .context import StepField
+from genai.common.host_memory import huge_array
+
+from ..jit.arguments import MAX_ARGUMENTS, Address, Arguments, Binding, BoundVector, Held
+from ..jit.dsl import inline
+from ..jit.native import LIBRARY, Compiled, NativeOp
+from .step_table import StepField
 
 # Numbers in one item of work where a row can be cut. It is fixed, so that no result depends on the threads.
 PIECE = 4096

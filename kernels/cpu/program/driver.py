@@ -13,12 +13,12 @@ from typing import Any
 
 from llvmlite import ir
 
-from ..emit import INT64, Emitter
-from ..jit import kernel
-from ..lazy import inline, typed_intrinsic, types
-from ..memory import entry, read_int64, write_int64
+from ..jit.dsl import inline, typed_intrinsic, types
+from ..jit.emit import INT64, Emitter
+from ..jit.memory import entry, read_int64, write_int64
+from ..jit.native import kernel
 from .calls import BARRIER, CALL_BYTES, COUNTED, DIVISOR, FACTOR, FIRST_ARGUMENT, GRAIN, OPERATOR
-from .context import StepField
+from .step_table import StepField
 from .waiting import current, current_core, exchange, fetch_add, replace, wait_until, wake_waiting
 
 # The table that threads of a run share, in cache lines of LINE_ENTRIES: what several write has one of its own.

@@ -14,8 +14,8 @@ import platform
 import sys
 from typing import Any
 
-from ..emit import INT32, INT64, VOID, Emitter
-from ..lazy import inline, intrinsic
+from ..jit.dsl import inline, intrinsic
+from ..jit.emit import INT32, INT64, VOID, Emitter
 
 # About 0.15 ms at a barrier; between runs about 1 ms.
 SPINS, START_PATIENCE = 3000, 7

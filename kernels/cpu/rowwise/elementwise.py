@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Address, Arguments, Held
-from ..functions import BINARY, UNARY
-from ..jit import NativeOp, native_op
-from ..lazy import inline
-from ..memory import load, read_float32, store
-from ..once import once
+from ..jit.arguments import Address, Arguments, Held
+from ..jit.dsl import inline
+from ..jit.memory import load, read_float32, store
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES, splat_float32
+from ..jit.vector_math import BINARY, UNARY
 from ..program.calls import PIECE, Call, Rows, check_rows, check_vector, piece_items, pieces_of, row_at
-from ..vector import LANES, splat_float32
 
 
 class StridedOperand(Arguments, kw_only=False):

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import memory
-from ..arguments import Address, Arguments, Binding, Held
-from ..jit import NativeOp, native_op
-from ..lazy import inline
-from ..once import once
+from ..jit import memory
+from ..jit.arguments import Address, Arguments, Binding, Held
+from ..jit.dsl import inline
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES
 from ..program.calls import Call, Rows, check_rows, group_items, row_at
-from ..program.context import ErrorCode, StepField
-from ..vector import LANES
+from ..program.step_table import ErrorCode, StepField
 
 
 class GatherArguments(Arguments):

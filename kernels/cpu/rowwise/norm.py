@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Address, Arguments, BoundVector
-from ..jit import NativeOp, native_op
-from ..lazy import inline
-from ..memory import keep_first, load, store
-from ..once import once
+from ..jit.arguments import Address, Arguments, BoundVector
+from ..jit.dsl import inline
+from ..jit.memory import keep_first, load, store
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES, reduce_add, splat_float32
 from ..program.calls import NO_ROWS, Call, Rows, check_rows, check_vector, group_items, row_at
-from ..vector import LANES, reduce_add, splat_float32
 
 
 class NormArguments(Arguments):

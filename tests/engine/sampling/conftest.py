@@ -11,8 +11,8 @@ import pytest
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
-from genai.kernels.cpu.program import pool
-from genai.kernels.executor import Executor
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.device import Executor
 from genai.kernels.reference import sampling as reference
 from genai.runtime.device import open_executor
 
@@ -29,7 +29,7 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 @pytest.fixture(params=[1, 2, 3], ids=lambda count: f"{count} threads")
 def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
     """Its threads share even the smallest piece of work."""
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
     return open_executor(threads=request.param)
 
 

@@ -11,7 +11,7 @@ import pytest
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, SamplingPlan, plan_sampling
-from genai.kernels.executor import Executor
+from genai.kernels.device import Executor
 from genai.kernels.reference import sampling as reference
 from genai.runtime.device import open_executor
 

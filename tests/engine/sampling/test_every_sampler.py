@@ -85,7 +85,7 @@ def asked(**options: Any) -> list[RowSampler]:
 @pytest.mark.parametrize("device", EXECUTORS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_device_applies_it(name: str, device: str, published: Distribution) -> None:
-    where = {"reference": "kernels/reference/sampling.py: _step", "cpu": "kernels/cpu/sampling.py"}[device]
+    where = {"reference": "kernels/reference/sampling.py: _step", "cpu": "kernels/cpu/sampling/sampler.py"}[device]
     sampler = BatchSampler(ROWS.shape[1], EXECUTORS[device])
     found, without = (sampler.distributions(ROWS, asked(**options)) for options in (EFFECTIVE[name], {}))
     assert not np.allclose(found, without), f"{where} does nothing for {name!r}"
@@ -100,7 +100,7 @@ def test_tokens_are_drawn_with_it(name: str) -> None:
     ours, theirs = (
         BatchSampler(ROWS.shape[1], one).sample(ROWS, asked(**EFFECTIVE[name])) for one in EXECUTORS.values()
     )
-    what = f"kernels/sampling.py: _RARE has no {name.upper()}, or kernels/cpu/sampling.py does not apply it"
+    what = f"kernels/sampling.py: _RARE has no {name.upper()}, or kernels/cpu/sampling/sampler.py does not apply it"
     assert ours.tokens.tolist() == theirs.tokens.tolist(), what
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.cpu.sampling import CpuSampler
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.sampling.sampler import CpuSampler
 from genai.kernels.sampling import (
     ASKED,
     LIMIT_PLACE,

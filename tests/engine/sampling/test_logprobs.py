@@ -11,7 +11,7 @@ from genai.engine.sampling.batch import BatchSampler, token_logprobs
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import SamplingError
-from genai.kernels.executor import Executor
+from genai.kernels.device import Executor
 from genai.kernels.reference.sampling import log_softmax
 from genai.runtime.device import open_executor
 

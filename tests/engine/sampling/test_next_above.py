@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.sampling_steps.passes import next_above
+from genai.kernels.cpu.sampling.passes import next_above
 
 NUMBERS = [0.0, -0.0, 1e-45, -1e-45, 1.0, -1.0, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan, 1.1754944e-38]
 

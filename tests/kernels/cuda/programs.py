@@ -11,15 +11,15 @@ import pytest
 from numpy.typing import NDArray
 
 import genai
-from genai.kernels.cuda import products
+from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
+from genai.kernels.cuda import linear
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.executor import StepContext
+from genai.kernels.device import StepContext
 from genai.kernels.float_bits import stored_floats
-from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
-from genai.kernels.records import BlockWeight, Record, RowProgram, RowsType, Weight
+from genai.kernels.ir import BlockWeight, Record, RowProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import write_pages
-from genai.kernels.weight_formats import pack_bits
+from genai.kernels.weights import pack_bits
 
 from .devices import GPU
 
@@ -36,7 +36,7 @@ def opener(driver: Any) -> Callable[[str, int | None], Any]:
 
 
 class MadeUpConstants:
-    """See `genai.kernels.records.Constants`."""
+    """See `genai.kernels.ir.Constants`."""
 
     def __init__(self, arrays: Arrays | None = None) -> None:
         self.arrays: Arrays = arrays or {}
@@ -148,12 +148,12 @@ def packed_layer_of(
 def choose_gemm(driver: Any, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows are multiplied by one of `GEMMS`; skipped where the device cannot run it."""
     is_hopper = which.isdigit()
-    if GPU and is_hopper and driver.capability != products.HOPPER:
+    if GPU and is_hopper and driver.capability != linear.HOPPER:
         pytest.skip("a GPU without Hopper's instructions")
-    monkeypatch.setattr(driver, "capability", products.HOPPER if is_hopper else 80)
-    monkeypatch.setattr(products, "_ENOUGH_BLOCKS", 1 if which == "large" else 1000)
-    shapes = [(*shape[:3], 1.0 if str(shape[0]) == which else 1e6, 0.0) for shape in products.WARPGROUP_SHAPES]
-    monkeypatch.setattr(products, "WARPGROUP_SHAPES", tuple(shapes))
+    monkeypatch.setattr(driver, "capability", linear.HOPPER if is_hopper else 80)
+    monkeypatch.setattr(linear, "_ENOUGH_BLOCKS", 1 if which == "large" else 1000)
+    shapes = [(*shape[:3], 1.0 if str(shape[0]) == which else 1e6, 0.0) for shape in linear.WARPGROUP_SHAPES]
+    monkeypatch.setattr(linear, "WARPGROUP_SHAPES", tuple(shapes))
 
 
 def relative_error(found: NDArray[Any], wanted: NDArray[Any]) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.array_device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
-from genai.kernels.cuda.array_memory import DeviceFull, DeviceTensor, Pool, Region, empty, rounded, to_host, upload
-from genai.kernels.cuda.array_products import Tail, WindowShape, convolution, product
-from genai.kernels.cuda.array_rows import normalised, reduced, softmax
-from genai.kernels.cuda.arrays import Array, ArrayError, Recorder, joined
+from genai.kernels.cuda.arrays.device import ArrayDevice, ArrayProgram, DeviceConstants, Status, taken_in
+from genai.kernels.cuda.arrays.launches import Array, ArrayError, Recorder, joined
+from genai.kernels.cuda.arrays.linear import Tail, WindowShape, convolution, product
+from genai.kernels.cuda.arrays.memory import DeviceFull, DeviceTensor, Pool, Region, empty, rounded, to_host, upload
+from genai.kernels.cuda.arrays.rows import normalised, reduced, softmax
 from genai.kernels.cuda.cupy_driver import CupyDriver
 
 from .devices import GPU
@@ -86,7 +86,7 @@ def test_a_row_has_the_same_bits_however_many_there_are(driver: HostDriver, dtyp
 @pytest.mark.parametrize("order", [0, 1, 4])
 def test_large_tiles(driver: HostDriver, dtype: Any, order: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 128, as large products have them, give the bits that those of 64 give; also over windows."""
-    from genai.kernels.cuda import array_products
+    from genai.kernels.cuda.arrays import linear
 
     driver.order = order
     x, w, bias = numbers(2, 3, 9, 17, dtype=dtype), numbers(150, 3, 3, 3, dtype=dtype), numbers(150, dtype=dtype)
@@ -102,7 +102,7 @@ def test_large_tiles(driver: HostDriver, dtype: Any, order: int, monkeypatch: py
     small = run(driver, [x, w, bias, a, b], both)
     assert all("_64_" in name for name in driver.launched)
     driver.launched.clear()
-    monkeypatch.setattr(array_products, "_FULL_GRID", 1)
+    monkeypatch.setattr(linear, "_FULL_GRID", 1)
     large = run(driver, [x, w, bias, a, b], both)
     assert all("_128_" in name for name in driver.launched)
     for mine, other in zip(large, small, strict=True):

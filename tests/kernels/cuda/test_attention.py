@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.kernels.cache_layout import PagedLayer
 from genai.kernels.cuda.attention import divides, heads_together
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.step import row_tiles
-from genai.kernels.executor import StepContext, StepError
+from genai.kernels.device import StepContext, StepError
 from genai.kernels.float_bits import read_floats, stored_floats
-from genai.kernels.formats import PagedLayer
-from genai.kernels.records import Attention, Rope
+from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotations, turned
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import read_pages

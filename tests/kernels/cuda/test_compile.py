@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genai.kernels.cuda.every import every_kernel
+from genai.kernels.cuda.warmup import every_kernel
 from tools.cuda_kernels import PAGE, WORK, Use, compiled, family, occupancy, page
 
 from ...drawing import Draw

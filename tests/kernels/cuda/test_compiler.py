@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from genai.kernels.cpu import cache
-from genai.kernels.cuda import compiler, kept
+from genai.kernels.cpu.jit import kernel_cache
+from genai.kernels.cuda import compiler, kernel_cache as cuda_cache
 from genai.kernels.cuda.compiler import OPTIONS, CompileError, KernelCompiler, target
 
 
@@ -60,7 +60,7 @@ class Nvrtc:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cache, "_told", {})  # as in a new process
+    monkeypatch.setattr(kernel_cache, "_told", {})  # as in a new process
     monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path))
     return tmp_path / "genai" / "kernels" / "cuda"
 
@@ -150,11 +150,11 @@ def kernel(folder: Path, number: int, days: float, nbytes: int = 100, after: str
 def test_what_was_not_used_for_longest_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When something new is kept; what was used in the last hour stays, however much it is."""
     first, second, third, now = (kernel(folder, number, days) for number, days in enumerate((3, 2, 1, 0.01)))
-    assert kept.MOST_BYTES == 256 << 20
-    monkeypatch.setattr(compiler, "trim", partial(kept.trim, most_bytes=250))
+    assert cuda_cache.MOST_BYTES == 256 << 20
+    monkeypatch.setattr(compiler, "trim", partial(cuda_cache.trim, most_bytes=250))
     KernelCompiler(Nvrtc(), 90).images(["a"])  # takes 42 bytes
     assert [file.exists() for file in (first, second, third, now)] == [False, False, True, True]
-    monkeypatch.setattr(compiler, "trim", partial(kept.trim, most_bytes=10))
+    monkeypatch.setattr(compiler, "trim", partial(cuda_cache.trim, most_bytes=10))
     KernelCompiler(Nvrtc(), 90).images(["a"])  # nothing is new
     assert third.exists()
     KernelCompiler(Nvrtc(), 90).images(["b"])
@@ -165,10 +165,10 @@ def test_reading_a_kernel_is_using_it(folder: Path) -> None:
     KernelCompiler(Nvrtc(), 90).images(["a"])
     (file,) = folder.iterdir()
     aged(file, 40)
-    assert [one.path for one in kept.unused(kept.kept_kernels(folder))] == [file]
+    assert [one.path for one in cuda_cache.unused(cuda_cache.kept_kernels(folder))] == [file]
     other = Nvrtc()
     KernelCompiler(other, 90).images(["a"])
-    assert not other.asked and not kept.unused(kept.kept_kernels(folder))
+    assert not other.asked and not cuda_cache.unused(cuda_cache.kept_kernels(folder))
 
 
 def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
@@ -181,22 +181,22 @@ def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:
     link.symlink_to(elsewhere)
     (folder / f"{6:064x}.cubin").mkdir()
     whole = kernel(folder, 7, 90)
-    kept.trim(folder, 0)
+    cuda_cache.trim(folder, 0)
     assert not leftover.exists() and not whole.exists()
     assert writing.exists() and elsewhere.exists() and link.is_symlink() and (folder / f"{6:064x}.cubin").is_dir()
     assert all(file.exists() for file in strangers)
-    kept.trim(tmp_path / "nothing there")
+    cuda_cache.trim(tmp_path / "nothing there")
 
 
 def test_processes_that_compile_and_tidy_at_once(folder: Path) -> None:
     """Each has its kernels, whoever removed the files meanwhile."""
     code = """
 import sys
-from genai.kernels.cuda import compiler, kept
+from genai.kernels.cuda import compiler, kernel_cache as cuda_cache
 from tests.kernels.cuda.test_compiler import Nvrtc
 
-compiler.trim = lambda folder: kept.trim(folder, 0)
-kept._IN_USE_SECONDS = -1.0
+compiler.trim = lambda folder: cuda_cache.trim(folder, 0)
+cuda_cache._IN_USE_SECONDS = -1.0
 made = compiler.KernelCompiler(Nvrtc(), 90)
 for turn in range(20):
     texts = [f"{turn} {number}" for number in range(8)]

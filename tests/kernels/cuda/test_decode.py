@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.records import Branch, Gate, Norm, Product, Record, Weight
+from genai.kernels.ir import Branch, Gate, Norm, Product, Record, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver

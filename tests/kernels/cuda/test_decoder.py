@@ -18,7 +18,7 @@ from genai.kernels.cuda.attention import check_attention
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
-from genai.kernels.records import Attention, Product, weights_of
+from genai.kernels.ir import Attention, Product, weights_of
 from genai.measure import model_info
 from genai.model import loading
 from genai.model.folders import bundled_adapter

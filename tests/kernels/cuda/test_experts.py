@@ -10,10 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.cuda.experts import route_kernels
 from genai.kernels.cuda.launches import bind
-from genai.kernels.executor import UnsupportedRecord
-from genai.kernels.records import BlockWeight, Branch, Delta, DenseWeight, Experts
+from genai.kernels.cuda.moe import route_kernels
+from genai.kernels.device import UnsupportedRecord
+from genai.kernels.ir import BlockWeight, Branch, Delta, DenseWeight, Experts
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.weights import routing_weights
 
@@ -270,7 +270,7 @@ def route(
 
 
 def test_many_pairs_are_arranged_in_parts(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.kernels.cuda.experts.MOST_IN_GRID", 7)
+    monkeypatch.setattr("genai.kernels.cuda.moe.MOST_IN_GRID", 7)
     rng = np.random.default_rng(0)
     of = layers(rng)
     x, scores = normal(rng, 21, HIDDEN), normal(rng, 21, EXPERTS)

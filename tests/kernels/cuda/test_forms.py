@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.block_forms import of_form
 from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.cuda.weight_formats import of_form
 from genai.kernels.cuda.weights import DeviceWeights, check_weight
-from genai.kernels.executor import UnsupportedRecord
-from genai.kernels.records import (
+from genai.kernels.device import UnsupportedRecord
+from genai.kernels.ir import (
     BlockWeight,
     Branch,
     DenseWeight,
@@ -25,7 +25,7 @@ from genai.kernels.records import (
     Weight,
 )
 from genai.kernels.reference.executor import ReferenceExecutor
-from genai.kernels.weight_formats import ROW, WeightFormat, pack_bits, packed_bytes
+from genai.kernels.weights import ROW, WeightFormat, pack_bits, packed_bytes
 from genai.quant import formats
 from genai.quant.formats import GRIDS, row_scaled_format, uniform_format, uniform_grid
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.records import HostNode, Ids, RowProgram, Unary
+from genai.kernels.ir import HostNode, Ids, RowProgram, Unary
 
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, rows_of, step_of

@@ -11,7 +11,7 @@ import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.sources import CudaKernel
-from genai.kernels.records import Branch, Product
+from genai.kernels.ir import Branch, Product
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver, LaunchError

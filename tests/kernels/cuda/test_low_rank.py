@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.kernels.checks import FormatError
 from genai.kernels.cuda.adapters import DECODE_TILE_ROWS, PREFILL_TILE_ROWS, CudaAdapter, StepAdapters
 from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
-from genai.kernels.cuda.low_rank import ShrinkLaunch
+from genai.kernels.cuda.lora import ShrinkLaunch
 from genai.kernels.cuda.step import Capacity
-from genai.kernels.executor import Factors, StepContext, StepError, UnsupportedRecord
-from genai.kernels.formats import FormatError
-from genai.kernels.records import (
+from genai.kernels.device import Factors, StepContext, StepError, UnsupportedRecord
+from genai.kernels.ir import (
     Branch,
     Columns,
     Delta,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cuda.block_forms import BlockForm
 from genai.kernels.cuda.decode_lanes import CAPACITIES, Room, lanes
 from genai.kernels.cuda.executor import CudaExecutor
+from genai.kernels.cuda.weight_formats import BlockForm
 from genai.kernels.cuda.weights import DeviceMatrix
-from genai.kernels.records import Branch, Gate, Norm, Product, Record
+from genai.kernels.ir import Branch, Gate, Norm, Product, Record
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver

@@ -15,7 +15,7 @@ import genai
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.lowering import apply_kernel
-from genai.kernels.records import Branch, Norm, Product
+from genai.kernels.ir import Branch, Norm, Product
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.model import loading
 

@@ -9,7 +9,7 @@ import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.lowering import BINARY, UNARY
-from genai.kernels.records import (
+from genai.kernels.ir import (
     Binary,
     Branch,
     Columns,

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.cuda import sampling as cuda
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.sampling import PART, SAMPLING_KERNELS, CudaSampler, launches_of, sampling_kernel
 from genai.kernels.cuda.sources import CudaKernel, modules, structs, text_of
-from genai.kernels.host.arrays import Threads
 from genai.kernels.reference.sampling import ReferenceSampler
 from genai.kernels.sampling import (
     ALL_MASKED,

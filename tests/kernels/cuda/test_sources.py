@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.driver import CudaError
-from genai.kernels.cuda.every import every_kernel
 from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.lowering import apply_kernel
 from genai.kernels.cuda.sources import CudaKernel, source_of, structs, text_of
+from genai.kernels.cuda.warmup import every_kernel
 
 from .host_driver import HostDriver
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
 from genai.kernels.cuda.attention import KINDS
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.executor import Turn
-from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.host.memory import HostMemory
+from genai.kernels.device import Turn
+from genai.kernels.host_memory import HostMemory
 from genai.kernels.reference.attention import rotate
 from genai.kernels.reference.pages import read_pages
 

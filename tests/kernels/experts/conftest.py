@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.experts.mixture import Mixture, mixture_phases, mixture_size
+from genai.common.host_memory import huge_array
+from genai.kernels.cpu.moe.mixture import Mixture, mixture_phases, mixture_size
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.large import huge_array
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight
 
 # Nanoseconds of work that several threads share.

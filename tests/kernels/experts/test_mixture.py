@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.experts.mixture import ExpertLayer, Mixture
-from genai.kernels.cpu.experts.products import pack_dense_experts, pack_experts
-from genai.kernels.cpu.products.decode import SwigluArguments
-from genai.kernels.records import Branch, DenseWeight, Experts
+from genai.kernels.cpu.linear.decode import SwigluArguments
+from genai.kernels.cpu.moe.mixture import ExpertLayer, Mixture
+from genai.kernels.cpu.moe.products import pack_dense_experts, pack_experts
+from genai.kernels.ir import Branch, DenseWeight, Experts
 from genai.kernels.reference.weights import mixture as reference
 from tests.instructions import other_instructions
 

@@ -9,13 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.experts.products import pack_dense_experts, pack_experts
-from genai.kernels.cpu.products.dense import pack_dense
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix, FormatError
-from genai.kernels.large import Arena
+from genai.common.host_memory import Arena
+from genai.kernels.checks import FormatError
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.moe.products import pack_dense_experts, pack_experts
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_layout import BlockMatrix
 
 
 @pytest.mark.parametrize("gated", [False, True])

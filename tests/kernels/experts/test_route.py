@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.experts.routing import OrderArguments, RouteArguments, order_pairs, route
+from genai.kernels.cpu.moe.routing import OrderArguments, RouteArguments, order_pairs, route
 from genai.kernels.cpu.program.calls import Call, Items, Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import routing_weights
 
 

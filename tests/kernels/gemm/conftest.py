@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.program import pool
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.thread_pool import Threads
 
 # Threads that wait for each other sleep almost at once: there may be more of them than cores.
-_POOL = pool._Pool(spins=10)
+_POOL = thread_pool._Pool(spins=10)
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def threads() -> Threads:
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Threads], Any]], Any]:
     """everywhere(f): f(threads) for one, two and three, small work shared out too; results must agree to the bit."""
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
-    monkeypatch.setattr(pool, "_POOL", _POOL)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_POOL", _POOL)
 
     def run(make: Callable[[Threads], Any]) -> Any:
         first, *others = [make(Threads(count)) for count in (1, 2, 3)]

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.windows import Windows, window_columns
+from genai.kernels.cpu.arrays.gemm.windows import Windows, window_columns
 
 # Images, channels, extents, kernel, strides, dilations.
 CASES = [

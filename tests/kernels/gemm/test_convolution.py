@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.convolution import Convolution, IntegerConvolution, supported
-from genai.kernels.cpu.gemm.packing import pack_integer_kernels, pack_kernels
-from genai.kernels.cpu.gemm.windows import Windows
+from genai.kernels.cpu.arrays.gemm.convolution import Convolution, IntegerConvolution, supported
+from genai.kernels.cpu.arrays.gemm.packing import pack_integer_kernels, pack_kernels
+from genai.kernels.cpu.arrays.gemm.windows import Windows
 
 # Images, channels, extents, outputs, kernel, strides, dilations, pads.
 CASES = [

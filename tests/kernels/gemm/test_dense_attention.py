@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.dense_attention import DenseAttention
+from genai.kernels.cpu.arrays.gemm.dense_attention import DenseAttention
 
 # Batch, heads, rows, length, size, width.
 SHAPES = [(1, 1, 1, 1, 1, 1), (2, 3, 5, 7, 4, 6), (1, 2, 33, 300, 70, 64), (1, 2, 64, 17, 8, 3)]

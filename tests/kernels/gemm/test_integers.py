@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.linear import IntegerLinear, IntegerMatMul
-from genai.kernels.cpu.gemm.packing import pack_integer_weight
+from genai.kernels.cpu.arrays.gemm.linear import IntegerLinear, IntegerMatMul
+from genai.kernels.cpu.arrays.gemm.packing import pack_integer_weight
 
 SHAPES = [(1, 1, 1), (3, 5, 7), (29, 67, 45), (128, 130, 33), (17, 1029, 100), (0, 4, 4)]
 TYPES = [np.int8, np.uint8]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.linear import Linear
-from genai.kernels.cpu.gemm.micro import TILINGS, first_row, grid
-from genai.kernels.cpu.gemm.packing import pack_weight
+from genai.kernels.cpu.arrays.gemm.linear import Linear
+from genai.kernels.cpu.arrays.gemm.micro import TILINGS, first_row, grid
+from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 
 SHAPES = [(1, 1, 1), (1, 7, 33), (2, 300, 1), (13, 64, 100), (15, 257, 31), (29, 513, 64), (130, 96, 70), (0, 5, 6)]
 

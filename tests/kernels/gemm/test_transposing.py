@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.gemm.micro import TILINGS
-from genai.kernels.cpu.gemm.packing import left_panels, rows_call
+from genai.kernels.cpu.arrays.gemm.micro import TILINGS
+from genai.kernels.cpu.arrays.gemm.packing import left_panels, rows_call
 from genai.kernels.cpu.program.calls import program_of
 
 

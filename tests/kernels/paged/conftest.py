@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.decode import partial_floats
-from genai.kernels.cpu.paged.phases import attention_phases, fill_table
+from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
+from genai.kernels.cpu.attention.decode import partial_floats
+from genai.kernels.cpu.attention.phases import attention_phases, fill_table
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.executor import StepContext
-from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
-from genai.kernels.records import Attention, Rope
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.device import StepContext
+from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotations, turned
 
 # Sequences with at least so many new tokens have prefill numerics in these tests.

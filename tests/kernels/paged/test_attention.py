@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.decode import SPLIT_TOKENS
-from genai.kernels.cpu.paged.panels import BLOCK_TOKENS, CHUNK_TOKENS
-from genai.kernels.cpu.paged.prefill import uses_tiles
-from genai.kernels.formats import can_turn
+from genai.kernels.cache_layout import can_turn
+from genai.kernels.cpu.attention.decode import SPLIT_TOKENS
+from genai.kernels.cpu.attention.panels import BLOCK_TOKENS, CHUNK_TOKENS
+from genai.kernels.cpu.attention.prefill import uses_tiles
 from tests.instructions import other_instructions
 
 MakeStep, MakeRope = Callable[..., Any], Callable[..., Any]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.prefill import uses_tiles
-from genai.kernels.formats import PAGE_TOKENS, PackedPages, PagedLayer
+from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
+from genai.kernels.cpu.attention.prefill import uses_tiles
 from genai.kernels.reference.pages import hadamard, read_pages, write_pages
 from tests.instructions import other_instructions
 

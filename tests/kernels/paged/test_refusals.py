@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.paged.phases import attention_phases
+from genai.kernels.cpu.attention.phases import attention_phases
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import ErrorCode
-from genai.kernels.executor import StepError
+from genai.kernels.cpu.program.step_table import ErrorCode
+from genai.kernels.device import StepError
 
 MakeStep = Callable[..., Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.cpu.paged.decode import SPLIT_TOKENS, partial_floats
-from genai.kernels.cpu.paged.panels import BLOCK_TOKENS
-from genai.kernels.cpu.paged.phases import fill_table, kv_splits, row_blocks
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.executor import StepContext
+from genai.kernels.cpu.attention.decode import SPLIT_TOKENS, partial_floats
+from genai.kernels.cpu.attention.panels import BLOCK_TOKENS
+from genai.kernels.cpu.attention.phases import fill_table, kv_splits, row_blocks
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.device import StepContext
 
 
 def test_splits_of_a_row_follow_each_other() -> None:

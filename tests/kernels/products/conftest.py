@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.products.activations import input_bytes, input_call, inputs_at
-from genai.kernels.cpu.products.calls import Affine, decode_call
-from genai.kernels.cpu.products.dense import Matrix
-from genai.kernels.cpu.products.packing import pack_matrix
+from genai.kernels.cpu.linear.activations import input_bytes, input_call, inputs_at
+from genai.kernels.cpu.linear.calls import Affine, decode_call
+from genai.kernels.cpu.linear.dense import Matrix
+from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.weight_layout import BlockMatrix
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.isa import IsaError, choose
-from genai.kernels.cpu.products.calls import Affine
-from genai.kernels.cpu.products.decode import SCRATCH_BYTES, tile_memory
-from genai.kernels.cpu.products.dense import pack_dense
-from genai.kernels.cpu.products.dot import dot_for
-from genai.kernels.cpu.products.micro_kernels import IntegerBlocks
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.jit.isa import IsaError, choose
+from genai.kernels.cpu.linear.calls import Affine
+from genai.kernels.cpu.linear.decode import SCRATCH_BYTES, tile_memory
+from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.linear.dot import dot_for
+from genai.kernels.cpu.linear.micro_kernels import IntegerBlocks
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.formats import BlockMatrix, layout_with
+from genai.kernels.weight_layout import BlockMatrix, layout_with
 from tests.instructions import other_instructions
 
 Multiply = Callable[..., np.ndarray]

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.calls import Affine
-from genai.kernels.cpu.products.forms import grid_of, pack_form
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix, FormatError
-from genai.kernels.weight_formats import ROW, WeightFormat
+from genai.kernels.checks import FormatError
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.calls import Affine
+from genai.kernels.cpu.linear.formats import grid_of, pack_form
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.weight_layout import BlockMatrix
+from genai.kernels.weights import ROW, WeightFormat
 from genai.quant import formats
 from genai.quant.formats import GRIDS, QuantizedWeight, row_scaled_format, uniform_format, uniform_grid
 from genai.quant.rounding import round_to_nearest

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels import records
+from genai.kernels import ir
+from genai.kernels.checks import FormatError
 from genai.kernels.cpu.executor import CpuExecutor
-from genai.kernels.cpu.products.low_rank import pack_adapter, shrink_call
+from genai.kernels.cpu.linear.lora import pack_adapter, shrink_call
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import StepField
-from genai.kernels.executor import Factors, StepContext
-from genai.kernels.formats import FormatError
-from genai.kernels.records import Branch, Delta, DenseWeight, LowRank, RowProgram, RowsType
+from genai.kernels.cpu.program.step_table import StepField
+from genai.kernels.device import Factors, StepContext
+from genai.kernels.ir import Branch, Delta, DenseWeight, LowRank, RowProgram, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .test_lowering import Constants
@@ -36,8 +36,8 @@ def program(constants: Constants) -> RowProgram:
     )
     parts = (
         *(LowRank("x", place, f"h{place}") for place in PLACES),
-        records.Product("x", replace(plain, bias="b"), "y", exact=True),
-        records.GatedProduct("x", gate, up, "silu", "z", exact=True),
+        ir.Product("x", replace(plain, bias="b"), "y", exact=True),
+        ir.GatedProduct("x", gate, up, "silu", "z", exact=True),
     )
     types = {"x": rows(K), "y": rows(N), "z": rows(M)}
     return RowProgram(parts, types, constants, ("y", "z"), given=("x",))
@@ -136,7 +136,7 @@ def test_rows_without_adapters_are_as_without_places(constants: Constants, rng: 
     x = rng.standard_normal((sum(LENGTHS), K)).astype(np.float32)
     device = CpuExecutor(2)
     whole = program(constants)
-    bare = [replace(r, branch=replace(r.branch, delta=None)) if isinstance(r, records.Product) else
+    bare = [replace(r, branch=replace(r.branch, delta=None)) if isinstance(r, ir.Product) else
             replace(r, gate=replace(r.gate, delta=None), up=replace(r.up, delta=None))  # type: ignore[attr-defined]
             for r in whole.records if not isinstance(r, LowRank)]  # fmt: skip
     wanted = device.compile(replace(whole, parts=tuple(bare))).run(step(LENGTHS, [[]] * 7, []), {"x": x})

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels import records
-from genai.kernels.cpu.lowering.memory import Lowering
-from genai.kernels.cpu.lowering.records import lower
-from genai.kernels.cpu.lowering.weights import PackedWeights
+from genai.kernels import ir
 from genai.kernels.cpu.program.calls import BARRIER
-from genai.kernels.cpu.program.context import StepField
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program.lower import lower
+from genai.kernels.cpu.program.packed_weights import PackedWeights
+from genai.kernels.cpu.program.step_table import StepField
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.value_memory import Lowering
 
 
 class Constants(dict[str, np.ndarray]):
@@ -24,7 +24,7 @@ class Constants(dict[str, np.ndarray]):
     def array(self, name: str) -> np.ndarray:
         return self[name]
 
-    def packed(self, weight: records.Weight) -> None:
+    def packed(self, weight: ir.Weight) -> None:
         """Arrays may be read again."""
 
 
@@ -32,13 +32,13 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
     """Memory that another value gets is not written before the product has read it."""
     constants, arrays = Constants(), stored(64, 64)
     constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
-    branch = records.Branch(records.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
-    types = {name: records.RowsType((1, -1, 64), 64) for name in "xyab"}
+    branch = ir.Branch(ir.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
+    types = {name: ir.RowsType((1, -1, 64), 64) for name in "xyab"}
     lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, PackedWeights(Threads(1)))
     lowering.expect("xyab")
     for name in "xy":
         lowering.make(name)
-    for record in (records.Product("x", branch, "a", exact=False), records.Unary("neg", "y", "b")):
+    for record in (ir.Product("x", branch, "a", exact=False), ir.Unary("neg", "y", "b")):
         lower(record, lowering)
         lowering.done(record.inputs, record.outputs)
     program, places = lowering.finish(), lowering.places

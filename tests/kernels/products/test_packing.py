@@ -9,12 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.products.dense import pack_dense
-from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix, FormatError, RecordLayout
+from genai.kernels.checks import FormatError
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.reference.weights import dequantize_weight
+from genai.kernels.weight_layout import BlockMatrix, RecordLayout
 
 
 def dequantized(matrix: BlockMatrix) -> np.ndarray:

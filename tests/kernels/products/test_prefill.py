@@ -9,14 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels import records
-from genai.kernels.cpu.arrays import block_rows
-from genai.kernels.cpu.isa import isa
-from genai.kernels.cpu.lowering.memory import Lowering
-from genai.kernels.cpu.lowering.records import lower
-from genai.kernels.cpu.lowering.weights import PackedWeights
-from genai.kernels.cpu.products.activations import input_bytes, input_call, inputs_at
-from genai.kernels.cpu.products.bfloat_tiles import (
+from genai.kernels import ir
+from genai.kernels.cpu.arrays.functions import block_rows
+from genai.kernels.cpu.jit.isa import isa
+from genai.kernels.cpu.linear.activations import input_bytes, input_call, inputs_at
+from genai.kernels.cpu.linear.bfloat_tiles import (
     FloatWeights,
     HalfWeights,
     row_tiles_call,
@@ -24,14 +21,17 @@ from genai.kernels.cpu.products.bfloat_tiles import (
     row_tiles_size,
     weights_of,
 )
-from genai.kernels.cpu.products.calls import Affine, decode_call, has_prefill, prefill_call
-from genai.kernels.cpu.products.dense import pack_dense
-from genai.kernels.cpu.products.packing import pack_matrix
-from genai.kernels.cpu.products.sums import SumOfProducts
+from genai.kernels.cpu.linear.calls import Affine, decode_call, has_prefill, prefill_call
+from genai.kernels.cpu.linear.dense import pack_dense
+from genai.kernels.cpu.linear.packing import pack_matrix
+from genai.kernels.cpu.linear.sums import SumOfProducts
 from genai.kernels.cpu.program.calls import Rows, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
-from genai.kernels.formats import BlockMatrix
+from genai.kernels.cpu.program.lower import lower
+from genai.kernels.cpu.program.packed_weights import PackedWeights
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
+from genai.kernels.cpu.program.value_memory import Lowering
+from genai.kernels.weight_layout import BlockMatrix
 
 pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
 
@@ -313,7 +313,7 @@ class Constants(dict[str, np.ndarray]):
     def array(self, name: str) -> np.ndarray:
         return self[name]
 
-    def packed(self, weight: records.Weight) -> None:
+    def packed(self, weight: ir.Weight) -> None:
         """Arrays may be read again."""
 
 
@@ -322,7 +322,7 @@ def test_products_of_a_program(
 ) -> None:
     """Products of one value share its tiles; few and many rows are multiplied each in their way."""
     constants, weights, widths, x = Constants(), PackedWeights(Threads(1)), {"x": 64, "a": 40, "b": 70}, normal(50, 64)
-    types = {name: records.RowsType((1, -1, width), width) for name, width in widths.items()}
+    types = {name: ir.RowsType((1, -1, width), width) for name, width in widths.items()}
     lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, weights)
     lowering.expect(["x", "x", "a", "b"])
     lowering.make("x")
@@ -330,9 +330,9 @@ def test_products_of_a_program(
     for name in "ab":
         arrays = stored(widths[name], 64)
         constants[name], constants[f"{name} scales"] = arrays["weight"], arrays["scales"]
-        weight = records.BlockWeight(name, f"{name} scales", "", widths[name], 64, 4, 32)
+        weight = ir.BlockWeight(name, f"{name} scales", "", widths[name], 64, 4, 32)
         matrices[name] = weights.matrix(weight, constants)
-        record = records.Product("x", records.Branch(weight), name, exact=False)
+        record = ir.Product("x", ir.Branch(weight), name, exact=False)
         lower(record, lowering)
         lowering.done(record.inputs, record.outputs)
     program = lowering.finish()

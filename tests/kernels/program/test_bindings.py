@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arguments import Address, Arguments, Binding
-from genai.kernels.cpu.jit import native_op
-from genai.kernels.cpu.memory import write_int64
+from genai.kernels.cpu.jit.arguments import Address, Arguments, Binding
+from genai.kernels.cpu.jit.memory import write_int64
+from genai.kernels.cpu.jit.native import native_op
 from genai.kernels.cpu.program.calls import Call, Items, Program, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads, own_memory, rows_context
-from genai.kernels.executor import StepError
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads, own_memory, rows_context
+from genai.kernels.device import StepError
 
 
 class NumbersArguments(Arguments):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arguments import Binding
-from genai.kernels.cpu.byte_functions import ByteTableArguments, look_up_bytes
-from genai.kernels.cpu.program import pool
+from genai.kernels.cpu.arrays.byte_functions import ByteTableArguments, look_up_bytes
+from genai.kernels.cpu.jit.arguments import Binding
+from genai.kernels.cpu.program import thread_pool
+from genai.kernels.cpu.program.bound_program import Kept, NodeProgram
 from genai.kernels.cpu.program.calls import Call
-from genai.kernels.cpu.program.kept import Kept, NodeProgram
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program.thread_pool import Threads
 
 
 def test_the_last_few_are_kept():
@@ -30,7 +30,7 @@ def test_the_last_few_are_kept():
 
 @pytest.mark.parametrize("threads", [None, Threads(1), Threads(2)])
 def test_one_program_for_all_addresses(monkeypatch, threads):
-    monkeypatch.setattr(pool, "_MIN_SHARED_WORK", 0.0)
+    monkeypatch.setattr(thread_pool, "_MIN_SHARED_WORK", 0.0)
     table = np.arange(256, dtype=np.uint8)[::-1].copy()
     arguments = ByteTableArguments(x=Binding("x"), table=table, out=Binding("out", 1), count=5)
     program = NodeProgram([[Call(look_up_bytes, arguments)]], 1.0)

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cpu.arguments import Address, Arguments
-from genai.kernels.cpu.jit import LIBRARY, native_op
-from genai.kernels.cpu.memory import read_int64, write_int64
-from genai.kernels.cpu.program import pool
+from genai.common.interrupts import ThreadsRefused
+from genai.kernels.cpu.jit.arguments import Address, Arguments
+from genai.kernels.cpu.jit.memory import read_int64, write_int64
+from genai.kernels.cpu.jit.native import LIBRARY, native_op
+from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.calls import Call, Items, Program, Rows, program_of
-from genai.kernels.cpu.program.context import CONTEXT_FIELDS, ContextTable, StepField
-from genai.kernels.cpu.program.pool import MAX_THREADS, THREAD_NAMES, Threads
+from genai.kernels.cpu.program.step_table import CONTEXT_FIELDS, ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import MAX_THREADS, THREAD_NAMES, Threads
 from genai.kernels.cpu.program.waiting import HAS_FUTEX, KNOWS_CORE, fetch_add
-from genai.kernels.executor import StepCancelled, StepError
-from genai.kernels.interrupts import ThreadsRefused
+from genai.kernels.device import StepCancelled, StepError
 
 REFUSED = 42
 # Nanoseconds of work: too little for more than one thread, enough for all, and so much that it must be interruptible.
@@ -93,7 +93,7 @@ def threads(request: pytest.FixtureRequest) -> Threads:
 @pytest.fixture
 def new_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of its threads has started."""
-    monkeypatch.setattr(pool, "_POOL", pool._Pool(spins=10))
+    monkeypatch.setattr(thread_pool, "_POOL", thread_pool._Pool(spins=10))
 
 
 def visit(visits: np.ndarray, items: Items | None = None) -> Call:
@@ -257,7 +257,7 @@ def test_a_small_run_waits_for_nobody() -> None:
     visits = np.zeros(9, np.int64)
     program = in_order(visit(visits))
     caller = threading.Thread(target=lambda: Threads(3).run(program, nanoseconds=SMALL), daemon=True)
-    with pool._POOL.turn:
+    with thread_pool._POOL.turn:
         caller.start()
         caller.join(20)
         assert visits.all()
@@ -309,7 +309,7 @@ def test_a_thread_sleeps_at_once_when_another_one_needs_its_core(monkeypatch: py
     import resource  # not on Windows
 
     cores = os.sched_getaffinity(0)
-    monkeypatch.setattr(pool, "_POOL", pool._Pool(spins=10**15))
+    monkeypatch.setattr(thread_pool, "_POOL", thread_pool._Pool(spins=10**15))
     os.sched_setaffinity(0, {min(cores)})  # of this thread, and of those that it starts
     try:
         program = in_order(*[work(4)] * 50)
@@ -332,7 +332,7 @@ def test_an_interrupt_anywhere_leaves_a_pool_that_works(
     visits = np.zeros(20, np.int64)
     program = in_order(visit(visits))
     for place in range(1, 500):
-        monkeypatch.setattr(pool, "_POOL", pool._Pool(spins=10))
+        monkeypatch.setattr(thread_pool, "_POOL", thread_pool._Pool(spins=10))
         before = threading.active_count()
         came = interrupted(lambda: Threads(3).run(program, nanoseconds=nanoseconds), place)
         assert not any(thread.name == "genai-step" for thread in threading.enumerate())
@@ -383,7 +383,7 @@ def test_a_forked_child_starts_threads_of_its_own(threads: Threads, ran_before: 
     """Of any number; its own children as well; and the parent goes on."""
     visits = np.zeros(20, np.int64)
     program = in_order(visit(visits))
-    LIBRARY.prepare([pool.driver.run_program, pool.driver.serve])
+    LIBRARY.prepare([thread_pool.driver.run_program, thread_pool.driver.serve])
 
     def child() -> bool:
         for count in (threads.count, 4, 2):
@@ -404,7 +404,7 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
     program = in_order(work(100_000), visit(visits))
     caller = threading.Thread(target=lambda: Threads(3).run(program, nanoseconds=SHARED))
     caller.start()
-    while not pool._POOL.workspace._running:
+    while not thread_pool._POOL.workspace._running:
         time.sleep(0.001)
     assert not visits.any()
 
@@ -422,14 +422,14 @@ def test_a_fork_waits_for_the_run_in_progress() -> None:
 def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal handler may: the parent's run goes on; the child's ends with an error, and its next one is done."""
     visits, children = np.zeros(20, np.int64), []
-    program, grow = in_order(visit(visits)), pool._Workspace._grow
+    program, grow = in_order(visit(visits)), thread_pool._Workspace._grow
 
     def forking(self: Any, *sizes: int) -> None:
         if not children:
             children.append(os.fork())
         grow(self, *sizes)
 
-    monkeypatch.setattr(pool._Workspace, "_grow", forking)
+    monkeypatch.setattr(thread_pool._Workspace, "_grow", forking)
     refused = False
     try:
         Threads(2).run(program, nanoseconds=SHARED)
@@ -449,7 +449,7 @@ def test_a_fork_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("new_pool")
 def test_a_run_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal handler that computes is told; the run that it interrupted is whole."""
-    visits, grow = np.zeros(20, np.int64), pool._Workspace._grow
+    visits, grow = np.zeros(20, np.int64), thread_pool._Workspace._grow
     program = in_order(visit(visits))
 
     def computing(self: Any, *sizes: int) -> None:
@@ -457,7 +457,7 @@ def test_a_run_inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
             Threads(2).run(program, nanoseconds=SHARED)
         grow(self, *sizes)
 
-    monkeypatch.setattr(pool._Workspace, "_grow", computing)
+    monkeypatch.setattr(thread_pool._Workspace, "_grow", computing)
     Threads(2).run(program, nanoseconds=SHARED)
     assert (visits == 1).all()
 
@@ -469,7 +469,7 @@ def test_no_process_outlives_its_end() -> None:
         "import numpy as np\n"
         "from genai.kernels.cpu.ceilings import ITEM_BYTES, read_call\n"
         "from genai.kernels.cpu.program.calls import program_of\n"
-        "from genai.kernels.cpu.program.pool import Threads\n"
+        "from genai.kernels.cpu.program.thread_pool import Threads\n"
         "call = read_call(np.zeros(8 * ITEM_BYTES, np.uint8), 8, 1)\n"
         "Threads(3).run(program_of([[call]]), nanoseconds=1e6)\n"
         "print(threading.active_count())"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.executor import StepContext
-from genai.kernels.formats import PagedLayer
-from genai.kernels.records import Ids, Record, RowProgram, RowsType, Weight
+from genai.kernels.cache_layout import PagedLayer
+from genai.kernels.device import StepContext
+from genai.kernels.ir import Ids, Record, RowProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 
 

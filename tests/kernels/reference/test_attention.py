@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.executor import StepContext, StepError
-from genai.kernels.formats import PAGE_TOKENS, PagedLayer
-from genai.kernels.records import Attention, Rope
+from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
+from genai.kernels.device import StepContext, StepError
+from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.functions import norm
 from genai.ops.group_query_attention import group_query_attention, rotary_embedding
 

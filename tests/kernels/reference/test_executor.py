@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from genai.engine.decoder import Decoder, compute as logits_of
-from genai.kernels import records
-from genai.kernels.executor import Executor, StepCancelled, UnsupportedRecord
-from genai.kernels.records import BlockWeight, Branch, Columns, DenseWeight, HostNode, Product, Record, Unary
+from genai.kernels import ir
+from genai.kernels.device import Executor, StepCancelled, UnsupportedRecord
+from genai.kernels.ir import BlockWeight, Branch, Columns, DenseWeight, HostNode, Product, Record, Unary
 from genai.kernels.reference.executor import KNOWN, ReferenceExecutor
 from genai.model.config import Config
 from genai.model.loading import load_decoder
@@ -27,12 +27,12 @@ Run = Callable[..., Any]
 class Unheard(Record):
     """A record of no device."""
 
-    x: records.In
-    out: records.Out
+    x: ir.In
+    out: ir.Out
 
 
 def test_every_record_is_known() -> None:
-    kinds = {kind for kind in vars(records).values() if isinstance(kind, type) and issubclass(kind, Record)}
+    kinds = {kind for kind in vars(ir).values() if isinstance(kind, type) and issubclass(kind, Record)}
     assert set(KNOWN) == kinds - {Record}
 
 

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.kernels.executor import StepError
-from genai.kernels.records import (
+from genai.kernels.device import StepError
+from genai.kernels.ir import (
     Binary,
     BlockWeight,
     Branch,

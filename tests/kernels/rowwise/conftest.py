@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Call, program_of
-from genai.kernels.cpu.program.context import ContextTable, StepField
-from genai.kernels.cpu.program.pool import Threads
+from genai.kernels.cpu.program.step_table import ContextTable, StepField
+from genai.kernels.cpu.program.thread_pool import Threads
 
 THREADS = (1, 2, 3)
 # Nanoseconds of work that several threads share.

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import ErrorCode, StepField
+from genai.kernels.cpu.program.step_table import ErrorCode, StepField
 from genai.kernels.cpu.rowwise.gather import embedding, logits_rows, reordered
-from genai.kernels.executor import StepError
+from genai.kernels.device import StepError
 
 Execute = Callable[..., list[np.ndarray]]
 Normal = Callable[..., np.ndarray]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import Rows
-from genai.kernels.cpu.program.context import StepField
+from genai.kernels.cpu.program.step_table import StepField
 from genai.kernels.cpu.rowwise.norm import norm as norm_call
 from genai.kernels.reference.functions import norm
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.program.calls import PIECE, Rows
-from genai.kernels.cpu.program.context import StepField
+from genai.kernels.cpu.program.step_table import StepField
 from genai.kernels.cpu.rowwise.elementwise import UNARY, unary
 from genai.kernels.reference.functions import UNARY as DEFINITIONS
 

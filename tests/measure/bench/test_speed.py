@@ -14,7 +14,7 @@ import genai
 from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.builder.spec import ExpertsSpec
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
-from genai.kernels.records import Experts as ExpertsRecord, Product
+from genai.kernels.ir import Experts as ExpertsRecord, Product
 from genai.measure.bench import speed
 from genai.measure.bench.attention import bench_attention
 from genai.measure.bench.ceilings import Ceiling, traffic_of

@@ -17,7 +17,7 @@ import pytest
 from genai import Model
 from genai.cli.app import run as run_here
 from genai.cli.evaluate import _tell
-from genai.kernels.messages import ProgressLine
+from genai.common.progress import ProgressLine
 from genai.measure.evaluation import ScoringProgress, kl_divergence, perplexity
 from genai.measure.evaluation.model_diff import DEFAULT_TOLERANCE
 from genai.model import kv_quality

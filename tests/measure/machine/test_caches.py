@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from genai.kernels.cpu import cache
-from genai.kernels.cpu.jit import LIBRARY
+from genai.kernels.cpu.jit import kernel_cache
+from genai.kernels.cpu.jit.native import LIBRARY
 from genai.measure.machine.caches import inspect_caches, kernel_key, remove_stale
 from genai.measure.machine.checkup import Place, check_cache
 
@@ -172,7 +172,7 @@ def test_a_folder_that_others_can_write(kernels: Path, tmp_path: Path) -> None:
 def test_a_cache_in_a_folder_that_others_can_write(
     kernels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "_is_own_group", lambda group: False)
+    monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
     tmp_path.chmod(0o775)
     assert f"{tmp_path} can be written by others" in inspect_caches(environment(tmp_path), key=KEY).reason
     tmp_path.chmod(0o1777)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genai.kernels.cpu.cores import read_sysctl, request_tiles
+from genai.common.cores import read_sysctl, request_tiles
 from genai.measure.machine.processor import read_processor
 
 Write = Callable[[str, object], Path]

@@ -1,0 +1,167 @@
+"""How keys and values lie in the pages of the cache, defined once for every device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from .checks import FormatError
+from .float_bits import FLOAT_BITS
+from .weight_layout import TILE_ROWS
+
+# Tokens in a page of keys and values: two vectors of scores, one step of a product of tiles.
+PAGE_TOKENS = 32
+# Columns that share a scale where keys and values have 4 bits.
+SCALE_COLUMNS = 32
+_SCALE_BYTES = 2  # float16
+# Sums of products of a packed head stay within int32.
+MOST_PACKED_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class PackedPages:
+    """Pages of keys and values as small integers with scales: what a KV head keeps of PAGE_TOKENS tokens.
+
+    Four bytes of neighbouring columns (keys) or tokens (values) lie in a 32-bit lane, so that one instruction
+    multiplies sixteen tokens (or columns) by four numbers each. A page holds, one after the other:
+
+    - of keys: [columns / 4][PAGE_TOKENS][4 columns] bytes; of values: [PAGE_TOKENS / 4][columns][4 tokens] bytes.
+    - scales [groups][PAGE_TOKENS], float16.
+
+    With 8 bits a byte is one column, an int8, and a token has one scale: value = integer * scale. Columns are filled
+    up with zeros to a multiple of 4 (keys) or 16 (values).
+
+    With 4 bits keys and values are stored turned: multiplied by the normalised Hadamard matrix of the head's size. Each
+    32 columns have a scale, and 16 bytes: byte i holds column i in its low nibble and column i + 16 in its high one;
+    value = (nibble - 7.5) * scale.
+
+    Attributes:
+        bits: 8 or 4.
+        head_size, v_head_size: columns of a key and of a value; with 4 bits powers of two, at least 32.
+    """
+
+    bits: int
+    head_size: int
+    v_head_size: int
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise FormatError(f"bits is {self.bits}, expected 4 or 8")
+        for name, size in (("head_size", self.head_size), ("v_head_size", self.v_head_size)):
+            if not 1 <= size <= MOST_PACKED_COLUMNS:
+                raise FormatError(f"{name} is {size}, expected 1 to {MOST_PACKED_COLUMNS}")
+            if self.bits == 4 and not can_turn(size):
+                raise FormatError(f"{name} is {size}, expected a power of two of at least {SCALE_COLUMNS} for 4 bits")
+
+    @property
+    def key_columns(self) -> int:
+        """Bytes of a token's key, scales left out."""
+        return self.head_size // 2 if self.bits == 4 else -(-self.head_size // 4) * 4
+
+    @property
+    def value_columns(self) -> int:
+        """Bytes of a token's value, scales left out."""
+        return self.v_head_size // 2 if self.bits == 4 else -(-self.v_head_size // TILE_ROWS) * TILE_ROWS
+
+    @property
+    def key_groups(self) -> int:
+        """Scales of a token's key."""
+        return self._groups(self.head_size)
+
+    @property
+    def value_groups(self) -> int:
+        """Scales of a token's value."""
+        return self._groups(self.v_head_size)
+
+    def _groups(self, size: int) -> int:
+        return size // SCALE_COLUMNS if self.bits == 4 else 1
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of a head's page of keys, a multiple of a cache line."""
+        return PAGE_TOKENS * (self.key_columns + _SCALE_BYTES * self.key_groups)
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of a head's page of values, a multiple of a cache line."""
+        return PAGE_TOKENS * (self.value_columns + _SCALE_BYTES * self.value_groups)
+
+
+def can_turn(size: int) -> bool:
+    """Whether heads of this size can be stored with 4 bits: there is a Hadamard matrix that is made by halving."""
+    return size >= SCALE_COLUMNS and size & (size - 1) == 0
+
+
+# By NumPy's type of their bits.
+_FLOAT_KINDS = {bits: kind for kind, bits in FLOAT_BITS.items()}
+
+
+@dataclass(frozen=True)
+class PagedLayer:
+    """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
+
+    Attributes:
+        keys: float32, float16, or the bits of bfloat16 (uint16) or float8 (uint8), [num_blocks, kv_heads, head_size,
+            PAGE_TOKENS]. Tokens are innermost, so that the scores of neighbouring tokens are one vector and no sum
+            crosses its lanes.
+        values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
+        packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
+
+    Each block is contiguous; between blocks there may be others' memory. A token's place is its slot,
+    block * PAGE_TOKENS + offset.
+    """
+
+    keys: NDArray[Any]
+    values: NDArray[Any]
+    packed: PackedPages | None = None
+
+    def __post_init__(self) -> None:
+        axes, types = (4, ("float32", "float16", *_FLOAT_KINDS)) if self.packed is None else (3, ("uint8",))
+        for name, array in (("keys", self.keys), ("values", self.values)):
+            if array.ndim != axes or array.dtype not in types or not array[:1].flags.c_contiguous:
+                raise FormatError(
+                    f"{name} must be a {' or '.join(types)} array of {axes} dimensions, "
+                    f"contiguous block by block, "
+                    f"got {array.dtype} {list(array.shape)} with strides {list(array.strides)}"
+                )
+        if self.keys.shape[:2] != self.values.shape[:2] or self.keys.dtype != self.values.dtype:
+            raise FormatError(
+                f"keys {self.keys.dtype} {list(self.keys.shape)} and values {self.values.dtype} "
+                f"{list(self.values.shape)} must agree in type, blocks and heads"
+            )
+        self._check_pages()
+
+    def _check_pages(self) -> None:
+        if self.packed is not None:
+            found, wanted = (self.keys.shape[2], self.values.shape[2]), (self.packed.key_bytes, self.packed.value_bytes)
+            if found != wanted:
+                raise FormatError(f"pages of keys and values take {found} bytes, {self.packed} has {wanted}")
+            return
+        tokens = self.keys.shape[3], self.values.shape[2]
+        if tokens != (PAGE_TOKENS, PAGE_TOKENS):
+            raise FormatError(f"pages of keys and values hold {tokens[0]} and {tokens[1]} tokens, not {PAGE_TOKENS}")
+
+    @property
+    def kind(self) -> str:
+        """float32, float16, bfloat16, float8, int8 or int4."""
+        if self.packed is not None:
+            return f"int{self.packed.bits}"
+        return _FLOAT_KINDS.get(str(self.keys.dtype), str(self.keys.dtype))
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self.keys.shape[0])
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.keys.shape[1])
+
+    @property
+    def head_size(self) -> int:
+        return int(self.keys.shape[2]) if self.packed is None else self.packed.head_size
+
+    @property
+    def v_head_size(self) -> int:
+        return int(self.values.shape[3]) if self.packed is None else self.packed.v_head_size

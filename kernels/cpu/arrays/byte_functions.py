@@ -1,0 +1,180 @@
+"""Functions of 8-bit numbers whose results have 8 bits: bytes looked up in a table, sums and products of arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..jit.arguments import Address, Arguments, Binding
+from ..jit.dsl import inline
+from ..jit.memory import load_bytes, read_float32, read_uint8, store_as_bytes, write_int8
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES, maximum, minimum, splat_int32, to_float32, to_int32
+from ..jit.vector_math import rounded
+from ..program.bound_program import NodeProgram, run_alone
+from ..program.calls import Call, Items
+from ..program.thread_pool import Threads
+
+_TABLE_PIECE = 8192
+_NANOSECONDS_PER_BYTE = 0.5
+_ENTRIES = 256
+_PIECE = 4096
+_NANOSECONDS_PER_ELEMENT = 0.2
+_BYTES = (np.int8, np.uint8)
+_HALF = 128
+_FORM_BYTES = 8
+
+
+class ByteTableArguments(Arguments):
+    """`count` bytes, and the table of 256 that they are looked up in."""
+
+    x: Address
+    table: Address
+    out: Address
+    count: int
+
+
+@native_op(ByteTableArguments)
+def look_up_bytes(arguments: ByteTableArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """out = table[x]; items are pieces."""
+    x, table, out = arguments.x, arguments.table, arguments.out
+    last = min(end * _TABLE_PIECE, arguments.count)
+    for index in range(begin * _TABLE_PIECE, last):
+        write_int8(out + index, read_uint8(table + np.int64(read_uint8(x + index))))
+    return 0
+
+
+def looked_up(threads: Threads, x: NDArray[Any], table: NDArray[Any]) -> NDArray[Any]:
+    """table[x] for bytes x of any shape, in the table's type; int8 values index as the uint8 of the same bits."""
+    if x.dtype.itemsize != 1 or table.dtype.itemsize != 1 or table.shape != (_ENTRIES,):
+        raise ValueError(f"x is {x.dtype}, the table {table.dtype} {list(table.shape)}, expected [{_ENTRIES}] bytes")
+    x, table = np.ascontiguousarray(x), np.ascontiguousarray(table)
+    out = np.empty(x.shape, table.dtype)
+    if x.size:
+        items, nanoseconds = Items(factor=-(-x.size // _TABLE_PIECE)), x.size * _NANOSECONDS_PER_BYTE
+        run_alone(look_up_bytes, items, nanoseconds, threads, x=x, table=table, out=out, count=x.size)
+    return out
+
+
+class OperandArguments(Arguments):
+    """An operand: bytes from one row and column to the next, a bit to flip, and float32 [2], scale and zero point."""
+
+    address: Address
+    row: int
+    step: int
+    flip: int
+    form: Address
+
+
+class BytePairsArguments(Arguments):
+    """Two operands, and rows of `width` bytes of results within `low` and `high`, with a scale and zero point too."""
+
+    a: OperandArguments
+    b: OperandArguments
+    out: Address
+    width: int
+    form: Address
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class QParams:
+    """One scale and zero point."""
+
+    scale: float
+    point: int
+
+
+@inline
+def _numbers(operand: OperandArguments, row: int, column: int, left: int) -> Any:
+    """The next numbers of an operand, dequantised."""
+    step, flip = operand.step, operand.flip
+    scale, point = read_float32(operand.form), read_float32(operand.form + 4)
+    at = operand.address + row * operand.row + column * step
+    if step == 0:
+        values = splat_int32(read_uint8(at))
+    else:
+        values = to_int32(load_bytes(at, left))
+    values = values + flip - ((values & flip) << 1)  # exclusive or
+    return (to_float32(values) - point) * scale
+
+
+@once
+def combine_op(name: str) -> NativeOp:
+    """out = round((a + b) / scale) + point, or of a * b; items are pieces of rows."""
+    is_sum = name == "Add"
+
+    def combine(arguments: BytePairsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        width = arguments.width
+        pieces = -(-width // _PIECE)
+        scale, point = read_float32(arguments.form), read_float32(arguments.form + 4)
+        low, high = arguments.low - point, arguments.high - point
+        for item in range(begin, end):
+            row = item // pieces
+            first = (item - row * pieces) * _PIECE
+            for column in range(first, min(first + _PIECE, width), LANES):
+                left = min(width - column, LANES)
+                a = _numbers(arguments.a, row, column, left)
+                b = _numbers(arguments.b, row, column, left)
+                value = minimum(maximum((a + b if is_sum else a * b) / scale, low), high)
+                store_as_bytes(arguments.out + row * width + column, rounded(value) + point, left)
+        return 0
+
+    return native_op(BytePairsArguments, name=f"combine_bytes_{name.lower()}")(combine)
+
+
+def combined_bytes(
+    threads: Threads, name: str, a: NDArray[Any], a_form: QParams, b: NDArray[Any], b_form: QParams, form: QParams,
+    dtype: Any,
+) -> NDArray[Any] | None:  # fmt: skip
+    """a + b ("Add") or a * b ("Mul") of int8 or uint8 arrays as int8 or uint8.
+
+    None where the shapes are neither equal, nor one of them a last axis of the other, nor a single number.
+    """
+    if b.size > a.size:
+        a, a_form, b, b_form = b, b_form, a, a_form
+    layout = _layout(a, b)
+    if layout is None or not all(given in _BYTES for given in (a.dtype, b.dtype, dtype)):
+        return None
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    out = np.empty(a.shape, dtype)
+    a_flip, b_flip = (_HALF if given.dtype == np.int8 else 0 for given in (a, b))
+    given = ((a_form.scale, a_form.point + a_flip), (b_form.scale, b_form.point + b_flip), (form.scale, form.point))
+    forms = np.array(given, np.float32)
+    program = _pair_program(combine_op(name), *layout, a_flip, b_flip, out.dtype)
+    program.run(threads, a=a, b=b, out=out, forms=forms)
+    return out
+
+
+def _layout(a: NDArray[Any], b: NDArray[Any]) -> tuple[int, int, int, int] | None:
+    """Rows, their width, and the second operand's bytes from one row and one column to the next."""
+    if not a.size or b.ndim > a.ndim:
+        return None
+    if a.shape == b.shape:
+        return 1, a.size, 0, 1
+    if b.size == 1:
+        return 1, a.size, 0, 0
+    if b.size == b.shape[-1] == a.shape[-1]:
+        return a.size // b.size, b.size, 0, 1
+    return None
+
+
+@lru_cache(maxsize=512)
+def _pair_program(
+    op: NativeOp, rows: int, width: int, b_row: int, b_step: int, a_flip: int, b_flip: int, dtype: Any
+) -> NodeProgram:
+    info = np.iinfo(dtype)
+    a, b, forms = Binding("a"), Binding("b"), Binding("forms")
+    arguments = BytePairsArguments(
+        a=OperandArguments(address=a, row=width, step=1, flip=a_flip, form=forms),
+        b=OperandArguments(address=b, row=b_row, step=b_step, flip=b_flip, form=forms + _FORM_BYTES),
+        out=Binding("out"), width=width, form=forms + 2 * _FORM_BYTES, low=info.min, high=info.max,
+    )  # fmt: skip
+    call = Call(op, arguments, Items(factor=rows * -(-width // _PIECE)))
+    return NodeProgram([[call]], rows * width * _NANOSECONDS_PER_ELEMENT)

@@ -1,0 +1,169 @@
+"""float32 numbers to 8-bit ones of one scale and zero point, and back."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import Float32
+from ..jit import memory
+from ..jit.arguments import Address, Arguments, Binding
+from ..jit.dsl import inline
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES, maximum, minimum, reduce_add, reduce_max, splat_float32, to_float32, to_int32
+from ..jit.vector_math import rounded
+from ..program.bound_program import NodeProgram, run_alone
+from ..program.calls import Call, Items
+from ..program.thread_pool import Threads, own_memory
+
+_PIECE = 4096
+_NANOSECONDS_PER_ELEMENT = 0.15
+_BYTES = (np.int8, np.uint8)
+_STEPS = 255.0
+
+
+class PieceArguments(Arguments):
+    """`count` numbers, of which an item is a piece, and where results go.
+
+    `form`: float32 [2], scale and zero point. Results are kept within `low` and `high`. `ranges`: what `value_range`
+    found. `found`: float32 [2], where scale and zero point go.
+    """
+
+    x: Address
+    out: Address
+    count: int
+    form: Address = None
+    low: float = 0.0
+    high: float = 0.0
+    ranges: Address = None
+    found: Address = None
+
+
+@inline
+def _round_pieces(arguments: PieceArguments, begin: int, end: int, scale: Any, point: Any, low: Any, high: Any) -> None:
+    """round(x / scale) within [low, high], + point, to the bytes of pieces [begin, end)."""
+    x, out, count = arguments.x, arguments.out, arguments.count
+    for first in range(begin * _PIECE, min(end * _PIECE, count), LANES):
+        left = min(count - first, LANES)
+        value = minimum(maximum(memory.load_first(x + 4 * first, left) / scale, low), high)
+        memory.store_as_bytes(out + first, rounded(value) + point, left)
+
+
+@native_op(PieceArguments)
+def quantize_bytes(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """round(x / scale) + point, saturated; items are pieces."""
+    scale, point = memory.read_float32(arguments.form), memory.read_float32(arguments.form + 4)
+    low, high = arguments.low - point, arguments.high - point
+    _round_pieces(arguments, begin, end, splat_float32(scale), splat_float32(point), low, high)
+    return 0
+
+
+@once
+def dequantize_op(dtype: Any) -> NativeOp:
+    """(x - point) * scale of int8 or uint8; items are pieces."""
+    load, read = (memory.load_int8, memory.read_int8) if dtype == np.int8 else (memory.load_uint8, memory.read_uint8)
+
+    def dequantize(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        x, out, count = arguments.x, arguments.out, arguments.count
+        scale, point = memory.read_float32(arguments.form), memory.read_float32(arguments.form + 4)
+        last = min(end * _PIECE, count)
+        whole = last - last % LANES
+        for first in range(begin * _PIECE, whole, LANES):
+            memory.store_float32(out + 4 * first, (to_float32(to_int32(load(x + first))) - point) * scale)
+        for index in range(whole, last):
+            memory.write_float32(out + 4 * index, (np.float32(read(x + index)) - point) * scale)
+        return 0
+
+    return native_op(PieceArguments, name=f"dequantize_{np.dtype(dtype).name}")(dequantize)
+
+
+@native_op(PieceArguments)
+def value_range(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Least and largest number of every piece and 0, to float32 [pieces, 2]; NaN if one is NaN or infinite."""
+    x, out, count = arguments.x, arguments.out, arguments.count
+    for piece in range(begin, end):
+        least, most, poison = splat_float32(0.0), splat_float32(0.0), splat_float32(0.0)
+        for first in range(piece * _PIECE, min((piece + 1) * _PIECE, count), LANES):
+            value = memory.load_first(x + 4 * first, min(count - first, LANES))
+            least, most = minimum(least, value), maximum(most, value)
+            poison = poison + (value - value)  # 0, or NaN
+        nothing = reduce_add(poison)
+        memory.write_float32(out + 8 * piece, nothing - reduce_max(0.0 - least))
+        memory.write_float32(out + 8 * piece + 4, nothing + reduce_max(most))
+    return 0
+
+
+@native_op(PieceArguments)
+def quantize_to_range(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """To uint8 over the range of all pieces; nothing is written if that is empty or infinite."""
+    count, ranges, found = arguments.count, arguments.ranges, arguments.found
+    least, most = splat_float32(0.0), splat_float32(0.0)
+    for piece in range(-(-count // _PIECE)):
+        low, high = memory.read_float32(ranges + 8 * piece), memory.read_float32(ranges + 8 * piece + 4)
+        if low != low or high != high:
+            return 0
+        least, most = minimum(least, splat_float32(low)), maximum(most, splat_float32(high))
+    scale = (most - least) / _STEPS
+    one = reduce_max(scale)
+    if not 0.0 < one < np.inf:
+        return 0
+    point = minimum(maximum(rounded((0.0 - least) / scale), 0.0), _STEPS)
+    if begin == 0:
+        memory.write_float32(found, one)
+        memory.write_float32(found + 4, reduce_max(point))
+    _round_pieces(arguments, begin, end, scale, point, 0.0 - point, _STEPS - point)
+    return 0
+
+
+def quantized_to_range(threads: Threads, x: Float32) -> tuple[NDArray[np.uint8], np.float32, int] | None:
+    """uint8 values over the range of x and 0, their scale and zero point.
+
+    None where that range is empty, or not finite.
+    """
+    if x.dtype != np.float32 or not x.size:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with elements")
+    x = np.ascontiguousarray(x)
+    out, found = np.empty(x.shape, np.uint8), np.zeros(2, np.float32)
+    ranges = own_memory("ranges", 8 * -(-x.size // _PIECE))
+    _range_program(x.size).run(threads, x=x, out=out, ranges=ranges, found=found)
+    return (out, found[0], int(found[1])) if found[0] > 0 else None
+
+
+@lru_cache(maxsize=512)
+def _range_program(size: int) -> NodeProgram:
+    items = Items(factor=-(-size // _PIECE))
+    x, out, ranges, found = map(Binding, ("x", "out", "ranges", "found"))
+    measured = PieceArguments(x=x, out=ranges, count=size)
+    rounded = PieceArguments(x=x, out=out, count=size, ranges=ranges, found=found)
+    phases = [[Call(value_range, measured, items)], [Call(quantize_to_range, rounded, items)]]
+    return NodeProgram(phases, 2 * size * _NANOSECONDS_PER_ELEMENT)
+
+
+def quantized_bytes(threads: Threads, x: Float32, scale: float, point: int, dtype: Any) -> NDArray[Any]:
+    """round(x / scale) + point as int8 or uint8, saturated, halves to even; x of any shape."""
+    if x.dtype != np.float32 or dtype not in _BYTES:
+        raise ValueError(f"{x.dtype} cannot become {dtype} here")
+    low, high = (-128, 127) if dtype == np.int8 else (0, 255)
+    return _converted(threads, quantize_bytes, x, scale, point, dtype, low=low, high=high)
+
+
+def dequantized_bytes(threads: Threads, x: NDArray[Any], scale: float, point: int) -> Float32:
+    """(x - point) * scale of int8 or uint8 as float32; x of any shape."""
+    if x.dtype not in _BYTES:
+        raise ValueError(f"x is {x.dtype}, expected int8 or uint8")
+    return _converted(threads, dequantize_op(x.dtype), x, scale, point, np.float32)
+
+
+def _converted(
+    threads: Threads, op: NativeOp, x: NDArray[Any], scale: float, point: int, dtype: Any, **limits: int
+) -> NDArray[Any]:
+    x = np.ascontiguousarray(x)
+    out, form = np.empty(x.shape, dtype), np.array((scale, point), np.float32)
+    if x.size:
+        items, nanoseconds = Items(factor=-(-x.size // _PIECE)), x.size * _NANOSECONDS_PER_ELEMENT
+        run_alone(op, items, nanoseconds, threads, x=x, out=out, count=x.size, form=form, **limits)
+    return out

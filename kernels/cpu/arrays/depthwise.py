@@ -1,0 +1,206 @@
+"""Convolution of each channel with its own kernel, as MobileNet has it, and what ends any convolution.
+
+For the former a plane is first spread into scratch memory, with its pads and with the columns of one residue modulo the
+stride side by side, so that a tap's inputs of sixteen neighbouring outputs are neighbours too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ...checks import Float32, check
+from ..jit.arguments import Address, Arguments
+from ..jit.dsl import inline
+from ..jit.memory import load_first, load_float32 as load, read_float32, store_first, store_float32, write_float32
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES, maximum, minimum, multiply_add, splat_float32
+from ..program.bound_program import run_alone
+from ..program.calls import Items
+from ..program.thread_pool import Threads
+
+_NANOSECONDS_PER_PRODUCT = 0.03
+# Kernels and steps along columns with code of their own.
+_KNOWN_SIZES, _KNOWN_STEPS = (3, 5), (1, 2)
+
+
+Limits: TypeAlias = tuple[float, float]
+NO_LIMITS: Limits = (-np.inf, np.inf)
+_NANOSECONDS_PER_ELEMENT = 0.15
+
+
+class PlanesArguments(Arguments):
+    """Planes of `size` numbers; plane p has bias p modulo `channels`, where there are any."""
+
+    values: Address
+    size: int
+    bias: Address
+    channels: int
+    low: float
+    high: float
+
+
+@native_op(PlanesArguments)
+def finish_planes(arguments: PlanesArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Planes [begin, end) in place: plus their bias, and kept within limits; NaN stay."""
+    size, channels, low, high = arguments.size, arguments.channels, arguments.low, arguments.high
+    for plane in range(begin, end):
+        addend = read_float32(arguments.bias + 4 * (plane % channels)) if channels > 0 else np.float32(0)
+        values = arguments.values + 4 * plane * size
+        for first in range(0, size, LANES):
+            left = min(size - first, LANES)
+            value = load_first(values + 4 * first, left) + addend
+            store_first(values + 4 * first, minimum(maximum(value, low), high), left)
+    return 0
+
+
+def finish_channels(
+    values: Float32, bias: Float32 | None, limits: Limits = NO_LIMITS, *, threads: Threads | None = None
+) -> None:
+    """[N * C, elements] in place: plus the channel's bias [C], and kept within limits.
+
+    Args:
+        threads: None = this thread alone.
+    """
+    check("values", values, (None, None))
+    if bias is not None:
+        check("bias", bias, (None,))
+        if not len(bias) or len(values) % len(bias):
+            raise ValueError(f"{len(values)} planes do not fit {len(bias)} channels")
+    (planes, size), channels = values.shape, 0 if bias is None else len(bias)
+    run_alone(
+        finish_planes, Items(factor=planes), values.size * _NANOSECONDS_PER_ELEMENT, threads,
+        values=values, size=size, bias=bias, channels=channels, low=limits[0], high=limits[1],
+    )  # fmt: skip
+
+
+class DepthwiseArguments(Arguments):
+    """Planes [x_rows, x_columns], a kernel [height, width] and a bias per channel, planes [rows, columns] of results.
+
+    `top`, `left`: pads. `low`, `high`: what results are kept within.
+    """
+
+    x: Address
+    weight: Address
+    bias: Address
+    out: Address
+    channels: int
+    x_rows: int
+    x_columns: int
+    height: int
+    width: int
+    rows: int
+    columns: int
+    row_stride: int
+    column_stride: int
+    top: int
+    left: int
+    low: float
+    high: float
+
+
+@inline
+def _spread(arguments: DepthwiseArguments, x: int, step: int, lanes: int, bands: int, out: int) -> None:
+    """A plane as [bands][residues of the column stride][lanes], zeros outside."""
+    x_rows, x_columns = arguments.x_rows, arguments.x_columns
+    top, left_pad = arguments.top, arguments.left
+    zeros = splat_float32(0.0)
+    for band in range(bands):
+        source = band - top
+        row = x + 4 * source * x_columns
+        for part in range(step):
+            target = out + 4 * (band * step + part) * lanes
+            for lane in range(0, lanes, LANES):
+                store_float32(target + 4 * lane, zeros)
+            if 0 <= source < x_rows:
+                if step == 1:
+                    count = min(x_columns, lanes - left_pad)
+                    for first in range(0, count, LANES):
+                        some = min(count - first, LANES)
+                        store_first(target + 4 * (left_pad + first), load_first(row + 4 * first, some), some)
+                else:
+                    # Of the columns lane * step + part - left_pad, those that lie inside.
+                    first = max(0, -((part - left_pad) // step))
+                    last = min(lanes, (x_columns - 1 - part + left_pad) // step + 1)
+                    for lane in range(first, last):
+                        write_float32(target + 4 * lane, read_float32(row + 4 * (lane * step + part - left_pad)))
+
+
+@once
+def depthwise_op(known: tuple[int, int, int] | None) -> NativeOp:
+    """Items are planes; plane p has the kernel p modulo the number of channels.
+
+    Args:
+        known: height and width of the kernels and stride along columns, for code made for them; None = for any.
+    """
+    known_height, known_width, known_step = known or (0, 0, 0)
+
+    def planes(arguments: DepthwiseArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        height = known_height if known_height > 0 else arguments.height
+        width = known_width if known_width > 0 else arguments.width
+        step = known_step if known_step > 0 else arguments.column_stride
+        rows, columns, row_stride = arguments.rows, arguments.columns, arguments.row_stride
+        low, high = arguments.low, arguments.high
+        lanes, bands = spread_lanes(columns, width, step), (rows - 1) * row_stride + height
+        plane_bytes = 4 * arguments.x_rows * arguments.x_columns
+        for plane in range(begin, end):
+            channel = plane % arguments.channels
+            _spread(arguments, arguments.x + plane * plane_bytes, step, lanes, bands, scratch)
+            bias = splat_float32(read_float32(arguments.bias + 4 * channel))
+            weight = arguments.weight + 4 * channel * height * width
+            out = arguments.out + 4 * plane * rows * columns
+            for row in range(rows):
+                for column in range(0, columns, LANES):
+                    value = bias
+                    for i in range(height):
+                        band = scratch + 4 * (row * row_stride + i) * step * lanes + 4 * column
+                        for j in range(width):
+                            inputs = load(band + 4 * (j % step * lanes + j // step))
+                            value = multiply_add(inputs, read_float32(weight + 4 * (i * width + j)), value)
+                    value = minimum(maximum(value, low), high)
+                    store_first(out + 4 * (row * columns + column), value, min(columns - column, LANES))
+        return 0
+
+    name = "depthwise_" + ("any" if known is None else "_".join(map(str, known)))
+    return native_op(DepthwiseArguments, name=name)(planes)
+
+
+@inline
+def spread_lanes(columns: int, width: int, step: int) -> Any:
+    """Columns of a residue that a whole number of vectors of outputs reads, themselves whole vectors."""
+    needed = -(-columns // LANES) * LANES + (width - 1) // step
+    return -(-needed // LANES) * LANES
+
+
+def depthwise(
+    x: Float32, weight: Float32, bias: Float32, sizes: tuple[int, int], *, strides: tuple[int, int] = (1, 1),
+    pads: tuple[int, int] = (0, 0), limits: Limits = NO_LIMITS, threads: Threads | None = None,
+) -> Float32:  # fmt: skip
+    """[N * C, rows, columns] with [C, height, width] and [C] to [N * C, *sizes], kept within limits.
+
+    Args:
+        pads: rows of zeros above, columns of zeros to the left; what lies beyond the image counts as 0 everywhere.
+        threads: None = this thread alone.
+    """
+    channels, height, width = weight.shape
+    check("x", x, (None, None, None))
+    check("weight", weight, (None, None, None))
+    check("bias", bias, (channels,))
+    if min(strides) < 1 or min(pads) < 0 or min(sizes) < 1:
+        raise ValueError(f"strides {strides}, pads {pads} and sizes {sizes} do not fit")
+    if channels < 1 or len(x) % channels or not height * width:
+        raise ValueError(f"planes {list(x.shape)} and kernels {list(weight.shape)} do not fit")
+    out = np.empty((len(x), *sizes), np.float32)
+    if len(x):
+        (rows, columns), (row_stride, step) = sizes, strides
+        known = (height, width, step) if height == width and height in _KNOWN_SIZES and step in _KNOWN_STEPS else None
+        scratch = 4 * ((rows - 1) * row_stride + height) * step * int(spread_lanes(columns, width, step))
+        run_alone(
+            depthwise_op(known), Items(factor=len(x)), out.size * height * width * _NANOSECONDS_PER_PRODUCT, threads,
+            scratch=scratch, x=x, weight=weight, bias=bias, out=out, channels=channels, x_rows=x.shape[1],
+            x_columns=x.shape[2], height=height, width=width, rows=rows, columns=columns, row_stride=row_stride,
+            column_stride=step, top=pads[0], left=pads[1], low=limits[0], high=limits[1],
+        )  # fmt: skip
+    return out

@@ -1,0 +1,282 @@
+"""Records as functions of arrays: activations, norms, softmax, lookups, products with block-quantised weights, experts.
+
+The calls for each form of operands are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...checks import Float32, check
+from ...ir import Constants, Experts
+from ...weight_layout import BlockMatrix
+from ..jit.arguments import Address, Arguments, Binding, BoundVector
+from ..jit.memory import keep_first, load, store
+from ..jit.native import native_op
+from ..jit.vector import LANES, maximum, reduce_add, reduce_max, splat_float32
+from ..jit.vector_math import exp
+from ..linear.activations import input_bytes, input_call, inputs_at
+from ..linear.calls import Affine, decode_call
+from ..linear.embedding import gather_blocks
+from ..moe.mixture import mixture_phases, mixture_size
+from ..program.bound_program import Kept, NodeProgram, first_element, run_alone
+from ..program.calls import Call, Items, Rows, program_of
+from ..program.lower import mixture_of
+from ..program.packed_weights import PackedWeights
+from ..program.step_table import StepField
+from ..program.thread_pool import Threads, own_memory, rows_context
+from ..rowwise.elementwise import gate as gate_call, unary
+from ..rowwise.norm import norm as norm_call
+
+_NANOSECONDS_PER_NORMALISED = 0.5
+_NANOSECONDS_PER_EXPONENT = 0.5
+_NANOSECONDS_PER_LOOKED_UP = 1.5
+# Rough cost on one thread, in nanoseconds, for deciding whether to share the work.
+_NANOSECONDS_PER_WEIGHT = 0.05
+_NANOSECONDS_PER_PRODUCT = 0.01
+_NANOSECONDS_PER_EXPERT_BYTE = 0.1
+_KEPT = 8
+_NANOSECONDS_PER_ACTIVATION = 0.7
+
+
+def activation(function: str, x: Float32, *parameters: float, threads: Threads | None = None) -> Float32:
+    """A function of UNARY, element by element.
+
+    Args:
+        x: float32 and contiguous, of any shape. parameters: those of the function.
+    """
+    check("x", x, x.shape)
+    out = np.empty_like(x)
+    rows = tuple((name, 4 * x.size, x.size) for name in ("x", "out"))
+    _program(unary, function, rows, *parameters).run(threads, 1, x=x, out=out)
+    return out
+
+
+def gated(function: str, gate: Float32, up: Float32, *, threads: Threads | None = None) -> Float32:
+    """function(gate) * up, such as SwiGLU with "silu" and GEGLU with "gelu_tanh".
+
+    Args:
+        gate, up: float32 [T, F]; each row must be contiguous, so halves of one [T, 2 F] array will do.
+    """
+    check("gate", gate, (None, None), by_rows=True)
+    check("up", up, gate.shape, by_rows=True)
+    out = np.empty(gate.shape, np.float32)
+    rows = tuple((name, x.strides[0], x.shape[1]) for name, x in (("gate", gate), ("up", up), ("out", out)))
+    _program(gate_call, function, rows).run(threads, len(gate), gate=first_element(gate), up=first_element(up), out=out)
+    return out
+
+
+@lru_cache(maxsize=512)
+def _program(
+    call: Callable[..., Call], function: str, rows: tuple[tuple[str, int, int], ...], *told: Any
+) -> NodeProgram:
+    operands = (Rows(Binding(name), stride, width) for name, stride, width in rows)
+    return NodeProgram([[call(function, *operands, *told)]], 0.0, rows[0][2] * _NANOSECONDS_PER_ACTIVATION)
+
+
+def norm(
+    x: Float32, weight: Float32, epsilon: float, *, bias: Float32 | None = None, centred: bool = False,
+    threads: Threads | None = None,
+) -> Float32:  # fmt: skip
+    """x / sqrt(mean(x ** 2) + epsilon) * weight over the last axis, or with `centred` the layer norm, plus a bias.
+
+    Args:
+        x: float32 [T, F]. weight, bias: float32 [F].
+    """
+    out = np.empty(x.shape, np.float32)
+    _run_norm({"x": x, "out": out}, {"weight": weight, "bias": bias}, epsilon, centred, threads)
+    return out
+
+
+def norm_of_sum(
+    x: Float32, residual: Float32, weight: Float32, epsilon: float, *, bias: Float32 | None = None,
+    input_bias: Float32 | None = None, centred: bool = False, threads: Threads | None = None,
+) -> tuple[Float32, Float32]:  # fmt: skip
+    """The norm of s = x + residual + input_bias, and s; otherwise as `norm`.
+
+    Args:
+        residual: float32 [T, F]. input_bias: float32 [F].
+    """
+    out, total = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    vectors = {"weight": weight, "bias": bias, "input_bias": input_bias}
+    _run_norm({"x": x, "residual": residual, "out": out, "total": total}, vectors, epsilon, centred, threads)
+    return out, total
+
+
+def _run_norm(
+    rows: Mapping[str, Float32], vectors: Mapping[str, Float32 | None], epsilon: float, centred: bool,
+    threads: Threads | None,
+) -> None:  # fmt: skip
+    """The norm of arrays by the names of its operands."""
+    x, given = rows["x"], {name: vector for name, vector in vectors.items() if vector is not None}
+    width = x.shape[-1]
+    for name, array in rows.items():
+        check(name, array, (None, width) if name == "x" else x.shape)
+    for name, vector in given.items():
+        check(name, vector, (width,))
+    if x.size:
+        program = _norm_program(width, tuple(rows), tuple(given), epsilon, centred)
+        program.run(threads, len(x), **rows, **given)
+
+
+@lru_cache(maxsize=256)
+def _norm_program(
+    width: int, rows: tuple[str, ...], vectors: tuple[str, ...], epsilon: float, centred: bool
+) -> NodeProgram:
+    operands: dict[str, Any] = {name: Rows(Binding(name), 4 * width, width) for name in rows}
+    operands |= {name: BoundVector(name, size=width) for name in vectors}
+    x, weight, out, skip = (operands.pop(name, None) for name in ("x", "weight", "out", "residual"))
+    call = norm_call(x, weight, epsilon, out, centred=centred, skip=skip, **operands)
+    return NodeProgram([[call]], 0.0, width * _NANOSECONDS_PER_NORMALISED * (len(rows) // 2))
+
+
+class SoftmaxArguments(Arguments):
+    """Rows of `width` numbers side by side."""
+
+    x: Address
+    out: Address
+    width: int
+
+
+@native_op(SoftmaxArguments)
+def softmax(arguments: SoftmaxArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Items are rows. One that is all -infinity, or has a NaN, becomes NaN, as the definition does."""
+    width = arguments.width
+    for row in range(begin, end):
+        x, out = arguments.x + 4 * row * width, arguments.out + 4 * row * width
+        largest = splat_float32(-np.inf)
+        for first in range(0, width, LANES):
+            left = width - first
+            largest = maximum(largest, keep_first(load(x + 4 * first, left), left, -np.inf))
+        top, total = reduce_max(largest), splat_float32(0.0)
+        for first in range(0, width, LANES):
+            left = width - first
+            weight = keep_first(exp(load(x + 4 * first, left) - top), left, 0.0)
+            store(out + 4 * first, weight, left)
+            total = total + weight
+        scale = reduce_add(total)
+        for first in range(0, width, LANES):
+            store(out + 4 * first, load(out + 4 * first, width - first) / scale, width - first)
+    return 0
+
+
+def softmax_rows(threads: Threads, x: Float32) -> Float32:
+    """e ** (x - max) / sum of these along the last axis of float32 x; a row with NaN, or all -infinity, becomes NaN."""
+    if x.dtype != np.float32 or not x.ndim:
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, expected float32 with an axis")
+    x = np.ascontiguousarray(x)
+    out = np.empty(x.shape, np.float32)
+    if x.size:
+        width, nanoseconds = x.shape[-1], x.size * _NANOSECONDS_PER_EXPONENT
+        run_alone(softmax, Items(factor=x.size // width), nanoseconds, threads, x=x, out=out, width=width)
+    return out
+
+
+def block_rows(tokens: NDArray[np.int64], table: BlockMatrix, *, threads: Threads | None = None) -> Float32:
+    """table[tokens] as float32 [T, columns].
+
+    Args:
+        tokens: int64 [T].
+        table: as packed for products, so that it may be shared with a tied head.
+
+    Raises:
+        ValueError: tokens of another type or shape.
+        IndexError: a token is outside the table.
+    """
+    check("tokens", tokens, (None,), np.dtype(np.int64))
+    if tokens.size and (tokens.min() < 0 or tokens.max() >= table.rows):
+        bad = tokens[(tokens < 0) | (tokens >= table.rows)][0]
+        raise IndexError(f"token {bad} is outside the embedding table of {table.rows} rows")
+    out = np.empty((tokens.size, table.columns), np.float32)
+    if tokens.size:
+        context = rows_context(tokens.size)
+        context.array(StepField.TOKEN_IDS, tokens)
+        program = program_of([[gather_blocks(table, Rows.of(out))]])
+        (threads or Threads(1)).run(program, context, nanoseconds=out.size * _NANOSECONDS_PER_LOOKED_UP)
+    return out
+
+
+class BlockLinear:
+    """x @ matrix.T + bias + addend.
+
+    A row of the result depends on that row of x only, to the last bit, whatever else is in the batch.
+
+    Args:
+        bias: float32 [rows].
+        exact: keep activations in float32; otherwise they are rounded to 8 bits per row and block (accuracy level 4).
+        threads: None = the calling thread alone.
+    """
+
+    def __init__(
+        self, matrix: BlockMatrix, bias: Float32 | None = None, *, exact: bool = False, threads: Threads | None = None
+    ) -> None:
+        if bias is not None:
+            check("bias", bias, (matrix.rows,))
+        self._matrix, self._bias, self._exact, self._threads = matrix, bias, exact, threads
+        self._programs: Kept[NodeProgram] = Kept()
+
+    def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
+        """The product, as a new array. Infinities and NaNs of a row reach all its results.
+
+        Args:
+            x: float32 [T, columns].
+            addend: float32 [T, rows], such as a low-rank adapter's share.
+        """
+        matrix, tokens = self._matrix, x.shape[0]
+        check("x", x, (None, matrix.columns))
+        if addend is not None:
+            check("addend", addend, (tokens, matrix.rows))
+        out = np.empty((tokens, matrix.rows), np.float32)
+        if tokens:
+            inputs = own_memory("inputs", input_bytes(matrix, tokens, exact=self._exact))
+            program = self._programs.get(self._made, addend is not None)
+            program.run(self._threads, tokens, x=x, inputs=inputs, addend=addend, out=out)
+        return out
+
+    def _made(self, has_addend: bool) -> NodeProgram:
+        matrix = self._matrix
+        x = Rows(Binding("x"), 4 * matrix.columns, matrix.columns)
+        out, addend = (Rows(Binding(name), 4 * matrix.rows, matrix.rows) for name in ("out", "addend"))
+        branch = Affine(matrix, self._bias, addend if has_addend else None)
+        inputs = inputs_at(Binding("inputs"), matrix, StepField.TOKENS, exact=self._exact)
+        phases = [[input_call(x, inputs)], [decode_call(inputs, branch, out)]]
+        if self._exact and x.width == matrix.padded_columns:
+            phases = [[decode_call(x, branch, out)]]
+        weights = matrix.rows * matrix.columns
+        return NodeProgram(phases, weights * _NANOSECONDS_PER_WEIGHT, weights * _NANOSECONDS_PER_PRODUCT)
+
+
+class ExpertsOfArrays:
+    """A mixture of experts: x float32 [T, H] and scores [T, E] to [T, H]."""
+
+    def __init__(self, record: Experts, weights: PackedWeights, constants: Constants, threads: Threads) -> None:
+        self._mixture = mixture_of(record, weights, constants)
+        self._threads = threads
+        self._programs: Kept[NodeProgram] = Kept(_KEPT)
+
+    def __call__(self, x: Float32, scores: Float32) -> Float32:
+        """The weighted sums of the chosen experts' results."""
+        mixture, tokens = self._mixture, len(x)
+        first, second = mixture.first.matrices, mixture.second.matrices
+        check("x", x, (None, first.columns))
+        check("scores", scores, (tokens, first.experts))
+        out = np.empty((tokens, second.rows), np.float32)
+        if not tokens:
+            return out
+        capacity = 1 << (tokens - 1).bit_length()
+        memory = own_memory("experts", mixture_size(mixture, capacity))
+        program = self._programs.get(self._program, capacity)
+        program.run(self._threads, tokens, x=x, scores=scores, out=out, memory=memory)
+        return out
+
+    def _program(self, capacity: int) -> NodeProgram:
+        mixture, first, second = self._mixture, self._mixture.first.matrices, self._mixture.second.matrices
+        widths = {"x": first.columns, "scores": first.experts, "out": second.rows}
+        rows = {name: Rows(Binding(name), 4 * width, width) for name, width in widths.items()}
+        phases = mixture_phases(mixture, **rows, memory=Binding("memory"), capacity=capacity)
+        return NodeProgram(phases, 0.0, mixture.per_token * first.expert_bytes * _NANOSECONDS_PER_EXPERT_BYTE)

@@ -1,0 +1,193 @@
+"""Convolution with constant kernels: windows are packed in parts that stay in the cache, and multiplied.
+
+Of float32 images, or of 8-bit integers less their zero points: exact sums, or bytes again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import huge_array
+
+from ....checks import Float32
+from ...jit.arguments import Binding
+from ...jit.native import NativeOp
+from ...program.bound_program import Kept, NodeProgram
+from ...program.calls import Call
+from ...program.thread_pool import Threads, own_memory
+from ...rowwise.elementwise import check_function
+from .micro import VECTOR_BYTES, WORD_BYTES, Kind, floats, integers
+from .packing import HALF, PackedOperand, flip_to_unsigned
+from .product import FinishArguments, finish_op, fitting, limits, product_call, result_of
+from .windows import Tables, Windows, pack_byte_windows, pack_windows, window_tables, windows_call
+
+_FLOPS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_FLOAT = 100.0, 0.3
+_PRODUCTS_PER_NANOSECOND, _NANOSECONDS_PER_PACKED_BYTE = 200.0, 0.2
+# Bytes of packed windows at a time, for each thread: what its second cache holds beside the kernels.
+_PART_BYTES = 1 << 19
+_KEPT = 8
+# Bytes behind an image that gathering may touch.
+_SLACK = 64
+
+
+class Convolution:
+    """function(conv(x, kernels) + bias + addend) of images [N, C, ...] that have their pads.
+
+    Args:
+        kernels: what `pack_kernels` made. bias: float32 [M].
+        function, parameters: a key of UNARY and what it takes.
+    """
+
+    def __init__(
+        self, threads: Threads, kernels: PackedOperand, bias: Float32 | None = None, function: str = "copy",
+        parameters: tuple[float, ...] = (),
+    ) -> None:  # fmt: skip
+        self._threads, self._kernels, self._bias = threads, kernels, fitting("bias is", bias, (kernels.lines,))
+        self._function, self._parameters = function, check_function(function, parameters)
+        self._programs: Kept[tuple[NodeProgram, int]] = Kept(_KEPT)
+
+    def __call__(self, x: Float32, windows: Windows, addend: Float32 | None = None) -> Float32:
+        """x: float32 [N, C, ...]; addend: float32 [N, M, counts ...]; to [N, M, counts ...]."""
+        shape = (len(x), self._kernels.lines, *windows.counts)
+        if x.dtype != np.float32 or x.shape[1] * math.prod(windows.kernel) != self._kernels.words:
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, kernels have {self._kernels.words} elements")
+        x, addend = np.ascontiguousarray(x), fitting("addend is", addend, shape)
+        out = np.empty(shape, np.float32)
+        if not out.size:
+            return out
+        program, size = self._programs.get(self._made, x.shape[1:], windows, addend is not None)
+        for image in range(len(x)):
+            added = None if addend is None else addend[image]
+            program.run(self._threads, image=x[image], out=out[image], addend=added, right=own_memory("right", size))
+        return out
+
+    def _made(self, extents: tuple[int, ...], windows: Windows, has_addend: bool) -> tuple[NodeProgram, int]:
+        """The program, and the bytes of packed windows at a time."""
+        kind, kernels, (p, q) = floats(), self._kernels, self._parameters
+        tables = window_tables(extents, windows, kind.tiling)
+        row_bytes, finish = windows.positions * WORD_BYTES, finish_op(kind, self._function)
+        finishing = FinishArguments(
+            out=Binding("out"), out_stride=row_bytes, width=windows.positions, row_bias=self._bias,
+            addend=Binding("addend") if has_addend else None, addend_stride=row_bytes, p=p, q=q,
+        )  # fmt: skip
+        pack = pack_windows(kind.tiling)
+        phases, size = _phases(kind, kernels, windows, tables, pack, 0, finish, finishing, WORD_BYTES, self._threads)
+        flops = 2.0 * kernels.lines * kernels.words * windows.positions
+        packed = kernels.words * windows.positions * _NANOSECONDS_PER_PACKED_FLOAT
+        return NodeProgram(phases, flops / _FLOPS_PER_NANOSECOND + packed), size
+
+
+def _phases(
+    kind: Kind, kernels: PackedOperand, windows: Windows, tables: Tables, pack: NativeOp, flip: int, finish: NativeOp,
+    finishing: FinishArguments, itemsize: int, threads: Threads,
+) -> tuple[list[list[Call]], int]:  # fmt: skip
+    """Windows of "image" are packed to "right", and multiplied, part by part; and the bytes of a part.
+
+    Args:
+        finishing: for all positions. itemsize: bytes of a result.
+    """
+    phases, positions, right, tiling = [], windows.positions, Binding("right"), kind.tiling
+    panels, panel_bytes = tiling.panels(positions), kernels.words * tiling.vectors * VECTOR_BYTES
+    # Equal parts of no more than fit into the threads' caches.
+    parts = -(-panels // max(threads.count, _PART_BYTES * threads.count // panel_bytes))
+    together = -(-panels // parts)
+    for first in range(0, panels, together):
+        count = min(together, panels - first)
+        packing = windows_call(
+            pack, Binding("image"), tables, kernels.words, positions, right, count, first=first, flip=flip
+        )
+        skipped, addend = first * tiling.columns, finishing.addend
+        told = replace(
+            finishing, out=finishing.out + skipped * itemsize, width=positions - skipped,
+            addend=None if addend is None else addend + skipped * itemsize,
+        )  # fmt: skip
+        product = product_call(
+            kind, kernels.data, kernels.lines, right, count, kernels.words, finish, told, threads=threads.count
+        )
+        phases += [[packing], [product]]
+    return phases, together * panel_bytes
+
+
+def supported(dtype: Any, w_zero: Any) -> bool:
+    """Whether kernels of this type and zero points become signed bytes with zero point 0."""
+    return bool(dtype in (np.int8, np.uint8) and np.all(np.asarray(w_zero) == (HALF if dtype == np.uint8 else 0)))
+
+
+class IntegerConvolution:
+    """conv(x - x_zero, kernels - their zero point) + bias of images [N, C, ...], modulo 2 ** 32; see `supported`.
+
+    Args:
+        kernels: what `pack_integer_kernels` made.
+        bias: int32 [M].
+    """
+
+    def __init__(self, threads: Threads, kernels: PackedOperand, bias: NDArray[np.int32] | None = None) -> None:
+        if bias is not None and bias.shape != (kernels.lines,):
+            raise ValueError(f"bias is {list(bias.shape)}, expected [{kernels.lines}]")
+        self._threads, self._kernels = threads, kernels
+        self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
+        self._programs: Kept[tuple[NodeProgram, int]] = Kept(_KEPT)
+
+    def sums(
+        self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int
+    ) -> NDArray[np.int32]:
+        """x: int8 or uint8 [N, C, ...]; pads: before and after, per spatial axis; to int32 [N, M, counts ...]."""
+        return self._run(x, pads, windows, x_zero, np.dtype(np.int32))
+
+    def rounded(
+        self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int, factors: Float32,
+        point: int, dtype: np.dtype[Any],
+    ) -> NDArray[Any]:  # fmt: skip
+        """round(sums * factors [M]) + point, saturated, as int8 or uint8."""
+        return self._run(x, pads, windows, x_zero, dtype, factors, point)
+
+    def _run(
+        self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int, dtype: np.dtype[Any],
+        factors: Float32 | None = None, point: int = 0,
+    ) -> NDArray[Any]:  # fmt: skip
+        kernels = self._kernels
+        if x.dtype not in (np.int8, np.uint8) or x.shape[1] * math.prod(windows.kernel) != kernels.terms:
+            raise ValueError(f"x is {x.dtype} {list(x.shape)}, kernels have {kernels.terms} elements")
+        factors = fitting("factors are", factors, (kernels.lines,))
+        out = np.empty((len(x), kernels.lines, *windows.counts), dtype)
+        if not out.size:
+            return out
+        moved = x_zero + (HALF if x.dtype == np.int8 else 0)
+        row_terms = self._bias - np.int32(moved) * kernels.sums
+        extents = tuple(size + sum(pad) for size, pad in zip(x.shape[2:], pads, strict=True))
+        program, size = self._programs.get(self._made, (x.shape[1], *extents), windows, dtype, x.dtype, point)
+        image = huge_array((x.shape[1] * math.prod(extents) + _SLACK,), x.dtype)
+        inner = tuple(slice(before, before + size) for (before, _), size in zip(pads, x.shape[2:], strict=True))
+        padded = image[:-_SLACK].reshape(x.shape[1], *extents)
+        if any(map(any, pads)):
+            padded[...] = x_zero
+        for index, source in enumerate(x):
+            padded[(slice(None), *inner)] = source
+            right = own_memory("right", size)
+            program.run(self._threads, image=image, out=out[index], right=right, row_terms=row_terms, factors=factors)
+        return out
+
+    def _made(
+        self, extents: tuple[int, ...], windows: Windows, dtype: np.dtype[Any], x_type: np.dtype[Any], point: int
+    ) -> tuple[NodeProgram, int]:
+        """The program, and the bytes of packed windows at a time."""
+        kind, kernels, positions, result = integers(), self._kernels, windows.positions, result_of(dtype)
+        taps, offsets = window_tables(extents, windows, kind.tiling)
+        bases = np.zeros(kernels.words * WORD_BYTES, np.int32)
+        bases[: len(taps)] = taps
+        finishing = FinishArguments(
+            out=Binding("out"), out_stride=positions * dtype.itemsize, width=positions, row_terms=Binding("row_terms"),
+            row_scales=None if result == "int32" else Binding("factors"), **limits(dtype, point),
+        )  # fmt: skip
+        phases, size = _phases(
+            kind, kernels, windows, (bases, offsets), pack_byte_windows(kind.tiling), flip_to_unsigned(x_type),
+            finish_op(kind, "copy", result), finishing, dtype.itemsize, self._threads,
+        )  # fmt: skip
+        costs = kernels.lines / _PRODUCTS_PER_NANOSECOND + _NANOSECONDS_PER_PACKED_BYTE
+        return NodeProgram(phases, kernels.terms * positions * costs), size

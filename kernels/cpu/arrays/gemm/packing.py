@@ -1,0 +1,288 @@
+"""Packing operands: constants once, rows that are computed by operators.
+
+Of 8-bit products four bytes along K make a word, signed on the left, unsigned on the right. A byte of the other kind is
+moved by 128, which is flipping its highest bit; zero points move along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import Arena, huge_array, new_array
+
+from ...jit.arguments import Address, Arguments
+from ...jit.emit import INT32_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
+from ...jit.memory import load_int32, read_int32, read_uint8, store_int32, write_int32
+from ...jit.native import native_op
+from ...jit.vector import reduce_add_integers, splat_int32
+from ...program.calls import Call, Items, program_of
+from ...program.thread_pool import Threads
+from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats, integers
+from .windows import Tables, pack_byte_windows, pack_windows, windows_call
+
+_NANOSECONDS_PER_BYTE = 0.3
+_HIGH_BIT, _HIGH_BITS = 0x80, 0x80808080
+HALF = 128
+
+
+def _emit_turning(e: Emitter, source: Any, line_step: Any, lines: Any, words: Any, out: Any, word_step: Any) -> None:
+    b = e.builder
+    last, stored = b.sub(lines, INT64(1)), e.first_lanes(lines)
+    places = [b.select(b.icmp_signed("<", INT64(m), last), INT64(m), last) for m in range(LANES)]
+    line_at = [e.at(source, b.mul(place, line_step)) for place in places]
+    with e.loop(b.lshr(b.add(words, INT64(LANES - 1)), INT64(4))) as (index, _):
+        first = b.shl(index, INT64(4))
+        left = b.sub(words, first)
+        loaded = e.first_lanes(left)
+        vectors = [e.load_masked(e.at(line, b.shl(first, INT64(2))), INT32_VECTOR, loaded) for line in line_at]
+        target, nothing = e.at(out, b.mul(first, word_step)), constant(stored.type, 0)
+        for place, vector in enumerate(e.transposed(vectors)):
+            mask = b.select(b.icmp_signed("<", INT64(place), left), stored, nothing)
+            e.store_masked(vector, e.at(target, b.mul(word_step, INT64(place))), mask)
+
+
+# Word k of line m, at source + m * line_step + 4 * k, goes to out + k * word_step + 4 * m; nothing else is touched.
+# Its arguments, one tuple: source, line_step, lines (1 to 16), words (at least 1), out, word_step.
+turn_lines = micro_kernel(_emit_turning)
+
+
+@dataclass(frozen=True)
+class PackedOperand:
+    """A packed constant operand.
+
+    Attributes:
+        data: in words. lines: rows (left) or columns (right). words: along K; terms: K.
+        moved: what was added to bytes. sums: int32 [lines], of bytes as they are packed.
+    """
+
+    data: NDArray[Any]
+    lines: int
+    words: int
+    terms: int
+    moved: int = 0
+    sums: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+def pack_weight(threads: Threads, weight: NDArray[np.float32], arena: Arena | None = None) -> PackedOperand:
+    """[K, N] float32 of any strides as panels [panel][K][columns]; what lies beyond the last column is unused.
+
+    Args:
+        arena: where the panels get their memory; None = on their own.
+
+    Raises:
+        ValueError: the matrix spans more than tables of int32 reach.
+    """
+    tiling, (words, lines) = floats().tiling, weight.shape
+    data = new_array(arena, (tiling.panels(lines), words, tiling.columns), weight.dtype)
+    tables = matrix_tables(weight, tiling, words)
+    _run(threads, data, windows_call(pack_windows(tiling), weight, tables, words, lines, data, len(data)))
+    return PackedOperand(data, lines, words, words)
+
+
+def pack_integer_weight(threads: Threads, weight: NDArray[Any], arena: Arena | None = None) -> PackedOperand:
+    """The same of int8 or uint8 as panels [panel][words][columns][4]."""
+    tiling, (terms, lines) = integers().tiling, weight.shape
+    words, panels, flip = tiling.words(terms), tiling.panels(lines), flip_to_unsigned(weight.dtype)
+    moved = HALF if weight.dtype == np.int8 else 0
+    if lines % LANES or weight.strides[1] != 1:
+        weight = _with_slack(weight)
+    data = new_array(arena, (panels, words, tiling.columns), np.uint32)
+    tables, sums = matrix_tables(weight, tiling, words * WORD_BYTES), np.empty(panels * tiling.columns, np.int32)
+    packing = windows_call(pack_byte_windows(tiling), weight, tables, words, lines, data, panels, flip=flip)
+    summed = PanelSumsArguments(panels=data, word_count=words, terms=terms, vectors=tiling.vectors, sums=sums)
+    _run(threads, data, packing, Call(sum_byte_panels, summed, Items(factor=panels)))
+    return PackedOperand(data, lines, words, terms, moved, sums[:lines])
+
+
+def _run(threads: Threads, out: NDArray[Any], *calls: Call) -> None:
+    threads.run(program_of([[call] for call in calls]), nanoseconds=out.nbytes * _NANOSECONDS_PER_BYTE)
+
+
+def _with_slack(matrix: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous copy behind whose end a few bytes may be read, as gathering does."""
+    memory = np.empty(matrix.size + LANES, matrix.dtype)
+    copy = memory[: matrix.size].reshape(matrix.shape)
+    copy[...] = matrix
+    return copy
+
+
+def matrix_tables(matrix: NDArray[Any], tiling: Tiling, rows: int) -> Tables:
+    """Where the rows of a matrix begin (filled up to so many), and where its columns lie in a row, in elements."""
+    steps = [stride // matrix.itemsize for stride in matrix.strides]
+    if min(steps) < 0 or sum(step * size for step, size in zip(steps, matrix.shape, strict=True)) >= 1 << 31:
+        raise ValueError(f"a matrix of shape {list(matrix.shape)} and strides {list(matrix.strides)} cannot be packed")
+    bases = np.zeros(rows, np.int32)
+    bases[: len(matrix)] = np.arange(len(matrix)) * steps[0]
+    offsets = np.zeros(tiling.panels(matrix.shape[1]) * tiling.columns, np.int32)
+    offsets[: matrix.shape[1]] = np.arange(matrix.shape[1]) * steps[1]
+    return bases, offsets
+
+
+def pack_kernels(kernels: NDArray[np.float32]) -> PackedOperand:
+    """[M, C, kernel ...] float32 as panels of rows, word by word."""
+    rows = kernels.reshape(len(kernels), -1)
+    return PackedOperand(left_panels(rows, floats().tiling), *rows.shape, rows.shape[1])
+
+
+def pack_integer_kernels(kernels: NDArray[Any]) -> PackedOperand:
+    """The same of int8 or uint8."""
+    matrix, tiling = np.ascontiguousarray(kernels.reshape(len(kernels), -1)), integers().tiling
+    lines, terms = matrix.shape
+    words, moved = tiling.words(terms), 0 if matrix.dtype == np.int8 else -HALF
+    rows = np.zeros((lines, words * WORD_BYTES), np.uint8)
+    rows[:, :terms] = matrix.view(np.uint8) ^ np.uint8(_HIGH_BIT if moved else 0)
+    sums = matrix.sum(axis=1, dtype=np.int32) + np.int32(moved * terms)
+    return PackedOperand(left_panels(rows.view(np.uint32), tiling), lines, words, terms, moved, sums)
+
+
+def left_panels(rows: NDArray[Any], tiling: Tiling) -> NDArray[Any]:
+    """Rows of words [M, K] as left panels."""
+    lines, words = rows.shape
+    data = huge_array((tiling.left_bytes(lines, words) // WORD_BYTES,), rows.dtype)
+    panels = -(-lines // tiling.rows)
+    for panel in range(panels):
+        row, following = (first_row(index, panels, lines) for index in (panel, panel + 1))
+        part = rows[row:following]
+        data[row * words : following * words] = (part if tiling.is_tiled else part.T).reshape(-1)
+    return data
+
+
+class RowsArguments(Arguments):
+    """Rows of words, and the panels that they become."""
+
+    x: Address
+    x_stride: int
+    rows: int
+    panels: int
+    word_count: int
+    out: Address
+
+
+@native_op(RowsArguments)
+def pack_rows(arguments: RowsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Rows of words, each contiguous, as left panels; items are panels."""
+    stride, rows, panels = arguments.x_stride, arguments.rows, arguments.panels
+    words = arguments.word_count
+    for panel in range(begin, end):
+        row = first_row(panel, panels, rows)
+        height = first_row(panel + 1, panels, rows) - row
+        x, out = arguments.x + row * stride, arguments.out + 4 * row * words
+        turn_lines((x, stride, height, words, out, 4 * height))
+    return 0
+
+
+class PanelSumsArguments(Arguments):
+    """Right panels of so many words and vectors of columns, of which `terms` bytes along K count; int32 sums."""
+
+    panels: Address
+    word_count: int
+    terms: int
+    vectors: int
+    sums: Address
+
+
+@native_op(PanelSumsArguments)
+def sum_byte_panels(arguments: PanelSumsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """What the columns of right panels add up to; items are panels, the places behind the terms are not counted."""
+    words, terms, vectors = arguments.word_count, arguments.terms, arguments.vectors
+    whole, step = terms // WORD_BYTES, vectors * VECTOR_BYTES
+    rest = (1 << 8 * (terms - whole * WORD_BYTES)) - 1
+    for column in range(begin * vectors, end * vectors):
+        panel = column // vectors
+        place = (column - panel * vectors) * VECTOR_BYTES
+        address = arguments.panels + panel * words * step + place
+        sums = splat_int32(0)
+        for index in range(whole):
+            v = load_int32(address + index * step)
+            sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF) + ((v >> 24) & 0xFF)
+        if rest:
+            v = load_int32(address + whole * step) & rest
+            sums = sums + (v & 0xFF) + ((v >> 8) & 0xFF) + ((v >> 16) & 0xFF)
+        store_int32(arguments.sums + column * VECTOR_BYTES, sums)
+    return 0
+
+
+class ByteRowsArguments(Arguments):
+    """Rows of `terms` bytes, the left panels and the int32 sums that they become.
+
+    `flip`: 0, or the highest bit of four bytes. `word_count`: words of a row, filled up with zeros. `is_tiled`: a row
+    stays in one piece.
+    """
+
+    x: Address
+    x_stride: int
+    rows: int
+    panels: int
+    terms: int
+    out: Address
+    sums: Address
+    flip: int
+    word_count: int
+    is_tiled: int
+
+
+def flip_to_unsigned(dtype: Any) -> int:
+    """`flip` for windows of this type: signed bytes become unsigned ones."""
+    return _HIGH_BITS - (1 << 32) if dtype == np.int8 else 0
+
+
+@native_op(ByteRowsArguments)
+def pack_byte_rows(arguments: ByteRowsArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Rows of bytes, each contiguous, as left panels, and the sums of rows; items are panels."""
+    stride, rows, panels = arguments.x_stride, arguments.rows, arguments.panels
+    terms, flip = arguments.terms, arguments.flip
+    words, whole, is_tiled = arguments.word_count, terms // WORD_BYTES, arguments.is_tiled
+    for panel in range(begin, end):
+        row = first_row(panel, panels, rows)
+        height = first_row(panel + 1, panels, rows) - row
+        for m in range(height):
+            x = arguments.x + (row + m) * stride
+            step = 4 if is_tiled else 4 * height
+            out = arguments.out + 4 * (row * words + (m * words if is_tiled else m))
+            vectors = whole // LANES
+            for index in range(vectors * LANES if is_tiled else 0, whole):
+                write_int32(out + index * step, read_int32(x + 4 * index) ^ flip)
+            for index in range(whole, words):
+                write_int32(out + index * step, 0)
+            total = 0
+            if whole * WORD_BYTES < terms:
+                value = 0
+                for place in range(terms - WORD_BYTES * whole):
+                    byte = read_uint8(x + WORD_BYTES * whole + place) ^ (flip & 0xFF)
+                    value += byte << (8 * place)
+                    total += byte - 256 if byte >= 128 else byte
+                write_int32(out + whole * step, value)
+            sums = splat_int32(0)
+            for vector in range(vectors):
+                v = load_int32(x + 4 * LANES * vector)
+                v = v + flip - ((v & flip) << 1)  # exclusive or
+                if is_tiled:
+                    store_int32(out + 4 * LANES * vector, v)
+                sums = sums + ((v << 24) >> 24) + ((v << 16) >> 24) + ((v << 8) >> 24) + (v >> 24)
+            total += reduce_add_integers(sums)
+            for place in range(vectors * LANES * WORD_BYTES, whole * WORD_BYTES):
+                byte = read_uint8(x + place) ^ (flip & 0xFF)
+                total += byte - 256 if byte >= 128 else byte
+            write_int32(arguments.sums + 4 * (row + m), total)
+    return 0
+
+
+def byte_rows_call(x: Any, dtype: Any, rows: int, terms: int, tiling: Tiling, out: Any, sums: Any) -> Call:
+    """Pack contiguous rows of bytes of a type, from an address to others."""
+    panels, flip = -(-rows // tiling.rows), _HIGH_BITS - (1 << 32) if dtype == np.uint8 else 0
+    arguments = ByteRowsArguments(
+        x=x, x_stride=terms, rows=rows, panels=panels, terms=terms, out=out, sums=sums, flip=flip,
+        word_count=tiling.words(terms), is_tiled=tiling.is_tiled,
+    )  # fmt: skip
+    return Call(pack_byte_rows, arguments, Items(factor=panels))
+
+
+def rows_call(x: Any, stride: int, rows: int, words: int, tiling: Tiling, out: Any) -> Call:
+    """Pack rows of words, `stride` bytes apart, from an address to another."""
+    panels = -(-rows // tiling.rows)
+    arguments = RowsArguments(x=x, x_stride=stride, rows=rows, panels=panels, word_count=words, out=out)
+    return Call(pack_rows, arguments, Items(factor=panels))

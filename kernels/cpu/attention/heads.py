@@ -1,0 +1,125 @@
+"""One head of one token, made ready: RMS norm (Zhang & Sennrich 2019) where the model has it, then rotary position
+embedding (Su et al. 2021), then a factor. Queries are made so where they are used and keys where they are stored, so
+that neither needs memory of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..jit import memory
+from ..jit.dsl import inline
+from ..jit.native import native_op
+from ..jit.vector import LANES, multiply_add, reduce_add, splat_float32
+from ..program.calls import row_at
+from ..program.step_table import ErrorCode, StepField
+from .arguments import AttentionArguments, position_of, sequence_of
+from .hadamard import turn
+
+
+def head_bytes(size: int) -> int:
+    """Bytes from a head that is ready to the next: float32, and room for vectors that begin at any element of it."""
+    return 4 * (-(-size // LANES) * LANES + LANES)
+
+
+# The same inside operators.
+head_stride = inline(head_bytes)
+
+
+@native_op(AttentionArguments)
+def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head: int, out: int) -> int:
+    """Called by the other operators: the query heads of KV head `head` of a row, or its key if `head` is -1 - KV head.
+
+    Heads are written from `out` on, `head_bytes` apart, zeros behind each; so many bytes before `out` are written too.
+    """
+    size, half = arguments.head_size, arguments.half
+    stride = head_stride(size)
+    position, cos, sin = position_of(context, row), np.int64(0), np.int64(0)
+    if half > 0:
+        is_long = arguments.long_cos != 0
+        if is_long:
+            tables = memory.read_int64(context + 8 * StepField.ROPE_TABLE)
+            is_long = memory.read_int32(tables + 4 * sequence_of(context, row)) != 0
+        if position < 0 or position >= (arguments.long_positions if is_long else arguments.positions):
+            return ErrorCode.ROTARY_POSITION.value
+        cos = (arguments.long_cos if is_long else arguments.cos) + 4 * half * position
+        sin = (arguments.long_sin if is_long else arguments.sin) + 4 * half * position
+    if head < 0:
+        source = row_at(arguments.key, row) + 4 * (-1 - head) * size
+        count: Any = np.int64(1)
+        norm, factor = arguments.k_norm, np.float32(1.0)
+    else:
+        count, norm, factor = arguments.group, arguments.q_norm, np.float32(arguments.query_factor)
+        source = row_at(arguments.query, row) + 4 * head * count * size
+    for index in range(count):
+        _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
+        if arguments.turned != 0:
+            turn(out + index * stride, size)
+    return 0
+
+
+@inline
+def _make_ready(
+    arguments: AttentionArguments, source: int, norm: int, factor: float, cos: int, sin: int, work: int, out: int
+) -> None:
+    """Norm (if the address of its weight is not 0), rotation (if there are tables) and factor of one head."""
+    size, half = arguments.head_size, arguments.half
+    for i in range(0, size, LANES):
+        memory.store_float32(work + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
+    end = (size + LANES - 1) // LANES * LANES
+    memory.store_float32(work + 4 * end, splat_float32(0.0))
+    memory.store_float32(out + 4 * (end - LANES), splat_float32(0.0))
+    memory.store_float32(out + 4 * end, splat_float32(0.0))
+    if norm != 0:
+        _normalize(work, norm, size, arguments.epsilon)
+    if half > 0:
+        if arguments.interleaved != 0:
+            _rotate_neighbours(work, cos, sin, half, out)
+        else:
+            _rotate_halves(work, cos, sin, half, out)
+    # Vectors of the rotation may reach behind it, so that the rest comes after it.
+    for i in range(2 * half, size, LANES):
+        memory.store_float32(out + 4 * i, memory.load_float32(work + 4 * i))
+    for i in range(0, size, LANES):
+        memory.store_float32(out + 4 * i, memory.load_float32(out + 4 * i) * factor)
+
+
+@inline
+def _normalize(x: int, weight: int, size: int, epsilon: float) -> None:
+    squares = splat_float32(0.0)
+    for i in range(0, size, LANES):
+        value = memory.load_float32(x + 4 * i)
+        squares = multiply_add(value, value, squares)
+    inverse = np.float32(1.0) / np.float32(math.sqrt(reduce_add(squares) / np.float32(size) + epsilon))
+    for i in range(0, size, LANES):
+        normed = memory.load_float32(x + 4 * i) * inverse * memory.load_first(weight + 4 * i, min(size - i, LANES))
+        memory.store_float32(x + 4 * i, normed)
+
+
+@inline
+def _rotate_halves(x: int, cos: int, sin: int, half: int, out: int) -> None:
+    """Pairs are (0, half), (1, half + 1), ..."""
+    for i in range(0, half, LANES):
+        count = min(half - i, LANES)
+        first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
+        cosine, sine = memory.load_first(cos + 4 * i, count), memory.load_first(sin + 4 * i, count)
+        memory.store_float32(out + 4 * i, first * cosine - second * sine)
+    # After the first halves, because their last vector may reach into the second ones.
+    for i in range(0, half, LANES):
+        count = min(half - i, LANES)
+        first, second = memory.load_float32(x + 4 * i), memory.load_float32(x + 4 * (half + i))
+        cosine, sine = memory.load_first(cos + 4 * i, count), memory.load_first(sin + 4 * i, count)
+        memory.store_float32(out + 4 * (half + i), second * cosine + first * sine)
+
+
+@inline
+def _rotate_neighbours(x: int, cos: int, sin: int, half: int, out: int) -> None:
+    """Pairs are (0, 1), (2, 3), ..."""
+    for i in range(half):
+        first, second = memory.read_float32(x + 8 * i), memory.read_float32(x + 8 * i + 4)
+        cosine, sine = memory.read_float32(cos + 4 * i), memory.read_float32(sin + 4 * i)
+        memory.write_float32(out + 8 * i, first * cosine - second * sine)
+        memory.write_float32(out + 8 * i + 4, second * cosine + first * sine)

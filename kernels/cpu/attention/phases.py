@@ -1,0 +1,273 @@
+"""Attention in programs: the calls of one layer, and how the rows of a step are cut into work for all layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache_layout import PagedLayer
+from ...checks import Float32, check
+from ...device import StepContext
+from ...ir import Attention, Rope
+from ..jit.native import NativeOp
+from ..program.calls import Call, Items, Phases, Rows
+from ..program.step_table import ContextTable, StepField
+from . import amx_products, vector_products
+from .arguments import AttentionArguments
+from .decode import (
+    SPLIT_FIELDS,
+    SPLIT_TOKENS,
+    WEIGHT_BYTES,
+    attend_splits,
+    decode_scratch,
+    heads_per_pass,
+    merge_splits,
+    weigh_split,
+)
+from .heads import make_heads_ready
+from .int8_products import add_packed_values_op, multiply_packed_keys_op
+from .packing import pack_queries_op, pack_weights_op
+from .pages import PACKED_BITS
+from .panels import BLOCK_TOKENS, SCORE_BYTES, Panels
+from .prefill import BLOCK_FIELDS, load_chunk_op, prefill_op, prefill_rows, uses_tiles, weigh_rows_op
+from .products import add_values_op, multiply_keys_op
+from .store import store_op, store_scratch
+
+Int32: TypeAlias = NDArray[np.int32]
+Int64: TypeAlias = NDArray[np.int64]
+
+
+def kv_splits(positions: Int64) -> Int32:
+    """The splits that the contexts of these rows are cut into, whatever a layer's window.
+
+    Args:
+        positions: int64 [DECODE_ROWS].
+
+    Returns:
+        int32 [KV_SPLITS, 2]: row, and number of the split in the row's context. Splits of a row follow each other.
+    """
+    # A bad position has a split too, which refuses it.
+    counts = [max(position // SPLIT_TOKENS, 0) + 1 for position in positions.tolist()]
+    splits = [(row, split) for row, count in enumerate(counts) for split in range(count)]
+    return np.array(splits, np.int32).reshape(-1, SPLIT_FIELDS)
+
+
+def row_blocks(positions: Int64, cu_seqlens_q: Int32, decode_sequences: int) -> Int32:
+    """The blocks of neighbouring tokens that the prefill rows are cut into; those with the longest context come first.
+
+    Args:
+        positions: int64 [T]. query_start: int32 [S + 1].
+
+    Returns:
+        int32 [PREFILL_BLOCKS, 3]: sequence, first row, number of rows.
+    """
+    if decode_sequences == len(cu_seqlens_q) - 1:
+        return np.empty((0, BLOCK_FIELDS), np.int32)
+    starts = cu_seqlens_q[decode_sequences:].astype(np.int64)
+    blocks = -(-np.diff(starts) // BLOCK_TOKENS)
+    sequences = np.repeat(np.arange(len(blocks)), blocks)
+    numbers = np.arange(len(sequences)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    first = starts[sequences] + numbers * BLOCK_TOKENS
+    result = np.empty((len(sequences), BLOCK_FIELDS), np.int32)
+    result[:, 0] = sequences + decode_sequences
+    result[:, 1] = first
+    result[:, 2] = np.minimum(starts[sequences + 1] - first, BLOCK_TOKENS)
+    return result[np.argsort(-positions[first], kind="stable")]
+
+
+# Looked up once: in Python 3.11 that costs more than writing the field.
+_COUNTS = (
+    StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.TABLE_WIDTH,
+    StepField.KV_SPLITS, StepField.PREFILL_BLOCKS,
+)  # fmt: skip
+_ARRAYS = (
+    StepField.TOKEN_IDS, StepField.POSITIONS, StepField.CONTEXT_LENGTHS, StepField.BLOCK_TABLES,
+    StepField.SLOT_MAPPING, StepField.LOGITS_INDICES, StepField.ROPE_TABLE,
+    StepField.SEQUENCE_OF_ROW, StepField.ROW_SPLITS, StepField.ROW_BLOCKS,
+)  # fmt: skip
+
+
+def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) -> None:
+    """Write a step into the table that its programs read.
+
+    Args:
+        floats_per_split: the greatest `partial_floats` of all layers.
+    """
+    starts, decode_sequences = step.cu_seqlens_q, step.num_decode_sequences
+    tokens, decode = len(step.tokens), int(starts[decode_sequences])
+    splits = kv_splits(step.positions[:decode])
+    blocks = row_blocks(step.positions, starts, decode_sequences)
+    lengths = starts[1:] - starts[:-1]
+    counts = (
+        tokens, decode, tokens - decode, len(step.logits_indices), step.block_tables.shape[1], len(splits), len(blocks),
+    )  # fmt: skip
+    for field, count in zip(_COUNTS, counts, strict=True):
+        table.count(field, count)
+    sequences = np.arange(len(lengths), dtype=np.int32)
+    arrays: tuple[NDArray[Any], ...] = (
+        step.tokens, step.positions, step.context_lens, step.block_tables, step.slot_mapping,
+        step.logits_indices, step.rope_table, sequences.repeat(lengths), splits, blocks,
+    )  # fmt: skip
+    for field, array in zip(_ARRAYS, arrays, strict=True):
+        table.array(field, array)
+    table.room(StepField.PARTIALS, len(splits) * floats_per_split, np.float32)
+
+
+_LOG2_E = 1 / math.log(2)
+_LINE = 64
+
+
+def attention_phases(
+    record: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
+) -> Phases:
+    """What `records.Attention` says, as calls. Decode rows are computed in float32, over packed pages in integers.
+    Prefill rows are computed in float32 if the pages are float32, or without AMX; else products take bfloat16 and sum
+    in float32.
+
+    Operators refuse (`program.context.ErrorCode`) slots, positions and pages that lead outside the cache or the tables.
+
+    Args:
+        rows: queries [T, heads * head_size], keys [T, kv_heads * head_size] and values [T, kv_heads * v_head_size],
+            which never change; they may be columns of one packed projection.
+        out: [T, heads * v_head_size].
+        layer: the pages; query heads h * group to (h + 1) * group - 1 use KV head h.
+        constant: what a name stands for, contiguous; None for "".
+    """
+    found = [constant(name) for name in (record.sinks, record.q_norm, record.k_norm)]
+    sinks, q_norm, k_norm = (None if one is None else one.reshape(-1) for one in found)
+    _check(record, (*rows, out), layer, {"sinks": sinks, "q_norm": q_norm, "k_norm": k_norm})
+    if sinks is None and record.smooth_softmax:
+        sinks = np.zeros(record.heads, np.float32)
+    scale, group = record.scale or 1 / math.sqrt(layer.head_size), record.heads // layer.kv_heads
+    shared: dict[str, Any] = {
+        **dict(zip(("query", "key", "value"), rows, strict=True)),
+        "out": out,
+        "key_pages": layer.keys,
+        "key_block": layer.keys.strides[0],
+        "value_pages": layer.values,
+        "value_block": layer.values.strides[0],
+        "num_blocks": layer.num_blocks,
+        "kv_heads": layer.kv_heads,
+        "group": group,
+        "head_size": layer.head_size,
+        "v_head_size": layer.v_head_size,
+        "key_page": layer.keys.strides[1],
+        "value_page": layer.values.strides[1],
+        "turned": layer.kind == "int4",
+        "weight_groups": layer.packed.value_groups if layer.packed else 0,
+        "query_factor": scale / record.softcap if record.softcap else scale * _LOG2_E,
+        "score_cap": record.softcap * _LOG2_E,
+        "window": record.window,
+        "sinks": None if sinks is None else np.ascontiguousarray(sinks * np.float32(_LOG2_E)),
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+        "epsilon": record.epsilon,
+        "make_ready": make_heads_ready,
+        **({} if record.rope is None else _rope_arguments(record.rope, layer.head_size, constant)),
+    }
+    return _phases(shared, layer, group)
+
+
+def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float32 | None]) -> dict[str, Any]:
+    """Those of AttentionArguments that say how to rotate."""
+    cos, sin = constant(rope.cos), constant(rope.sin)
+    long_cos, long_sin = constant(rope.long_cos), constant(rope.long_sin)
+    assert cos is not None and sin is not None
+    half = cos.shape[-1]
+    check("cos", cos, (None, None))
+    check("sin", sin, cos.shape)
+    if (long_cos is None) != (long_sin is None):
+        raise ValueError("long_cos and long_sin are given together or not at all")
+    if long_cos is not None and long_sin is not None:
+        check("long_cos", long_cos, (None, half))
+        check("long_sin", long_sin, long_cos.shape)
+    if not 0 < 2 * half <= head_size:
+        raise ValueError(f"cos has {half} columns, expected at most half of the head size {head_size}")
+    return {
+        "cos": cos,
+        "sin": sin,
+        "positions": len(cos),
+        "long_cos": long_cos,
+        "long_sin": long_sin,
+        "long_positions": 0 if long_cos is None else len(long_cos),
+        "half": half,
+        "interleaved": rope.interleaved,
+    }
+
+
+def _check(record: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapping[str, Float32 | None]) -> None:
+    heads, kv_heads, head_size, v_head_size = record.heads, layer.kv_heads, layer.head_size, layer.v_head_size
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ValueError(f"there are {heads} query heads, expected a multiple of the cache's {kv_heads} KV heads")
+    if record.window == 0 or record.window < -1:
+        raise ValueError(f"window is {record.window}, expected -1 or a positive number of tokens")
+    if record.softcap < 0:
+        raise ValueError(f"softcap is {record.softcap}, expected 0 or a positive number")
+    widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
+    for name, given, width in zip(("query", "key", "value", "out"), rows, widths, strict=True):
+        if given.width != width:
+            raise ValueError(f"{name} has rows of {given.width} numbers, expected {width}")
+    for name, vector in vectors.items():
+        if vector is not None:
+            check(name, vector, (heads if name == "sinks" else head_size,))
+
+
+def _phases(shared: Mapping[str, Any], layer: PagedLayer, group: int) -> Phases:
+    """The calls, from what all of their arguments have in common."""
+    kind, panels = layer.kind, Panels(group, layer.head_size, layer.v_head_size)
+
+    def call(op: NativeOp, own: Mapping[str, Any], counted: StepField, scratch: int) -> Call:
+        scratch = -(-scratch // _LINE) * _LINE
+        return Call(op, AttentionArguments(**shared, **own), Items(counted, layer.kv_heads), scratch)
+
+    decode = decode_operators(group, layer.head_size, layer.v_head_size, kind)
+    prefill = prefill_operators(panels, layer.head_size, kind)
+    return [
+        [call(store_op(kind), {}, StepField.TOKENS, store_scratch(layer.head_size, layer.v_head_size))],
+        [
+            call(attend_splits, decode, StepField.KV_SPLITS, decode_scratch(group, layer)),
+            call(prefill_op(kind), prefill, StepField.PREFILL_BLOCKS, panels.bytes),
+        ],
+        [call(merge_splits, {}, StepField.KV_SPLITS, 0)],
+    ]
+
+
+def decode_operators(group: int, head_size: int, v_head_size: int, kind: str) -> dict[str, Any]:
+    """The operators that those of decode rows call."""
+    rows, bits = heads_per_pass(group, kind), PACKED_BITS.get(kind)
+    own = {"rows_at_once": rows, "weigh": weigh_split}
+    if bits is None:
+        half = kind == "float16"
+        return own | {
+            "multiply_keys": multiply_keys_op(rows, head_size, half, True),
+            "add_values": add_values_op(rows, v_head_size, half, True, WEIGHT_BYTES),
+        }
+    return own | {
+        "multiply_keys": multiply_packed_keys_op(rows, head_size, bits),
+        "add_values": add_packed_values_op(rows, v_head_size, bits),
+        "pack_queries": pack_queries_op(bits),
+        "pack_weights": pack_weights_op(bits),
+    }
+
+
+def prefill_operators(panels: Panels, head_size: int, kind: str) -> dict[str, Any]:
+    """The operators that those of prefill rows call."""
+    rows = prefill_rows(kind)
+    own = {
+        "rows_at_once": rows,
+        "weigh": weigh_rows_op(kind),
+        "panels": panels.table,
+        "load_chunk": load_chunk_op(kind),
+    }
+    if uses_tiles(kind):
+        return own | {"multiply_group": amx_products.multiply_tile_group, "add_group": amx_products.add_tile_group}
+    return own | {
+        "multiply_keys": multiply_keys_op(rows, head_size, False, False),
+        "add_values": add_values_op(rows, panels.v_head_size, False, False, SCORE_BYTES),
+        "multiply_group": vector_products.multiply_vector_group,
+        "add_group": vector_products.add_vector_group,
+    }

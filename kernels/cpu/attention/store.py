@@ -1,0 +1,127 @@
+"""New keys and values go into their pages: one item is one head of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...cache_layout import PAGE_TOKENS
+from ..jit import memory
+from ..jit.dsl import inline
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import LANES
+from ..program.calls import Rows, row_at
+from ..program.driver import call_operator
+from ..program.step_table import ErrorCode, StepField
+from .arguments import AttentionArguments
+from .hadamard import turn
+from .heads import head_bytes, head_stride
+from .packing import round_head_of
+from .pages import PACKED_BITS, item_bytes, key_columns, value_columns
+
+_AHEAD = 4  # rows
+_LINE = 64
+
+
+@inline
+def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
+    """Ask for a part of a row, which may lie behind the last."""
+    place = row_at(rows, row) + 4 * column
+    for i in range(0, 4 * width, _LINE):
+        memory.prefetch(place + i)
+
+
+def store_scratch(head_size: int, v_head_size: int) -> int:
+    """Bytes of scratch that `store_op` needs."""
+    return head_bytes(head_size) + 2 * head_bytes(max(head_size, v_head_size))
+
+
+@once
+def store_op(kind: str) -> NativeOp:
+    """Norm and rotate keys, and store keys and values at the step's SLOT_MAPPING as pages of a kind hold them.
+
+    Everything is rounded to nearest even, once.
+    """
+    store_key, store_value = _packed_of(PACKED_BITS[kind]) if kind in PACKED_BITS else _floats_of(kind)
+
+    def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * StepField.TOKENS)
+        size, v_size = arguments.head_size, arguments.v_head_size
+        ready = scratch + head_stride(size)
+        work = ready + head_stride(max(size, v_size))
+        for item in range(begin, end):
+            # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
+            row, head = item % rows, item // rows
+            slot = memory.read_int64(memory.read_int64(context + 8 * StepField.SLOT_MAPPING) + 8 * row)
+            if slot < 0 or slot >= blocks * PAGE_TOKENS:
+                return ErrorCode.SLOT.value
+            status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)
+            if status != 0:
+                return status
+            block, token = slot // PAGE_TOKENS, slot % PAGE_TOKENS
+            key_page = arguments.key_pages + block * arguments.key_block + head * arguments.key_page
+            store_key(ready, size, key_page, token, work)
+            value_page = arguments.value_pages + block * arguments.value_block + head * arguments.value_page
+            source = row_at(arguments.value, row) + 4 * head * v_size
+            store_value(source, v_size, value_page, token, ready, work)
+            _fetch(arguments.key, row + _AHEAD, head * size, size)
+            _fetch(arguments.value, row + _AHEAD, head * v_size, v_size)
+        return 0
+
+    return native_op(AttentionArguments, name=f"store_kv_{kind}")(store_kv)
+
+
+# How a key (float32, zeros behind it) and a value (float32) become a token of a page; `ready` and `work` have room for
+# a head each.
+_Storing = tuple[Callable[[int, int, int, int, int], None], Callable[[int, int, int, int, int, int], None]]
+
+
+def _floats_of(kind: str) -> _Storing:
+    number = item_bytes(kind)
+    write, store = (memory.write_half, memory.store_half), (memory.write_float32, memory.store_float32)
+    write, store = write if kind == "float16" else store
+
+    @inline
+    def store_key(ready: int, size: int, page: int, token: int, work: int) -> None:
+        for i in range(size):
+            write(page + (i * PAGE_TOKENS + token) * number, memory.read_float32(ready + 4 * i))
+
+    @inline
+    def store_value(source: int, size: int, page: int, token: int, ready: int, work: int) -> None:
+        line = page + token * size * number
+        whole = size // LANES * LANES
+        for i in range(0, whole, LANES):
+            store(line + i * number, memory.load_float32(source + 4 * i))
+        for i in range(whole, size):
+            write(line + i * number, memory.read_float32(source + 4 * i))
+
+    return store_key, store_value
+
+
+def _packed_of(bits: int) -> _Storing:
+    round_head = round_head_of(bits)
+
+    @inline
+    def store_key(ready: int, size: int, page: int, token: int, work: int) -> None:
+        columns = key_columns(bits, size)
+        round_head(ready, size, work, page + PAGE_TOKENS * columns + 2 * token)
+        for i in range(0, columns, 4):
+            memory.write_int32(page + i * PAGE_TOKENS + 4 * token, memory.read_int32(work + i))
+
+    @inline
+    def store_value(source: int, size: int, page: int, token: int, ready: int, work: int) -> None:
+        for i in range(0, size, LANES):
+            memory.store_float32(ready + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
+        if bits == 4:
+            turn(ready, size)
+        columns: Any = value_columns(bits, size)
+        round_head(ready, size, work, page + PAGE_TOKENS * columns + 2 * token)
+        # A byte each: the tokens beside this one may be written by other threads meanwhile.
+        place = page + token // 4 * 4 * columns + token % 4
+        for i in range(columns):
+            memory.write_int8(place + 4 * i, np.int8(memory.read_int8(work + i)))
+
+    return store_key, store_value

@@ -1,0 +1,116 @@
+"""The processor that kernels are compiled for: the instructions of products and attention, how far ahead they read.
+
+From best to plainest: "amx" (tiles of int8 and bfloat16), "vnni" (AVX-512 with vpdpbusd), "avx2", "portable" (LLVM's
+generic vectors only: any processor). The best that this machine has is taken; GENAI_CPU_ISA asks for another one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from llvmlite import binding
+
+from genai.common.cores import request_tiles
+
+ISAS = ("amx", "vnni", "avx2", "portable")
+_VARIABLE = "GENAI_CPU_ISA"
+
+_AVX2 = {"avx2", "fma", "f16c"}
+_VNNI = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"}
+_NEEDED = {
+    "amx": _VNNI | {"avx512bf16", "avx512fp16", "gfni", "amx-tile", "amx-int8", "amx-bf16"},
+    "vnni": _VNNI,
+    "avx2": _AVX2,
+    "portable": set(),
+}
+
+
+class IsaError(ValueError):
+    """GENAI_CPU_ISA names something unknown, or instructions that this machine does not have."""
+
+
+@cache
+def isa() -> str:
+    """The instruction set of this process: fixed at first use.
+
+    Raises:
+        IsaError: GENAI_CPU_ISA cannot be obeyed.
+    """
+    return choose(os.environ, available(processor().feature_set))
+
+
+def choose(environment: Mapping[str, str], usable: tuple[str, ...]) -> str:
+    """The instruction set that the environment asks for, or the best of the usable ones."""
+    wanted = environment.get(_VARIABLE, "")
+    if not wanted:
+        return usable[0]
+    if wanted not in usable:
+        why = "this machine does not have it" if wanted in ISAS else "there is no such instruction set"
+        raise IsaError(f"{_VARIABLE} is {wanted!r}: {why}. Unset it, or choose from {', '.join(usable)}.")
+    return wanted
+
+
+def available(features: frozenset[str]) -> tuple[str, ...]:
+    """The instruction sets that a machine with these LLVM features has, best first."""
+    usable = tuple(name for name in ISAS if _NEEDED[name] <= features)
+    return usable if "amx" not in usable or request_tiles() else usable[1:]
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """A processor in LLVM's names; features such as "+avx2,-avx512f"."""
+
+    triple: str
+    name: str
+    features: str
+
+    @property
+    def feature_set(self) -> frozenset[str]:
+        """The features that it has."""
+        return frozenset(item[1:] for item in self.features.split(",") if item.startswith("+"))
+
+
+def processor(environment: Mapping[str, str] = os.environ) -> CpuTarget:
+    """The processor that kernels are compiled for."""
+    name = environment.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    features = environment.get("NUMBA_CPU_FEATURES")
+    if features is None:
+        features = _host_features(avx=environment.get("NUMBA_ENABLE_AVX", "1") != "0")
+    return CpuTarget(binding.get_process_triple(), name, features)
+
+
+def _host_features(*, avx: bool) -> str:
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:
+        return ""
+    if not avx:
+        for name in features:
+            if name.startswith("avx"):
+                features[name] = False
+    return str(features.flatten())
+
+
+class Prefetch(NamedTuple):
+    """Into which cache weights that are read once are asked for, and how many bytes ahead.
+
+    It changes no result. A core can have only so many lines on their way into its first-level cache. Zen 4 can have
+    more on their way into the second: decoding 4-bit weights there is 17 to 40 % faster (two cores, 1B and 0.5B
+    shapes). Zen 3 and Sapphire Rapids gain nothing from it, Zen 5 loses 3 %.
+    """
+
+    level: int = 1
+    distance: int = 2048
+
+
+# By LLVM's name of the processor.
+_MEASURED = {"znver4": Prefetch(2, 4096)}
+
+
+def stream_prefetch(name: str | None = None) -> Prefetch:
+    """What is best on a processor (default: the one that kernels are compiled for)."""
+    return _MEASURED.get(name or processor().name, Prefetch())

@@ -1,0 +1,250 @@
+"""Functions of float32 vectors, element by element, and by which names those with up to two parameters are known.
+
+exp follows Cephes (S. Moshier): x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, then the exponent k in two
+steps so that results reach from denormals to infinity. It is within two units in the last place; all keep NaNs.
+log is by the same author: x = 2 ** e * m with m around 1, and a polynomial in m - 1. SiLU, QuickGELU and the tanh form
+of GELU are one function, x * sigmoid(linear * x + cubic * x ** 3).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from . import vector
+from .dsl import Helper, Intrinsic, inline
+from .vector import absolute, bits_as_float32, bits_as_int32, maximum, minimum, multiply_add, reciprocal, to_float32
+
+_SMALLEST, _SMALLEST_NORMAL = 1e-45, 1.17549435e-38
+_SQRT_HALF_BITS = 0x3F3504F3
+_LOWEST, _HIGHEST = -104.0, 89.5  # beyond these exp is 0 and infinity in float32
+_HIGHEST_INVERTED = 87.0  # beyond it 1 / e ** x is no normal float32
+_LOG2_E = 1.44269504088896341
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# Adding 1.5 * 2**23 rounds a float32 to an integer and leaves that integer in the low bits.
+_ROUND = 12582912.0
+_ROUND_BITS = 0x4B400000
+_BIAS = 127
+_MANTISSA_BITS = 23
+_ROUND_BIASED = _ROUND + _BIAS  # leaves the biased exponent in the low bits
+# 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x ** 3))) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x ** 3))
+_GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
+_GELU_CUBIC = 0.044715 * _GELU_LINEAR
+_LARGE = 1e30
+_SQRT_HALF = math.sqrt(0.5)
+# erf(x) = 2 / sqrt(pi) * (x - x ** 3 / 3 + x ** 5 / 10 - x ** 7 / 42 + ...), from the fifth coefficient down.
+_ERF_SERIES = (-1.0 / 42.0, 1.0 / 10.0, -1.0 / 3.0, 1.0)
+_TWO_OVER_ROOT_PI = 2.0 / math.sqrt(math.pi)
+_ERFC_IS_ZERO = 15.0  # in float32, long before
+
+
+@inline
+def rounded(x: Any) -> Any:
+    """The nearest whole numbers, halves to even, of numbers below 2 ** 22."""
+    return (x + _ROUND) - _ROUND
+
+
+@inline
+def exp(x: Any) -> Any:
+    """e ** x."""
+    x = minimum(maximum(x, _LOWEST), _HIGHEST)
+    rounded = multiply_add(x, _LOG2_E, _ROUND)
+    k = rounded - _ROUND
+    r = multiply_add(k, -_LN2_LOW, multiply_add(k, -_LN2_HIGH, x))
+    p = multiply_add(r, 1.9875691500e-4, 1.3981999507e-3)
+    p = multiply_add(p, r, 8.3334519073e-3)
+    p = multiply_add(p, r, 4.1665795894e-2)
+    p = multiply_add(p, r, 1.6666665459e-1)
+    p = multiply_add(p, r, 5.0000001201e-1)
+    p = multiply_add(p, r * r, r) + 1.0
+    exponent = bits_as_int32(rounded) - _ROUND_BITS
+    half = exponent >> 1
+    return p * _power_of_two(half) * _power_of_two(exponent - half)
+
+
+@inline
+def exp2_of_negative(x: Any) -> Any:
+    """2 ** x of x <= 0, for softmax: exactly 1 at 0, exactly 0 from -127 on, NaN of NaN.
+
+    A polynomial in the distance to the next integer (fitted for the least relative error, 9e-8), then the exponent.
+    """
+    x = maximum(x, -127.0)
+    rounded = x + _ROUND_BIASED
+    f = x - (rounded - _ROUND_BIASED)
+    p = multiply_add(f, 1.326472753260052e-3, 9.671512709485418e-3)
+    p = multiply_add(p, f, 5.550733742003888e-2)
+    p = multiply_add(p, f, 2.4022242083854556e-1)
+    p = multiply_add(p, f, 6.931469776002868e-1)
+    p = multiply_add(p, f, 1.0)
+    return p * bits_as_float32(bits_as_int32(rounded) << _MANTISSA_BITS)
+
+
+@inline
+def rough_exp2_of_negative(x: Any) -> Any:
+    """As `exp2_of_negative`, with a shorter polynomial (relative error 1e-4): for weights rounded to bfloat16."""
+    x = maximum(x, -127.0)
+    rounded = x + _ROUND_BIASED
+    f = x - (rounded - _ROUND_BIASED)
+    p = multiply_add(f, 5.500882e-2, 2.4221099e-1)
+    p = multiply_add(p, f, 6.9328295e-1)
+    p = multiply_add(p, f, 1.0)
+    return p * bits_as_float32(bits_as_int32(rounded) << _MANTISSA_BITS)
+
+
+@inline
+def _power_of_two(exponent: Any) -> Any:
+    return bits_as_float32((exponent + _BIAS) << _MANTISSA_BITS)
+
+
+@inline
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e ** -x); 0 where that is less than 2e-38."""
+    value = reciprocal(exp(minimum(0.0 - x, _HIGHEST_INVERTED)) + 1.0)
+    return vector.where_less(x, -_HIGHEST_INVERTED, 0.0, value)
+
+
+@inline
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent; as exact as float32 in absolute terms."""
+    return 1.0 - reciprocal(exp(minimum(x + x, _HIGHEST_INVERTED)) + 1.0) * 2.0
+
+
+@inline
+def log(x: Any) -> Any:
+    """The natural logarithm: -infinity of 0, NaN of negative numbers; within two units in the last place."""
+    normal = vector.where_less(x, _SMALLEST_NORMAL, x * 8388608.0, x)
+    shift = vector.where_less(x, _SMALLEST_NORMAL, -23.0, 0.0)
+    bits = bits_as_int32(normal)
+    exponent = (bits - _SQRT_HALF_BITS) >> _MANTISSA_BITS
+    r = bits_as_float32(bits - (exponent << _MANTISSA_BITS)) - 1.0
+    k = to_float32(exponent) + shift
+    p = multiply_add(r, 7.0376836292e-2, -1.1514610310e-1)
+    p = multiply_add(p, r, 1.1676998740e-1)
+    p = multiply_add(p, r, -1.2420140846e-1)
+    p = multiply_add(p, r, 1.4249322787e-1)
+    p = multiply_add(p, r, -1.6668057665e-1)
+    p = multiply_add(p, r, 2.0000714765e-1)
+    p = multiply_add(p, r, -2.4999993993e-1)
+    p = multiply_add(p, r, 3.3333331174e-1)
+    square = r * r
+    tail = multiply_add(k, _LN2_LOW, p * r * square) - square * 0.5
+    result = multiply_add(k, _LN2_HIGH, r + tail)
+    finite = vector.where_less(x, np.inf, result, x)
+    return vector.where_less(x, _SMALLEST, vector.where_less(x, 0.0, np.nan, -np.inf), finite)
+
+
+@inline
+def erfc(x: Any) -> Any:
+    """1 - erf(x) for x >= 0, by the Chebyshev fit of Numerical Recipes (Press et al., 6.2); relative error 1.2e-7."""
+    t = 1.0 / (x * 0.5 + 1.0)
+    p = multiply_add(t, 0.17087277, -0.82215223)
+    p = multiply_add(p, t, 1.48851587)
+    p = multiply_add(p, t, -1.13520398)
+    p = multiply_add(p, t, 0.27886807)
+    p = multiply_add(p, t, -0.18628806)
+    p = multiply_add(p, t, 0.09678418)
+    p = multiply_add(p, t, 0.37409196)
+    p = multiply_add(p, t, 1.00002368)
+    p = multiply_add(p, t, -1.26551223)
+    return t * exp(p - x * x)
+
+
+@inline
+def error_function(x: Any) -> Any:
+    """erf(x): near 0 by its Taylor series, elsewhere by 1 - erfc(|x|)."""
+    size = minimum(absolute(x), _ERFC_IS_ZERO)
+    far = 1.0 - erfc(size)
+    square = minimum(x * x, 1.0)
+    p = square * (-1.0 / 1320.0) + 1.0 / 216.0
+    for coefficient in _ERF_SERIES:
+        p = p * square + coefficient
+    return vector.where_less(size, 0.5, x * p * _TWO_OVER_ROOT_PI, vector.where_less(x, 0.0, 0.0 - far, far))
+
+
+@inline
+def gelu_tanh(x: Any) -> Any:
+    """GELU by tanh (Hendrycks & Gimpel 2016)."""
+    # The square is bounded, so that no 0 * infinity arises; sigmoid is 0 or 1 long before.
+    return x * sigmoid(x * (minimum(x * x, _LARGE) * _GELU_CUBIC + _GELU_LINEAR))
+
+
+@inline
+def gelu(x: Any) -> Any:
+    """0.5 x (1 + erf(x / sqrt 2)) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt 2)."""
+    size = minimum(absolute(x), _ERFC_IS_ZERO)
+    # The last term is 0, but NaN for -infinity, as the definition has it.
+    tail = size * 0.5 * erfc(size * _SQRT_HALF) - minimum(x, 0.0) * 0.0
+    return maximum(x, 0.0) - tail
+
+
+@inline
+def softplus(x: Any) -> Any:
+    """log(1 + e ** x) = max(x, 0) + log(1 + e ** -|x|)."""
+    small = exp(0.0 - absolute(x))
+    total = small + 1.0
+    # What the sum lost by rounding comes back in the quotient (Kahan's log1p).
+    lost = small - (total - 1.0)
+    return maximum(x, 0.0) + (log(total) + lost / total)
+
+
+@dataclass(frozen=True)
+class UnaryFunction:
+    """A function of a vector and two numbers, and the names of those that it uses."""
+
+    function: Callable[..., Any]
+    parameters: tuple[str, ...] = ()
+
+
+def _unary(function: Callable[..., Any]) -> UnaryFunction:
+    if isinstance(function, Intrinsic):
+        return UnaryFunction(inline(lambda x, p, q: function(x)))
+    helper: Any = function if isinstance(function, Helper) else inline(function)
+    names = tuple(signature(helper.function).parameters)[1:]
+    takes = (lambda x, p, q: helper(x), lambda x, p, q: helper(x, p), lambda x, p, q: helper(x, p, q))
+    return UnaryFunction(inline(takes[len(names)]), names)
+
+
+# A vector x, and numbers by the names that errors say.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": absolute,
+    "clip": lambda x, low, high: minimum(maximum(x, low), high),
+    "copy": lambda x: x,
+    "cube": lambda x: x * x * x,
+    "elu": lambda x, alpha: vector.where_less(x, 0.0, (exp(x) - 1.0) * alpha, x),
+    "erf": error_function,
+    "exp": exp,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "hard_sigmoid": lambda x, alpha, beta: minimum(maximum(x * alpha + beta, 0.0), 1.0),
+    "hard_swish": lambda x: x * minimum(maximum(x * (1.0 / 6.0) + 0.5, 0.0), 1.0),
+    "leaky_relu": lambda x, alpha: vector.where_less(x, 0.0, x * alpha, x),
+    "log": log,
+    "neg": lambda x: x * -1.0,
+    "quick_gelu": lambda x, alpha: x * sigmoid(x * alpha),
+    "reciprocal": lambda x: 1.0 / x,
+    "relu": lambda x: maximum(x, 0.0),
+    "round_to_float16": vector.round_to_half,
+    "sigmoid": sigmoid,
+    "silu": lambda x: x * sigmoid(x),
+    "softcap": lambda x, cap: tanh(x / cap) * cap,
+    "softplus": softplus,
+    "sqrt": vector.square_root,
+    "square": lambda x: x * x,
+    "tanh": tanh,
+}
+UNARY = {name: _unary(function) for name, function in _FUNCTIONS.items()}
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "divide": operator.truediv,
+    "maximum": vector.nan_maximum,
+    "minimum": vector.nan_minimum,
+    "multiply": operator.mul,
+    "power": vector.power,
+    "subtract": operator.sub,
+}

@@ -1,0 +1,329 @@
+"""Weights and activations as bfloat16 tiles: what the product of prefill numerics multiplies.
+
+A tile of weights holds 32 columns of sixteen rows of the matrix: its row i has two columns of each. They are the
+columns of every four in the order 0, 2, 1, 3, which is how 16-bit lanes of packed integers fall apart; the activations'
+tiles, sixteen rows of 32 columns, have the same order. A quarter of a tile is eight columns. Weights are multiplied by
+a power of two, and results by what undoes it and the activations' scale.
+
+Every row of activations is divided by a power of two, that of its largest number, so that tiles never overflow;
+products give it back. This is exact: rounding to bfloat16 (nearest, ties to even) is all that happens to a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from ...weight_layout import GROUP_BYTES, BlockMatrix, RecordLayout
+from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, bfloat_pairs, bfloats
+from ..jit.arguments import Address, Arguments, Held
+from ..jit.dsl import FLOATS, inline, intrinsic
+from ..jit.emit import FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, LANES, Emitter, constant
+from ..jit.memory import entry, load_first, read_float32, read_int32, store_float32, write_float32, write_int32
+from ..jit.native import native_op
+from ..jit.vector import maximum, reduce_add, reduce_max, splat_float32
+from ..program.calls import Call, Items, Rows, row_at
+from ..program.step_table import StepField
+from .unpacking import factor, has_plain_records
+
+QUARTERS = 4
+# Activations are multiplied by 2 ** 52 beyond their row's own scale: half-way between what the two kinds of weights
+# need, so that neither large sums overflow nor small products vanish (tile products know no denormal numbers).
+ROWS_SCALE = 2.0**52
+
+_SHORTS, _HALVES = ir.VectorType(INT16, 2 * LANES), ir.VectorType(ir.HalfType(), 2 * LANES)
+_TO_ZERO = INT32(11)  # rounding of one instruction: truncate, raise nothing
+# Scales are multiplied by 2 ** 7 in float16, so that small ones have no denormal products.
+_SHIFT = 7
+_SMALLEST_SCALE, _LARGEST_HALF = 2.0**-21, 65504.0
+
+
+def weights_of(*matrices: BlockMatrix) -> TileWeights:
+    """The fastest way that is exact for these matrices, which have one layout."""
+    layout = matrices[0].layout
+    return HalfWeights(layout) if all(_fit_halves(matrix) for matrix in matrices) else FloatWeights(layout)
+
+
+def supported(layout: RecordLayout) -> bool:
+    """Whether such records fill tiles: a block is a tile, or a power of two of them."""
+    return has_plain_records(layout) and layout.block_size in (32, 64, 128, 256)
+
+
+def _fit_halves(matrix: BlockMatrix) -> bool:
+    """Whether (integer - zero point) * scale * 2 ** 7 neither overflows float16 nor becomes denormal there."""
+    layout = matrix.layout
+    if layout.wide or (layout.zero_points and not matrix.has_whole_points):
+        return False
+    reach = (1 << layout.bits) - 1 if layout.zero_points else 1 << (layout.bits - 1)
+    smallest, largest = matrix.scale_range
+    return smallest >= _SMALLEST_SCALE and largest * reach * 2.0**_SHIFT <= _LARGEST_HALF
+
+
+def quarter_bytes(layout: RecordLayout | DenseLayout) -> int:
+    """Bytes of the integers that fill a quarter of a tile."""
+    return GROUP_BYTES * layout.bits // 4
+
+
+def _rows(layout: RecordLayout | DenseLayout) -> tuple[int, ...]:
+    """Rows of a tile in a quarter, counted from its first one: the high nibbles are half a tile further."""
+    return (0, 1, 8, 9) if layout.bits == 4 else (0, 1, 2, 3)
+
+
+def quarter_stride(layout: RecordLayout | DenseLayout) -> int:
+    """Bytes from a quarter's first row to that of the next."""
+    return TILE_ROW_BYTES * (2 if layout.bits == 4 else 4)
+
+
+@dataclass(frozen=True)
+class HalfWeights:
+    """In float16 lanes, to the same result as exact products rounded to bfloat16, ties away from zero.
+
+    A truncated float16 product keeps eleven bits of at most twenty, and rounding to nearest with ties away looks at the
+    ninth bit only. The bits of a float16 shifted right by three are those of a bfloat16 2 ** -112 times as large.
+    """
+
+    layout: RecordLayout
+
+    @property
+    def name(self) -> str:
+        return f"half{self.layout.bits}_{self.layout.block_size}{'_points' * self.layout.zero_points}"
+
+    @property
+    def unscale(self) -> float:
+        return 2.0 ** (112 - _SHIFT) / ROWS_SCALE
+
+    def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
+        scaled = _truncated_product(e, _twice(e, scales), constant(_HALVES, 2.0**_SHIFT))
+        if not self.layout.zero_points:
+            return scaled, constant(_HALVES, 1024.0 + 128.0)
+        point = _twice(e, points)
+        if self.layout.bits == 8:
+            point = e.builder.fadd(point, constant(_HALVES, 1024.0))
+        return scaled, point
+
+    def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
+        b, (scale, point) = e.builder, factors
+        for row, shift, vector in zip(_rows(self.layout), (0, 8, 4, 12), (0, 0, 0, 0), strict=True):
+            if self.layout.bits == 8:
+                shift, vector = 8 * (row % 2), row // 2
+            lanes = e.load(e.at(source, GROUP_BYTES * vector), _SHORTS)
+            lanes = b.lshr(lanes, constant(_SHORTS, shift)) if shift else lanes
+            product = b.bitcast(_truncated_product(e, self._centred(e, lanes, point), scale), _SHORTS)
+            # The high half of 2 * 4096 * bits, rounded: (bits + 4) >> 3. It spreads the sign over the bits 12 to 15.
+            shifted = e.call("llvm.x86.avx512.pmul.hr.sw.512", _SHORTS, [product, constant(_SHORTS, 4096)])
+            e.store(b.and_(shifted, constant(_SHORTS, 0x8FFF - 65536)), e.at(target, TILE_ROW_BYTES * row), align=64)
+            yield
+
+    def _centred(self, e: Emitter, lanes: Any, point: Any) -> Any:
+        """integer - zero point, exact."""
+        b = e.builder
+        if self.layout.bits == 8:  # the bits of 1024 are an exponent: integers are mantissas behind it
+            low = b.and_(lanes, constant(_SHORTS, 0xFF))
+            return b.fsub(b.bitcast(b.or_(low, constant(_SHORTS, 0x6400)), _HALVES), point)
+        # A permutation of 32 lanes looks at five bits: the table of sixteen is there twice.
+        centre = 0 if self.layout.zero_points else 8
+        table = [int(np.float16(nibble - centre).view(np.int16)) for nibble in range(16)]
+        looked_up = e.call("llvm.x86.avx512.permvar.hi.512", _SHORTS, [ir.Constant(_SHORTS, 2 * table), lanes])
+        value = b.bitcast(looked_up, _HALVES)
+        return b.fsub(value, point) if self.layout.zero_points else value
+
+
+def _twice(e: Emitter, address: Any) -> Any:
+    """Sixteen float16 numbers, each in two neighbouring lanes."""
+    b = e.builder
+    wide = b.zext(e.load(address, ir.VectorType(INT16, LANES)), INT32_VECTOR)
+    return b.bitcast(b.or_(wide, b.shl(wide, constant(INT32_VECTOR, 16))), _HALVES)
+
+
+def _truncated_product(e: Emitter, a: Any, b: Any) -> Any:
+    return e.call("llvm.x86.avx512fp16.mul.ph.512", _HALVES, [a, b, _TO_ZERO])
+
+
+@dataclass(frozen=True)
+class FloatWeights:
+    """In float32 lanes: (integer - zero point) * scale, rounded to bfloat16, ties to even. Right for all scales."""
+
+    layout: RecordLayout
+
+    @property
+    def name(self) -> str:
+        return f"float{self.layout.name}"
+
+    @property
+    def unscale(self) -> float:
+        return 1.0 / ROWS_SCALE
+
+    def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
+        default = constant(FLOAT_VECTOR, float(1 << (self.layout.bits - 1)))
+        point = factor(e, points, self.layout.offsets) if self.layout.zero_points else default
+        return factor(e, scales, self.layout.factors), point
+
+    def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
+        for place, row in enumerate(_rows(self.layout)):
+            # Nibbles: rows 0 and 1 are low ones, 8 and 9 high ones, of one vector; bytes: two rows per vector.
+            vector, shift = (0, 4 * (place // 2)) if self.layout.bits == 4 else (place // 2, 0)
+            lanes = e.load(e.at(source, GROUP_BYTES * vector), INT32_VECTOR)
+            pair = [self._value(e, lanes, shift + 8 * (place % 2 + column), factors) for column in (0, 2)]
+            e.store(bfloat_pairs(e, *pair), e.at(target, TILE_ROW_BYTES * row), align=64)
+            yield
+
+    def _value(self, e: Emitter, lanes: Any, shift: int, factors: Any) -> Any:
+        b, (scale, point) = e.builder, factors
+        integer = b.and_(
+            b.lshr(lanes, constant(INT32_VECTOR, shift)), constant(INT32_VECTOR, (1 << self.layout.bits) - 1)
+        )
+        return b.fmul(b.fsub(b.sitofp(integer, FLOAT_VECTOR), point), scale)
+
+
+@dataclass(frozen=True)
+class DenseLayout:
+    """Dense weights of bfloat16 [column][16 rows], in the terms of records: each has 64 columns, and no scales."""
+
+    name: str = "bfloat16"
+    bits: int = 16
+    block_size: int = 32
+    nbytes: int = 2 * TILE_BYTES
+    scales: int = 0
+    points: int = 0
+    factor_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class DenseWeights:
+    """Of bfloat16 already: the numbers only change places."""
+
+    layout: DenseLayout = DenseLayout()
+    name = "dense"
+    unscale = 1.0 / ROWS_SCALE
+
+    def factors(self, e: Emitter, scales: Any, points: Any) -> Any:
+        return None
+
+    def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
+        in_turn = [lane // 2 + LANES * (lane % 2) for lane in range(2 * LANES)]
+        for row, columns in zip(_rows(self.layout), ((0, 2), (1, 3), (4, 6), (5, 7)), strict=True):
+            one, two = (e.load(e.at(source, 2 * LANES * column), ir.VectorType(INT16, LANES)) for column in columns)
+            e.store(e.shuffle(one, two, in_turn), e.at(target, TILE_ROW_BYTES * row), align=64)
+            yield
+
+
+# Ways to dequantise: `factors` reads scales and zero points of a block; `quarter` writes a quarter of a tile, from row
+# `target` on, a row of it after each `yield`; `unscale` undoes the powers of two of weights and activations.
+TileWeights = HalfWeights | FloatWeights | DenseWeights
+
+
+# Rows come in pairs of tiles.
+PAIR_ROWS = 2 * TILE_ROWS
+TILE_COLUMNS = 2 * LANES
+_EXPONENT = 0x7F800000
+# Rows of smaller numbers are divided by this: ROWS_SCALE / 2 ** -75 is the largest power of two in float32.
+_SMALLEST_POWER = np.float32(2.0**-75)
+
+
+class RowTiles(Arguments, kw_only=False):
+    """Tiles in memory: [tiles of rows, rounded up to pairs][columns / 32][16 rows][32], then a float32 per row.
+
+    Attributes:
+        address: of the first tile. powers: of what results of the rows are multiplied by: NaN for rows with infinities
+            or NaNs.
+        columns: of a row, a multiple of 64.
+        counted: how many rows there are. first: the row of the step that the first one is.
+    """
+
+    address: Address
+    powers: Address
+    columns: int
+    counted: StepField = StepField.PREFILL_ROWS
+    first: StepField = StepField.DECODE_ROWS
+    held: Held = None
+
+
+def row_tiles_size(columns: int, max_rows: int) -> int:
+    """Bytes of memory for so many rows."""
+    return _padded(max_rows) * (2 * columns + 4)
+
+
+def row_tiles_in(memory: NDArray[np.uint8], columns: int) -> RowTiles:
+    """Tiles of the step's prefill rows, in this memory, which begins on a cache line and holds whole pairs of tiles."""
+    rows = memory.size // (2 * columns + 4) // PAIR_ROWS * PAIR_ROWS
+    address = memory.ctypes.data
+    return RowTiles(address, address + rows * 2 * columns, columns, held=memory)
+
+
+def _padded(rows: int) -> int:
+    return -(-rows // PAIR_ROWS) * PAIR_ROWS
+
+
+@intrinsic(None, "int64", FLOATS, FLOATS)
+def _store_columns(e: Emitter, address: Any, first: Any, second: Any) -> None:
+    """32 columns of a row: bfloat16, each four in the order 0, 2, 1, 3."""
+    bits = bfloats(e, first, second)
+    order = [4 * (i // 4) + (0, 2, 1, 3)[i % 4] for i in range(2 * LANES)]
+    e.store(e.shuffle(bits, bits, order), address, align=64)
+
+
+class RowTilesArguments(Arguments):
+    """Rows, and the tiles that some of them become."""
+
+    x: Rows
+    out: RowTiles
+
+
+@inline
+def _write_power(x: int, width: int, power: int) -> Any:
+    """Write a row's power of two; returns what its numbers are multiplied by."""
+    largest, poison = splat_float32(0.0), splat_float32(0.0)
+    for first in range(0, width, LANES):
+        values = load_first(x + 4 * first, width - first)
+        largest = maximum(largest, maximum(values, splat_float32(0.0) - values))
+        poison = poison + values * 0.0  # NaN where a value is infinite or NaN
+    write_float32(power, reduce_max(largest))
+    write_int32(power, read_int32(power) & _EXPONENT)
+    exponent = max(read_float32(power), _SMALLEST_POWER)
+    write_float32(power, exponent + reduce_add(poison))
+    return np.float32(ROWS_SCALE) / exponent
+
+
+@inline
+def _write_row(x: int, width: int, out: int, columns: int, scale: float) -> None:
+    for first in range(0, columns, TILE_COLUMNS):
+        low = load_first(x + 4 * first, width - first) * scale
+        high = load_first(x + 4 * first + 4 * LANES, width - first - LANES) * scale
+        _store_columns(out + first // TILE_COLUMNS * TILE_BYTES, low, high)
+
+
+@inline
+def _clear_row(out: int, columns: int) -> None:
+    for first in range(0, columns, TILE_COLUMNS):
+        store_float32(out + first // TILE_COLUMNS * TILE_BYTES, splat_float32(0.0))
+
+
+@native_op(RowTilesArguments)
+def fill_row_tiles(arguments: RowTilesArguments, context: int, begin: int, end: int, scratch: int) -> int:
+    """Items [begin, end): tiles of sixteen rows; the last one fills its pair up with rows of zeros."""
+    rows, first = entry(context, arguments.out.counted), entry(context, arguments.out.first)
+    width, columns = arguments.x.width, arguments.out.columns
+    last = -(-rows // TILE_ROWS)
+    for tile in range(begin, end):
+        for row in range(tile * TILE_ROWS, (tile + 1 + (tile + 1 == last)) * TILE_ROWS):
+            out = arguments.out.address + (row // TILE_ROWS) * (columns // TILE_COLUMNS) * TILE_BYTES
+            out += row % TILE_ROWS * TILE_ROW_BYTES
+            if row < rows:
+                x = row_at(arguments.x, first + row)
+                scale = _write_power(x, width, arguments.out.powers + 4 * row)
+                _write_row(x, width, out, columns, scale)
+            elif row < -(-rows // PAIR_ROWS) * PAIR_ROWS:
+                _clear_row(out, columns)
+    return 0
+
+
+def row_tiles_call(x: Rows, out: RowTiles) -> Call:
+    """Make the tiles of the step's rows [DECODE_ROWS, TOKENS) of x."""
+    if x.width > out.columns or x.counted != StepField.TOKENS:
+        raise ValueError(f"x has {x.width} columns, rows {x.counted.name}: expected {out.columns} at most, and TOKENS")
+    return Call(fill_row_tiles, RowTilesArguments(x=x, out=out), Items(out.counted, 1, TILE_ROWS))

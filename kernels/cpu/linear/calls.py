@@ -1,0 +1,167 @@
+"""Products in a program: from typed rows and matrices to calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import huge_array
+
+from ...weight_layout import TILE_ROWS, BlockMatrix
+from ..jit.amx import TILE_CONFIG, TILE_ROW_BYTES
+from ..jit.isa import isa
+from ..program.calls import NO_ROWS, Call, Items, Rows
+from .activations import Inputs, Quantized
+from .bfloat_tiles import DenseWeights, RowTiles, TileWeights, supported, weights_of
+from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_op, tile_memory
+from .dense import DenseMatrix, Matrix
+from .dot import dot_for
+from .epilogue import TermsArguments
+from .lora import NO_PLACE
+from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
+from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
+from .prefill_kernel import STEP_COLUMNS
+
+# Pairs of tiles that a thread takes at once, at most: as many meet the row tiles in its cache.
+_PAIRS_TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x @ matrix.T + bias + addend + what adapters add at a place.
+
+    Attributes:
+        bias: float32 [matrix.rows]. addend: rows as wide as the result; they may be the result's own.
+        place: for which `shrink_call` has computed the step's hidden rows; NO_PLACE = adapters cannot change it.
+    """
+
+    matrix: Matrix
+    bias: NDArray[np.float32] | None = None
+    addend: Rows | None = None
+    place: int = NO_PLACE
+
+    @property
+    def terms(self) -> TermsArguments:
+        """What is added, for operators."""
+        scale = self.matrix.row_scales if isinstance(self.matrix, BlockMatrix) else None
+        return TermsArguments(scale=scale, bias=self.bias, addend=self.addend or NO_ROWS, place=self.place)
+
+
+def decode_call(
+    x: Inputs, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None,
+    swiglu: SwigluArguments | None = None,
+) -> Call:  # fmt: skip
+    """out = branch(x), or gate(branch(x)) * gated(x).
+
+    Args:
+        x: what `quantize_call` made, or float32 rows, as wide as the matrix is filled up to. Its `counted` says how
+            many rows there are.
+        gate: a key of UNARY, or SWIGLU, given together with `gated`, whose matrix is of the same kind and size.
+        swiglu: the parameters of SWIGLU; None = (1, 0, no limit).
+    """
+    matrix, second = branch.matrix, gated or branch
+    _check(x, branch, out, bool(gate), gated)
+    kind = kind_of(matrix, quantized=isinstance(x, Quantized))
+    tiles, scratch = tile_memory(kind, matrix.records)
+    scales, corrections = (x.scales, x.corrections) if isinstance(x, Quantized) else (0, 0)
+    arguments = ProductArguments(
+        x=Rows(x.address, x.stride, matrix.padded_columns, x.counted, x.held), scales=scales, corrections=corrections,
+        weights=matrix.data, gated_weights=second.matrix.data, tile_stride=matrix.records * kind.record_bytes,
+        records=matrix.records, out=out, terms=branch.terms, gated_terms=second.terms, tiles=tiles,
+        grid=_grid(matrix), gated_grid=_grid(second.matrix), swiglu=swiglu or SwigluArguments(),
+    )  # fmt: skip
+    groups = matrix.tiles // (STREAMS // 2 if gate else STREAMS)
+    return Call(decode_op(kind, gate), arguments, Items(factor=groups), scratch)
+
+
+def _grid(matrix: Matrix) -> NDArray[np.uint8] | None:
+    return matrix.grid if isinstance(matrix, BlockMatrix) else None
+
+
+def has_prefill(matrix: Matrix) -> bool:
+    """Whether `prefill_call` multiplies such a matrix on this machine."""
+    if not has_bfloat_products():
+        return False
+    if isinstance(matrix, DenseMatrix):
+        return matrix.type == "bfloat16" and matrix.padded_columns % STEP_COLUMNS == 0
+    return supported(matrix.layout)
+
+
+def has_bfloat_products() -> bool:
+    """Whether this machine multiplies bfloat16 several times as fast as float32."""
+    return isa() == "amx"
+
+
+def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
+    if isinstance(first, BlockMatrix) and isinstance(second, BlockMatrix):
+        return weights_of(first, second)
+    return DenseWeights()
+
+
+def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
+    """What `decode_call` computes, for the step's rows that x holds, in bfloat16 tiles; see `has_prefill`.
+
+    Args:
+        x: what `row_tiles_call` made. out, and the branches' addends: rows of the whole step; those of x are written.
+    """
+    matrix, second = branch.matrix, gated or branch
+    _check_shapes(branch, out, bool(gate), gated)
+    if not (has_prefill(matrix) and has_prefill(second.matrix)):
+        raise ValueError(f"no tiles of this machine multiply {matrix}")
+    if x.columns != matrix.padded_columns:
+        raise ValueError(f"row tiles have {x.columns} columns, the matrix is filled up to {matrix.padded_columns}")
+    tile_bytes = matrix.records * kind_of(matrix, quantized=False).record_bytes
+    steps = matrix.padded_columns // STEP_COLUMNS
+    table = huge_array((TABLE_ZEROS + TILE_ROW_BYTES,), np.uint8)
+    table[:TABLE_ZEROS] = TILE_CONFIG
+    arguments = PrefillArguments(
+        x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
+        pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps), out=out,
+        terms=branch.terms, gated_terms=second.terms, table=table,
+    )  # fmt: skip
+    pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
+    items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
+    return Call(prefill_op(_tile_weights(matrix, second.matrix), gate), arguments, items, PREFILL_SCRATCH_BYTES)
+
+
+def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:
+    """How a matrix meets quantised or float32 activations."""
+    if isinstance(matrix, DenseMatrix):
+        return Dense(matrix.type)
+    if quantized:
+        return IntegerBlocks(matrix.layout, isa(), dot_for(isa(), matrix.layout.byte_bits))
+    return FloatBlocks(matrix.layout, isa())
+
+
+def _check(x: Inputs, branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
+    matrix = branch.matrix
+    if isinstance(x, Rows):
+        if x.width != matrix.padded_columns:
+            raise ValueError(f"x has {x.width} columns, the matrix is filled up to {matrix.padded_columns}")
+    elif isinstance(matrix, DenseMatrix) or not x.fits(matrix):
+        raise ValueError(f"activations {x} were not made for this matrix: {matrix}")
+    _check_shapes(branch, out, gate, gated)
+
+
+def _check_shapes(branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
+    matrix = branch.matrix
+    if gate != (gated is not None):
+        raise ValueError("a gate and a second matrix come together")
+    if gated is not None and not alike(matrix, gated.matrix):
+        raise ValueError(f"the two matrices differ: {matrix}, {gated.matrix}")
+    if out.width != matrix.rows:
+        raise ValueError(f"out has {out.width} columns, the matrix gives {matrix.rows}")
+    for one in (branch, gated or branch):
+        if one.addend is not None and one.addend.width != matrix.rows:
+            raise ValueError(f"addend has {one.addend.width} columns, the matrix gives {matrix.rows}")
+        if one.bias is not None and one.bias.shape != (matrix.rows,):
+            raise ValueError(f"bias is {list(one.bias.shape)}, expected [{matrix.rows}]")
+
+
+def alike(a: Matrix, b: Matrix) -> bool:
+    """Whether two matrices have one form and size, so that one call can multiply with both."""
+    if isinstance(a, BlockMatrix) and isinstance(b, BlockMatrix) and a.layout != b.layout:
+        return False
+    return type(a) is type(b) and (a.rows, a.columns) == (b.rows, b.columns)

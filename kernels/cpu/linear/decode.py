@@ -1,0 +1,408 @@
+"""Products with decode numerics: decoding and short prompts, where the time is that of reading the weights once.
+
+Weights are read as four streams of tiles side by side: with fewer the memory is not kept busy, and each stream asks for
+its cache lines some records ahead. More rows reuse what was read: then fewer tiles are worked on at once, so that sums
+stay in registers; or, where the machine has AMX, up to sixteen rows meet them in tiles (see `decode_tiles`). A row's
+result is the same however many rows there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ...weight_layout import BLOCKS_PER_RECORD, TILE_ROWS, TILES_TOGETHER, RecordLayout
+from ..jit.amx import configure_tiles, release_tiles
+from ..jit.arguments import Address, Arguments
+from ..jit.dsl import inline
+from ..jit.emit import FLOAT_VECTOR, INT64, LANES, Emitter, constant, micro_kernel
+from ..jit.isa import stream_prefetch
+from ..jit.memory import entry, load_float32, store_first, store_float32
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector import maximum, minimum
+from ..jit.vector_math import UNARY, sigmoid
+from ..program.calls import Rows, row_at
+from . import decode_amx
+from .epilogue import TermsArguments, addend_of, scaled, with_terms
+from .lora import ASKED_BYTES, NOT_ASKED, RUN_LINES, add_adapters, start_asking
+from .micro_kernels import Dense, FloatBlocks, IntegerBlocks, LoopStep, shares_activations
+
+# What a weight and an activation are; `step` adds the products of a step along the columns to sums [row][tile].
+Packing = Dense | FloatBlocks | IntegerBlocks
+# Streams of tiles that a call works on: four of a matrix, or two each of a gate and what it gates.
+STREAMS = TILES_TOGETHER
+# The gate that has parameters; all others are keys of UNARY, of x alone.
+SWIGLU = "swiglu"
+# Rows at once -> tiles at once, unless rows share activations.
+_SHAPES = {1: 4, 2: 4, 4: 2, 8: 1}
+_LINE = 64
+_VECTOR_BYTES = 4 * LANES
+# Results of the micro-kernels: [row][stream] vectors.
+_ROW_BYTES = STREAMS * _VECTOR_BYTES
+# So many rows are multiplied in one pass over a group, more in several.
+_ROWS_OF_ONE_PASS = max(rows for rows, tiles in _SHAPES.items() if tiles == STREAMS)
+# Steps that memory takes to answer, about.
+_STEPS_TO_COME = 5
+_SUMS_BYTES = max(_SHAPES) * _ROW_BYTES
+# Whole cache lines: what follows is stored by lines.
+SCRATCH_BYTES = -(-(_SUMS_BYTES + ASKED_BYTES) // _LINE) * _LINE
+# Sums of a group of STREAMS tiles with sixteen rows. Groups that several blocks of rows meet one after the other.
+_GROUP_BYTES = TILE_ROWS * _ROW_BYTES
+_BYTES_TOGETHER = 1 << 20
+# Groups that tiles multiply at once, before their sums are written.
+_RUN_GROUPS = 8
+
+
+class TileArguments(Arguments):
+    """What rows that meet tiles need: what tiles are configured with, and where things lie in the scratch memory."""
+
+    configurations: Address = 0
+    scratch: int = 0
+    turned_bytes: int = 0
+    together: int = 0
+
+
+class SwigluArguments(Arguments):
+    """g sigmoid(alpha g) (u + beta), with g = min(gate, limit) and u = gated, limited to [-limit, limit]."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    limit: float = math.inf
+
+
+class ProductArguments(Arguments):
+    """Activations, tiles of one matrix or two, what is added before the gate; see `calls`.
+
+    `tile_stride`: bytes from a tile to the next. `scales`, `corrections`: where they begin in a row of activations.
+    `grid`, `gated_grid`: what the integers of each matrix stand for, see `unpacking`.
+    """
+
+    x: Rows
+    scales: int
+    corrections: int
+    weights: Address
+    gated_weights: Address
+    tile_stride: int
+    records: int
+    out: Rows
+    terms: TermsArguments
+    gated_terms: TermsArguments
+    tiles: TileArguments
+    grid: Address = None
+    gated_grid: Address = None
+    swiglu: SwigluArguments = SwigluArguments()
+
+
+class _Noted(NamedTuple):
+    """What `low_rank` has noted for the next group. The last steps of the passes over a group ask for a run each: it
+    comes in time, and what is read meanwhile does not push it out of the caches.
+
+    Attributes:
+        address: where it is noted. count: of runs. before: passes before this one. last: the step, counted over all
+            passes, that asks for the first of them.
+    """
+
+    address: Any
+    count: Any
+    before: int
+    last: Any
+
+    def ask(self, e: Emitter, turn: Any) -> None:
+        b = e.builder
+        number = b.sub(self.last, turn)
+        with b.if_then(b.icmp_unsigned("<", number, self.count), likely=False):  # of a number below 0, too
+            run = e.load(e.at(e.at(self.address, b.mul(number, INT64(8))), 16), INT64)
+            for line in range(RUN_LINES):
+                e.prefetch(e.at(run, line * _LINE), 2)
+
+
+def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
+    """Sums of a group's STREAMS tiles with `rows` rows, over all steps, to scratch [rows][STREAMS] vectors.
+
+    Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
+    of scales and corrections in a row; the address of the results; the bytes of a tile; the grids of the first and of
+    the last half of the tiles; what `low_rank` has noted to ask for; the last row, which stands in for those behind it.
+
+    Args:
+        beside: tiles of the group behind one of them, before the next group.
+    """
+    tiles = 2 if shares_activations(kind, rows) else _SHAPES[rows]
+    ahead = {1: 0, 2: 1, STREAMS: beside}[tiles]  # tiles from the end of one to that which its stream goes on with
+
+    def emit(e: Emitter, *values: Any) -> None:
+        streams, rest = values[:STREAMS], values[STREAMS:]
+        records, x, stride, scales, corrections, out, tile, grid, gated_grid, asked, last = rest
+        b = e.builder
+        row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
+        row_at.append(e.at(x, b.mul(stride, last)))
+        to_next = b.mul(tile, INT64(ahead))
+        turns = b.mul(records, INT64(kind.steps_per_record * STREAMS // tiles))
+        last_turn = b.sub(turns, INT64(_STEPS_TO_COME))
+        for first in range(0, STREAMS, tiles):
+            some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
+            grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
+            loaded = [kind.grid(e, address) for address in grids]
+            noted = _Noted(asked, e.load(asked, INT64), first // tiles, last_turn)
+            _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next, noted)
+
+    return micro_kernel(emit)
+
+
+def _emit_pass(
+    e: Emitter, kind: Packing, streams: Sequence[Any], grids: list[Any], records: Any, row_at: list[Any], scales: Any,
+    corrections: Any, out: Any, to_next: Any, noted: _Noted,
+) -> None:  # fmt: skip
+    """The loop over the steps of some tiles."""
+    b, per_record, tiles = e.builder, kind.steps_per_record, len(streams)
+    level, distance = stream_prefetch()
+    records_ahead = -(-distance // kind.record_bytes)
+    steps = b.mul(records, INT64(per_record))
+    with e.loop(steps, [constant(FLOAT_VECTOR, 0.0)] * (len(row_at) * tiles)) as (index, sums):
+        part = b.and_(index, INT64(per_record - 1))  # a power of two
+        record = b.lshr(index, INT64(per_record.bit_length() - 1))
+        offset = b.mul(record, INT64(kind.record_bytes))
+        at = [e.at(stream, offset) for stream in streams]
+        asked = e.at(record, records_ahead)
+        moved = b.select(b.icmp_signed("<", asked, records), INT64(0), to_next)
+
+        def ask(number: Any, count: int, at: Any = at, moved: Any = moved) -> None:
+            lines = -(-kind.record_bytes // (_LINE * count))
+            share = b.mul(number, INT64(lines * _LINE))
+            for address in at:
+                for line in range(lines):
+                    place = e.at(e.at(address, e.at(moved, share)), _LINE * line + records_ahead * kind.record_bytes)
+                    e.prefetch(place, level)
+
+        if not kind.asks:
+            ask(part, per_record)
+        noted.ask(e, e.at(index, b.mul(steps, INT64(noted.before))))
+        sums[:] = kind.step(e, LoopStep(index, part, at, row_at, scales, corrections, grids, ask), sums)
+    for m in range(len(row_at)):
+        for t in range(tiles):
+            e.store(sums[m * tiles + t], e.at(out, m * _ROW_BYTES + t * _VECTOR_BYTES))
+
+
+@inline
+def _swiglu(gate: Any, gated: Any, parameters: SwigluArguments) -> Any:
+    limit = parameters.limit
+    gate, gated = minimum(gate, limit), maximum(minimum(gated, limit), -limit)
+    return gate * sigmoid(gate * parameters.alpha) * (gated + parameters.beta)
+
+
+def _gate(name: str) -> Any:
+    """What a gate computes of two vectors, with the parameters of SWIGLU; without a gate the first as it is."""
+    if name == SWIGLU:
+        return _swiglu
+    if not name:
+        return inline(lambda sums, gated, parameters: sums)
+    activate = UNARY[name].function
+    return inline(lambda gate, gated, parameters: activate(gate, 0.0, 0.0) * gated)
+
+
+@inline
+def scale_sums(scale: int, sums: int, count: int, first: int, tiles: int, width: int) -> None:
+    """Multiply sums where they lie, [row][stream], if there is something to multiply by; adapters add to the result."""
+    if scale != 0:
+        for stream in range(tiles):
+            column = first + stream * TILE_ROWS
+            if column < width:
+                for m in range(count):
+                    place = sums + m * _ROW_BYTES + stream * _VECTOR_BYTES
+                    store_float32(place, scaled(load_float32(place), scale, column, width - column))
+
+
+def _writer(name: str) -> Any:
+    combine, is_gated, beside = _gate(name), name != "", STREAMS // 2 if name else STREAMS
+
+    @inline
+    def write(
+        arguments: ProductArguments, context: int, scratch: int, asked: int, group: int, row: int, count: int
+    ) -> None:
+        """out = sums, or gate(gate's sums, gated sums), each with its terms: the gate's streams come first.
+
+        What the next group will need of adapters is noted in `asked`.
+        """
+        width, first = arguments.out.width, group * beside * TILE_ROWS
+        scale_sums(arguments.terms.scale, scratch, count, first, beside, width)
+        add_adapters(arguments.terms.place, context, scratch, _ROW_BYTES, asked, row, count, first, beside)
+        if is_gated:
+            behind = scratch + beside * _VECTOR_BYTES
+            scale_sums(arguments.gated_terms.scale, behind, count, first, beside, width)
+            add_adapters(arguments.gated_terms.place, context, behind, _ROW_BYTES, asked, row, count, first, beside)
+        for m in range(count):
+            out, addend = row_at(arguments.out, row + m), addend_of(arguments.terms, row + m)
+            for stream in range(beside):
+                column = (group * beside + stream) * TILE_ROWS
+                left = width - column
+                if left > 0:
+                    place = scratch + m * _ROW_BYTES + stream * _VECTOR_BYTES
+                    value = with_terms(load_float32(place), arguments.terms.bias, addend, column, left)
+                    gated = value
+                    if is_gated:
+                        gated_addend = addend_of(arguments.gated_terms, row + m)
+                        gated = load_float32(place + beside * _VECTOR_BYTES)
+                        gated = with_terms(gated, arguments.gated_terms.bias, gated_addend, column, left)
+                    store_first(out + 4 * column, combine(value, gated, arguments.swiglu), left)
+
+    return write
+
+
+def _by_vectors(kind: Packing, gate: str, largest: int) -> Any:
+    """Products of a group's tiles with the first rows, `largest` (4 or 8) or fewer: most rows that fit, first.
+
+    Called with what the micro-kernels take, but for the last row, and the number of rows; returns how many it took.
+    """
+    chosen: Any = None
+    for rows in (rows for rows in sorted(_SHAPES) if rows <= largest):
+        kernel = _micro_kernel(kind, rows, (STREAMS // 2 if gate else STREAMS) - 1)
+        chosen = _rows_or_fewer(kernel, rows, chosen)
+    return chosen
+
+
+def _rows_or_fewer(kernel: Any, rows: int, fewer: Any) -> Any:
+    """Of three rows the last is taken twice, of five to seven none."""
+    if fewer is None:
+
+        @inline
+        def take_one(values: Any, left: int) -> int:
+            kernel((*values, 0))
+            return 1
+
+        return take_one
+    least = 3 if rows == 4 else rows
+
+    @inline
+    def take(values: Any, left: int) -> Any:
+        if left >= least:
+            last = min(left, rows) - 1
+            kernel((*values, last))
+            return last + 1
+        return fewer(values, left)
+
+    return take
+
+
+def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
+    """Products with whole blocks of sixteen rows, and with the rows behind them unless they are very few.
+
+    Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
+    """
+    half, whole = (decode_amx.tiles_kernel(layout, rows) for rows in decode_amx.SHAPES)
+    turn = decode_amx.turn_kernel()
+    side_by_side = STREAMS // 2 if gate else STREAMS
+    points = layout.zero_points
+
+    @inline
+    def multiply(count: int, values: Any) -> None:
+        if count <= decode_amx.SHAPES[0]:
+            half(values)
+        else:
+            whole(values)
+
+    @inline
+    def by_tiles(arguments: ProductArguments, context: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+        left = all_rows % TILE_ROWS
+        rows = all_rows - left if left < decode_amx.MIN_ROWS else all_rows
+        records, tile, stride = arguments.records, arguments.tile_stride, arguments.x.stride
+        scales = scratch + arguments.tiles.scratch
+        corrections = scales + arguments.tiles.turned_bytes
+        sums = corrections + arguments.tiles.turned_bytes
+        for first in range(begin, end, arguments.tiles.together):
+            last = min(first + arguments.tiles.together, end)
+            for row in range(0, rows, TILE_ROWS):
+                count = min(TILE_ROWS, rows - row)
+                configure_tiles(arguments.tiles.configurations + decode_amx.CONFIGURATION_BYTES * count)
+                x = row_at(arguments.x, row)
+                blocks = BLOCKS_PER_RECORD * records
+                turn((x + arguments.scales, stride, count, blocks, scales))
+                if points:
+                    turn((x + arguments.corrections, stride, count, blocks, corrections))
+                for run in range(first, last, _RUN_GROUPS):
+                    groups = min(_RUN_GROUPS, last - run)
+                    tiles, offset = groups * side_by_side, run * side_by_side * tile
+                    weights = arguments.weights + offset
+                    multiply(count, (weights, tiles, records, x, stride, scales, corrections, scratch, sums,
+                                     side_by_side, _ROW_BYTES, _GROUP_BYTES))  # fmt: skip
+                    if gate:
+                        gated = arguments.gated_weights + offset
+                        multiply(count, (gated, tiles, records, x, stride, scales, corrections, scratch,
+                                         sums + side_by_side * _VECTOR_BYTES, side_by_side, _ROW_BYTES,
+                                         _GROUP_BYTES))  # fmt: skip
+                    for m in range(count):
+                        for group in range(groups):
+                            place = sums + group * _GROUP_BYTES + m * _ROW_BYTES
+                            write(arguments, context, place, NOT_ASKED, run + group, row + m, 1)
+        if rows > 0:
+            release_tiles()
+        return rows
+
+    return by_tiles
+
+
+@inline
+def _no_tiles(arguments: ProductArguments, context: int, all_rows: int, begin: int, end: int, scratch: int) -> int:
+    return 0
+
+
+def _has_tiles(kind: Packing) -> bool:
+    return isinstance(kind, IntegerBlocks) and kind.isa == "amx" and decode_amx.supported(kind.layout)
+
+
+def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
+    """What `decode_op` needs for tiles of so many records, and bytes of scratch memory: where there are no tiles, only
+    that of vectors.
+    """
+    if not _has_tiles(kind):
+        return TileArguments(), SCRATCH_BYTES
+    assert isinstance(kind, IntegerBlocks)
+    table = decode_amx.configurations(kind.layout)
+    first = max(SCRATCH_BYTES, decode_amx.scratch_bytes(kind.layout))
+    turned = decode_amx.turned_bytes(BLOCKS_PER_RECORD * records)
+    together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
+    arguments = TileArguments(configurations=table, scratch=first, turned_bytes=turned, together=together)
+    return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
+
+
+@once
+def decode_op(kind: Packing, gate: str) -> NativeOp:
+    """The operator for a kind of product: items are groups of STREAMS tiles. Gates: keys of UNARY, SWIGLU, or ""."""
+    write = _writer(gate)
+    if _has_tiles(kind):
+        assert isinstance(kind, IntegerBlocks)
+        by_tiles, by_vectors = _by_tiles(kind.layout, gate, write), _by_vectors(kind, gate, 4)
+    else:
+        by_tiles, by_vectors = _no_tiles, _by_vectors(kind, gate, 8)
+
+    per_record = kind.steps_per_record
+
+    def decode(arguments: ProductArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = entry(context, arguments.x.counted)
+        stride, records = arguments.x.stride, arguments.records
+        steps = records * per_record
+        scales, corrections = arguments.scales, arguments.corrections
+        tile, grid = arguments.tile_stride, arguments.grid
+        gated_grid = arguments.gated_grid if gate else grid
+        asked = scratch + _SUMS_BYTES
+        done = by_tiles(arguments, context, rows, begin, end, scratch)
+        start_asking(asked, 0)
+        for group in range(begin, end if done < rows else begin):
+            if gate:
+                a = arguments.weights + 2 * group * tile
+                c = arguments.gated_weights + 2 * group * tile
+            else:
+                a = arguments.weights + STREAMS * group * tile
+                c = a + 2 * tile
+            b, d = a + tile, c + tile
+            row = done
+            while row < rows:
+                x = row_at(arguments.x, row)
+                values = (a, b, c, d, records, x, stride, scales, corrections, scratch, tile, grid, gated_grid, asked)
+                count = by_vectors(values, rows - row)
+                start_asking(asked, steps * (1 if count <= _ROWS_OF_ONE_PASS else 2))
+                write(arguments, context, scratch, asked, group, row, count)
+                row += count
+        return 0
+
+    return native_op(ProductArguments, name=f"decode_{kind.name}{'_' * bool(gate)}{gate}")(decode)

@@ -1,0 +1,94 @@
+"""Dense weight matrices laid out for the kernels: [tile][column][16 rows]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import huge_array
+
+from ...checks import FormatError
+from ...weight_layout import TILE_ROWS, BlockMatrix, num_tiles
+from .micro_kernels import DENSE_COLUMNS, ITEM_BYTES, DenseType
+
+_PACK_TILES = 64
+
+
+@dataclass(frozen=True)
+class DenseMatrix:
+    """A weight matrix [rows, columns] of float32, float16 or bfloat16.
+
+    Attributes:
+        rows, columns: outputs N, inputs K.
+        data: its bits, uint32 or uint16 [tiles, padded columns, 16]; what is filled up is zero.
+    """
+
+    rows: int
+    columns: int
+    type: DenseType
+    data: NDArray[Any]
+
+    @property
+    def tiles(self) -> int:
+        """Groups of sixteen rows, those that only fill the matrix up included."""
+        return num_tiles(self.rows)
+
+    @property
+    def padded_columns(self) -> int:
+        """Columns, those that only fill the matrix up included."""
+        return -(-self.columns // DENSE_COLUMNS) * DENSE_COLUMNS
+
+    @property
+    def records(self) -> int:
+        """Steps of the micro-kernel per tile."""
+        return self.padded_columns // DENSE_COLUMNS
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads."""
+        return self.data.nbytes
+
+
+Matrix = BlockMatrix | DenseMatrix
+
+
+def pack_dense(weight: NDArray[Any], *, transposed: bool = False) -> DenseMatrix:
+    """Pack [columns, rows], as MatMul has its second input, or [rows, columns] if `transposed`."""
+    if weight.ndim != 2:
+        raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected a matrix")
+    type_, bits = dense_bits(weight)
+    rows_first = bits if transposed else bits.T
+    rows, columns = rows_first.shape
+    data = huge_array(dense_shape(rows, columns), bits.dtype)
+    fill_dense(data, rows_first)
+    return DenseMatrix(rows, columns, type_, data)
+
+
+def dense_bits(weight: NDArray[Any]) -> tuple[DenseType, NDArray[Any]]:
+    """The type of some weights, and their bits as unsigned integers."""
+    if weight.dtype.name not in ITEM_BYTES:
+        raise FormatError(f"weight is {weight.dtype} {list(weight.shape)}, expected {', '.join(ITEM_BYTES)}")
+    type_ = cast(DenseType, weight.dtype.name)
+    return type_, weight.view(np.uint32 if ITEM_BYTES[type_] == 4 else np.uint16)
+
+
+def dense_shape(rows: int, columns: int) -> tuple[int, int, int]:
+    """[tiles, padded columns, 16] of a matrix [rows, columns]."""
+    return num_tiles(rows), -(-columns // DENSE_COLUMNS) * DENSE_COLUMNS, TILE_ROWS
+
+
+def fill_dense(data: NDArray[Any], bits: NDArray[Any]) -> None:
+    """Write a matrix [rows, columns] into zeros of its `dense_shape`."""
+    rows, columns = bits.shape
+    for tile in range(0, -(-rows // TILE_ROWS), _PACK_TILES):
+        part = bits[tile * TILE_ROWS : (tile + _PACK_TILES) * TILE_ROWS]
+        whole = len(part) // TILE_ROWS
+        if whole:
+            data[tile : tile + whole, :columns] = (
+                part[: whole * TILE_ROWS].reshape(whole, TILE_ROWS, columns).transpose(0, 2, 1)
+            )
+        if rest := len(part) % TILE_ROWS:
+            data[tile + whole, :columns, :rest] = part[whole * TILE_ROWS :].T

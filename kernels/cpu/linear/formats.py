@@ -1,0 +1,244 @@
+"""Weights of any form (see `weight_formats`), laid out for the kernels: which records they become, and as what.
+
+What a form has is found in its numbers, not in its name. A grid that counts by ones is integers and a zero point; any
+other one becomes a table of bytes, in the unit in which its values are nearest to whole numbers. Floats of whole rows
+scale the results. Floats of groups stay floats of records, blocks' integers stay integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import Arena, new_array
+
+from ... import weight_layout
+from ...checks import FormatError
+from ...weight_layout import BlockMatrix, FactorType, RecordLayout
+from ...weights import ROW, WeightArrays, grid_unit, repeated
+from ..program.calls import program_of
+from ..program.thread_pool import Threads
+from .packing import NANOSECONDS_PER_WEIGHT, codes_call, write_factors
+from .unpacking import GRID_ENTRIES, GRID_TABLE
+
+# Blocks of rows that have no scales of their own, and of those whose one scale is written several times.
+_ROW_BLOCK, _REPEATED_BLOCK = 64, 128
+# Columns of a record whose floats are those of a whole row.
+_GROUP = 256
+_TABLE_ZERO = 128
+_EXPONENT_BIAS = 127
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """What codes stand for: integers less `zero`, or entries of a table in a unit.
+
+    Attributes:
+        zero: the code of 0, None where codes are looked up.
+        values: float32 [16], in units. table: uint8 [16], the nearest whole numbers + 128.
+    """
+
+    unit: float
+    zero: int | None
+    values: NDArray[np.float32]
+    table: NDArray[np.uint8]
+
+    @property
+    def lookup(self) -> NDArray[np.uint8] | None:
+        """What kernels read; see `unpacking`."""
+        if self.zero is not None:
+            return None
+        memory = np.zeros(GRID_TABLE + GRID_ENTRIES, np.uint8)
+        memory[:GRID_TABLE].view(np.float32)[:] = self.values
+        memory[GRID_TABLE:] = self.table
+        return memory
+
+
+def grid_of(grid: NDArray[np.float32]) -> _Grid:
+    """A grid [2 ** bits] as kernels read it: the unit is that in which it is nearest to whole numbers."""
+    empty = np.zeros(GRID_ENTRIES, np.float32)
+    zero = -float(grid[0])
+    if np.array_equal(grid, np.arange(len(grid), dtype=np.float32) - np.float32(zero)) and zero == int(zero) >= 0:
+        return _Grid(1.0, int(zero), empty, empty.astype(np.uint8))
+    reach = float(np.abs(grid).max())
+    if len(grid) > GRID_ENTRIES or not np.isfinite(reach) or reach == 0:
+        raise FormatError(f"a grid of {len(grid)} numbers up to {reach}: kernels look up in at most {GRID_ENTRIES}")
+    unit = grid_unit(grid)
+    values = np.resize((grid.astype(np.float64) / unit).astype(np.float32), GRID_ENTRIES)
+    return _Grid(unit, None, values, (np.rint(values) + _TABLE_ZERO).astype(np.uint8))
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A layout, and the arrays that go into its records, each [rows, count], in the type in which it lies there."""
+
+    layout: RecordLayout
+    scales: NDArray[Any] | None = None
+    offsets: NDArray[Any] | None = None
+    group_scales: NDArray[Any] | None = None
+    group_offsets: NDArray[Any] | None = None
+    row_scales: NDArray[np.float32] | None = None
+
+
+def pack_form(weight: WeightArrays, *, threads: Threads | None = None, arena: Arena | None = None) -> BlockMatrix:
+    """Lay a weight out for products and look-ups.
+
+    Raises:
+        FormatError: no kernel reads such a grid, or such offsets.
+    """
+    grid = grid_of(weight.grid)
+    laid = _laid_out(weight, grid)
+    layout, n, k = laid.layout, weight.rows, weight.columns
+    data = new_array(arena, (weight_layout.num_tiles(n), weight_layout.num_records(k, layout), layout.nbytes), np.uint8)
+    blocks = -(-k // layout.block_size)
+    wanted = blocks * layout.block_size * layout.bits // 8
+    codes = weight.data[:, :wanted]
+    if codes.shape[1] < wanted:
+        codes = np.pad(codes, ((0, 0), (0, wanted - codes.shape[1])))
+    call = codes_call(np.ascontiguousarray(codes), layout, data, blocks)
+    (threads or Threads(1)).run(program_of([[call]]), nanoseconds=n * k * NANOSECONDS_PER_WEIGHT)
+    _write(laid, data)
+    row_scales = laid.row_scales
+    if grid.unit != 1:
+        row_scales = (np.ones(n, np.float32) if row_scales is None else row_scales) * np.float32(grid.unit)
+    return BlockMatrix(n, k, layout, data, row_scales, grid.lookup)
+
+
+def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
+    layout, scales, offsets = laid.layout, laid.scales, laid.offsets
+    if layout.offsets == "nibbles":
+        assert scales is not None and offsets is not None
+        scales, offsets = scales | offsets << np.uint8(4), None
+    for place, count, array in (
+        (layout.scales, layout.blocks, scales),
+        (layout.points, layout.blocks, offsets),
+        (layout.group_scales, 1, laid.group_scales),
+        (layout.group_scales + layout.group_bytes, 1, laid.group_offsets),
+    ):
+        if array is not None:
+            write_factors(data, place, count, array)
+
+
+def _laid_out(weight: WeightArrays, grid: _Grid) -> _Laid:
+    form = weight.form
+    if form.offset_bits and grid.zero is None:
+        raise FormatError(f"{form} with a grid that does not count by ones: no kernel adds offsets to it")
+    if form.multiplier_bits:
+        return _two_levels(weight, grid) if form.group_size != ROW or form.offset_bits else _by_rows(weight, grid)
+    if form.block_size == ROW and not form.offset_bits and _is_centred(form.bits, grid):
+        layout = RecordLayout(form.bits, _ROW_BLOCK, "none", grid=grid.zero is None)
+        return _Laid(layout, row_scales=np.ascontiguousarray(weight.scales[:, 0]))
+    return _one_level(weight, grid)
+
+
+def _is_centred(bits: int, grid: _Grid) -> bool:
+    """Whether products know what stands for 0, without being told per block."""
+    return grid.zero is None or grid.zero == 1 << (bits - 1)
+
+
+def _one_level(weight: WeightArrays, grid: _Grid) -> _Laid:
+    """Floats per block; those of a row are written several times."""
+    form = weight.form
+    block_size = form.block_size or _REPEATED_BLOCK
+    blocks = -(-weight.columns // block_size)
+    scales, points = weight.scales, _points(weight, grid)
+    if form.block_size == ROW:
+        scales = repeated(scales, blocks)
+        points = None if points is None else repeated(points, blocks)
+    factors: FactorType = "half" if fit_half(scales) and (points is None or fit_half(points)) else "float"
+    if points is None:
+        exponents: NDArray[Any] | None = _exponents(scales)
+        if exponents is not None:
+            layout = RecordLayout(
+                form.bits, block_size, "exponent", "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None
+            )
+            return _Laid(layout, exponents)
+        return _Laid(RecordLayout(form.bits, block_size, factors, grid=grid.zero is None), floats(scales, factors))
+    whole = np.all((points == np.rint(points)) & (points >= 0) & (points <= np.iinfo(np.uint8).max))
+    layout = weight_layout.layout_with(form.bits, block_size, factors, True, whole_points=bool(whole))
+    offsets = points.astype(np.uint8) if layout.offsets == "unsigned" else floats(points, factors)
+    return _Laid(layout, floats(scales, factors), offsets)
+
+
+def _points(weight: WeightArrays, grid: _Grid) -> NDArray[np.float32] | None:
+    """Zero points [rows, blocks] of one level: offsets in units of the scales; None where all are the default."""
+    form = weight.form
+    if not form.offset_bits:
+        if _is_centred(form.bits, grid):
+            return None
+        return np.full(weight.scales.shape, grid.zero, np.float32)
+    assert weight.offset_scales is not None and weight.offsets is not None and grid.zero is not None
+    offsets = weight.offsets.astype(np.float32)
+    if not np.array_equal(weight.offset_scales, weight.scales):
+        offsets = offsets * weight.offset_scales
+        if np.any((weight.scales == 0) & (offsets != 0)):
+            row, block = np.argwhere((weight.scales == 0) & (offsets != 0))[0]
+            raise FormatError(f"row {row}, block {block} has a scale of 0 and an offset: no zero point says the same")
+        offsets = np.divide(offsets, weight.scales, out=np.zeros_like(offsets), where=weight.scales != 0)
+    return offsets + np.float32(grid.zero)
+
+
+def _exponents(scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
+    """Scales as E8M0, if all are powers of two (without NaNs and zeros)."""
+    mantissas, exponents = np.frexp(scales)
+    bytes_ = exponents - 1 + _EXPONENT_BIAS
+    if not np.all((mantissas == 0.5) & (bytes_ >= 0) & (bytes_ < np.iinfo(np.uint8).max)):
+        return None
+    return bytes_.astype(np.uint8)
+
+
+def _by_rows(weight: WeightArrays, grid: _Grid) -> _Laid:
+    """Integers per block, a float per row."""
+    form = weight.form
+    if not _is_centred(form.bits, grid):
+        raise FormatError(f"{form} with a grid from {-(grid.zero or 0)} on: products know one around zero")
+    block_size = form.block_size or _ROW_BLOCK
+    multipliers, kind = _multipliers(weight, -(-weight.columns // block_size))
+    layout = RecordLayout(form.bits, block_size, kind, "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None)
+    return _Laid(layout, multipliers, row_scales=np.ascontiguousarray(weight.scales[:, 0]))
+
+
+def _multipliers(weight: WeightArrays, blocks: int) -> tuple[NDArray[Any], FactorType]:
+    """Multipliers as bytes [rows, blocks]."""
+    multipliers = weight.multipliers
+    assert multipliers is not None
+    multipliers = repeated(multipliers, blocks) if multipliers.shape[1] == 1 else multipliers
+    return (multipliers.astype(np.int8), "signed") if weight.form.signed else (multipliers.astype(np.uint8), "unsigned")
+
+
+def _two_levels(weight: WeightArrays, grid: _Grid) -> _Laid:
+    """Integers per block, floats per group: a record."""
+    form = weight.form
+    if (form.offset_bits and grid.zero != 0) or (not form.offset_bits and not _is_centred(form.bits, grid)):
+        raise FormatError(f"{form} with a grid from {-(grid.zero or 0)} on: products know one from 0 on with offsets")
+    block_size = form.block_size or _REPEATED_BLOCK
+    group_size = form.group_size or max(_GROUP, block_size)
+    blocks, groups = -(-weight.columns // block_size), -(-weight.columns // group_size)
+    multipliers, kind = _multipliers(weight, blocks)
+    offsets, offset_kind = None, "none"
+    if weight.offsets is not None:
+        offsets = repeated(weight.offsets, blocks) if weight.offsets.shape[1] == 1 else weight.offsets
+        offset_kind = "unsigned"
+        if max(form.multiplier_bits, form.offset_bits) <= 4 and not form.signed:
+            kind = offset_kind = "nibbles"
+    by_group = [
+        None if array is None else repeated(array, groups) if form.group_size == ROW else array
+        for array in (weight.scales, weight.offset_scales)
+    ]
+    group: FactorType = "half" if all(array is None or fit_half(array) for array in by_group) else "float"
+    layout = RecordLayout(form.bits, block_size, kind, offset_kind, group_size // block_size, group, grid.zero is None)  # type: ignore[arg-type]
+    scales, offset_scales = (None if array is None else floats(array, group) for array in by_group)
+    return _Laid(layout, multipliers, offsets, scales, offset_scales)
+
+
+def fit_half(values: NDArray[np.float32]) -> bool:
+    """Whether float16 holds these numbers exactly."""
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
+
+
+def floats(values: NDArray[np.float32], kind: FactorType) -> NDArray[Any]:
+    return values.astype(np.float16 if kind == "half" else np.float32)

@@ -1,0 +1,342 @@
+"""Micro-kernels: loops of steps along the columns, in which tiles of weights meet rows; a step per kind of weights.
+
+Integer products: 8-bit activations with block-quantised weights. Per block an exact integer product, then float32:
+sum = dot * (activation scale * weight scale) + sum, blocks in order.
+
+Float32 products: dense weights, and block-quantised ones with activations as they are. Every weight becomes a float32
+lane and meets its activation in one multiply-add. Block-quantised weights are summed per block before the scale is
+applied: (integer - zero point) is exact. The order of columns is fixed.
+
+So results are the same to the last bit for any number of rows, threads, and instruction set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llvmlite import ir
+
+from ...weight_layout import GROUP_COLUMNS, RecordLayout, planes
+from ..jit.emit import FLOAT, FLOAT_VECTOR, INT16, INT32, INT32_VECTOR, INT64, LANES, Emitter, constant
+from .dot import Dot
+from .unpacking import factor, load_table, looked_up, looked_up_floats, sub_block_groups, unpacked
+
+
+@dataclass(frozen=True)
+class LoopStep:
+    """Values of one step of a micro-kernel's loop.
+
+    Attributes:
+        index: its number. part: its number within the record.
+        records: addresses of the record in each tile.
+        rows: addresses of the activations' rows; scales and corrections begin at these offsets in a row.
+        grids: per tile what `Packing.grid` loaded.
+        ask: ask(number, count) asks for one of `count` shares of the records that come later.
+    """
+
+    index: Any
+    part: Any
+    records: list[Any]
+    rows: list[Any]
+    scales: Any
+    corrections: Any
+    grids: list[Any]
+    ask: Callable[[Any, int], None]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Of block-quantised weights: a step is a block, or a record whose blocks share floats, a group."""
+
+    layout: RecordLayout
+    isa: str
+
+    @property
+    def steps_per_record(self) -> int:
+        return 1 if self.layout.is_group else self.layout.blocks
+
+    @property
+    def asks(self) -> bool:
+        """Whether a step asks for what comes later by itself: it is long."""
+        return self.layout.is_group
+
+    @property
+    def record_bytes(self) -> int:
+        return self.layout.nbytes
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Of a block, per tile: scales, and zero points or offsets, as float32 vectors; None where there are none."""
+
+    scales: list[Any]
+    points: list[Any]
+
+
+def _factors(e: Emitter, layout: RecordLayout, records: list[Any], part: Any) -> _Factors:
+    """Those of the block `part` of records."""
+    b = e.builder
+    scale_at, point_at = (b.mul(part, INT64(size)) for size in (layout.factor_bytes, layout.offset_bytes))
+    scales, points = [], []
+    for record in records:
+        has_scales = layout.factors != "none"
+        at = e.at(e.at(record, scale_at), layout.scales)
+        scales.append(factor(e, at, layout.factors) if has_scales else None)
+        at = e.at(e.at(record, point_at), layout.points)
+        points.append(factor(e, at, layout.offsets, high=True) if layout.zero_points else None)
+    return _Factors(scales, points)
+
+
+def _add_groups(
+    e: Emitter, layout: RecordLayout, records: list[Any], rows: int, inner: list[Any], sums: list[Any]
+) -> list[Any]:
+    """sums + group scale * sum over blocks - offset scale * that of the offsets; per row and tile in turn."""
+    b, result = e.builder, list(sums)
+    for t, record in enumerate(records):
+        scale = factor(e, e.at(record, layout.group_scales), layout.group)
+        if layout.zero_points:
+            minimum = b.fneg(factor(e, e.at(record, layout.group_scales + layout.group_bytes), layout.group))
+        for m in range(rows):
+            here = m * len(records) + t
+            result[here] = e.multiply_add(inner[here], scale, result[here])
+            if layout.zero_points:
+                result[here] = e.multiply_add(inner[len(sums) + here], minimum, result[here])
+    return result
+
+
+@dataclass(frozen=True)
+class IntegerBlocks(Blocks):
+    """Products with activations made by `activations.quantize`."""
+
+    dot: Dot
+
+    @property
+    def name(self) -> str:
+        return f"int{self.layout.name}_{self.isa}"
+
+    def grid(self, e: Emitter, address: Any) -> Any:
+        """What is looked up in, if anything is."""
+        return load_table(e, address) if self.layout.grid else None
+
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
+        """Add the products of a block, or of a group's."""
+        layout = self.layout
+        if not layout.is_group:
+            return self._block(e, step, step.index, step.part, sums)
+        count = len(sums)
+        begin = e.builder.mul(step.index, INT64(layout.blocks))
+        zeros = [constant(FLOAT_VECTOR, 0.0)] * (count * (1 + layout.zero_points))
+        with e.loop(INT64(layout.blocks), zeros) as (part, inner):
+            step.ask(part, layout.blocks)
+            inner[:] = self._block(e, step, e.at(begin, part), part, inner)
+        return _add_groups(e, layout, step.records, len(step.rows), inner, sums)
+
+    def _block(self, e: Emitter, step: LoopStep, index: Any, part: Any, sums: list[Any]) -> list[Any]:
+        """Add the products of the block `index` of a row, `part` of its record; of a group its offsets' sums, too."""
+        b, layout, tiles = e.builder, self.layout, len(step.records)
+        count = len(step.rows) * tiles
+        place = b.shl(index, INT64(2))
+        correction_at = [e.at(e.at(row, step.corrections), place) for row in step.rows]
+        row_scales = [e.splat(e.load(e.at(e.at(row, step.scales), place), FLOAT)) for row in step.rows]
+        totals = self._integer_products(e, step, index, part, correction_at)
+        found = _factors(e, layout, step.records, part)
+        result = list(sums)
+        for t in range(tiles):
+            weight_scale, points = found.scales[t], found.points[t]
+            if points is not None and not layout.is_group:
+                points = b.fneg(points)
+            for m in range(len(step.rows)):
+                here = m * tiles + t
+                value = b.sitofp(totals[here], FLOAT_VECTOR)
+                if points is not None and layout.is_group:
+                    sum_of_row = e.splat(e.load(correction_at[m], FLOAT))
+                    result[count + here] = e.multiply_add(points, sum_of_row, result[count + here])
+                elif points is not None:
+                    value = e.multiply_add(points, e.splat(e.load(correction_at[m], FLOAT)), value)
+                scale = row_scales[m] if weight_scale is None else b.fmul(row_scales[m], weight_scale)
+                result[here] = e.multiply_add(value, scale, result[here])
+        return result
+
+    def _integer_products(
+        self, e: Emitter, step: LoopStep, index: Any, part: Any, correction_at: list[Any]
+    ) -> list[Any]:
+        """Per row and tile the integer product of a block."""
+        b, layout, none = e.builder, self.layout, constant(INT32_VECTOR, 0)
+        column = b.mul(index, INT64(layout.block_size))
+        x_at = [e.at(row, column) for row in step.rows]
+        first = b.mul(part, INT64(layout.block_bytes))
+        at = [e.at(record, first) for record in step.records]
+        starts = [none if layout.zero_points else e.splat(e.load(address, INT32)) for address in correction_at]
+        totals = [start for start in starts for _ in at]
+        if layout.sub_blocks == 1:
+            return self._sub_block(e, at, step.grids, x_at, totals)
+        size, columns = INT64(layout.block_bytes // layout.sub_blocks), INT64(layout.sub_block)
+        with e.loop(INT64(layout.sub_blocks), totals) as (index, totals):
+            moved, shifted = b.mul(index, size), b.mul(index, columns)
+            totals[:] = self._sub_block(
+                e, [e.at(a, moved) for a in at], step.grids, [e.at(x, shifted) for x in x_at], totals
+            )
+        return totals
+
+    def _sub_block(self, e: Emitter, at: list[Any], grids: list[Any], x_at: list[Any], totals: list[Any]) -> list[Any]:
+        tiles, running = len(at), [self.dot.start(e, total) for total in totals]
+        if shares_activations(self, len(x_at)):
+            for beside in zip(*(self._weights(e, *one) for one in zip(at, grids, strict=True)), strict=True):
+                for m, x in enumerate(x_at):
+                    value = e.load(e.at(x, beside[0][1]), INT32)
+                    for here, (vector, _) in enumerate(beside, start=m * tiles):
+                        running[here] = self.dot.add(e, running[here], vector, value)
+        else:
+            for t, one in enumerate(zip(at, grids, strict=True)):
+                weights = self._weights(e, *one)
+                for here, x in zip(range(t, len(totals), tiles), x_at, strict=True):
+                    for vector, column in weights:
+                        running[here] = self.dot.add(e, running[here], vector, e.load(e.at(x, column), INT32))
+        return [self.dot.total(e, one) for one in running]
+
+    def _weights(self, e: Emitter, address: Any, grid: Any) -> list[Any]:
+        """Those of a tile's sub-block, as vectors with their columns."""
+        found = unpacked(e, address, self.layout)
+        if self.layout.grid:
+            found = [(looked_up(e, grid, vector, self.isa), column) for vector, column in found]
+        return found
+
+
+def shares_activations(kind: Any, rows: int) -> bool:
+    """Whether so many rows meet two tiles at once, so that each activation is loaded once for both.
+
+    With 32 registers of 64 bytes that gains more than sums cost which leave the registers: a tenth to a quarter of the
+    time on Zen 5. Two-level blocks of 2 and 3 bits have more sums, and lose.
+    """
+    wide = rows == 8 and isinstance(kind, IntegerBlocks) and kind.isa == "vnni"
+    return wide and not (kind.layout.is_group and kind.layout.bits < 4)
+
+
+DenseType = Literal["float32", "float16", "bfloat16"]
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Columns of a dense matrix that the micro-kernel unrolls; a row is filled up to a multiple.
+DENSE_COLUMNS = 4
+
+
+def _meet(e: Emitter, weight: Any, tile: int, tiles: int, x_at: list[Any], column: int, sums: list[Any]) -> None:
+    """Add the products of a column of one tile with every row."""
+    for m, x in enumerate(x_at):
+        here = m * tiles + tile
+        sums[here] = e.multiply_add(weight, e.splat(e.load(e.at(x, 4 * column), FLOAT)), sums[here])
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Products with dense weights [tile][column][16 rows]."""
+
+    type: DenseType
+    steps_per_record = 1
+    asks = False
+
+    def grid(self, e: Emitter, address: Any) -> None:
+        """There is none."""
+
+    @property
+    def name(self) -> str:
+        return f"dense_{self.type}"
+
+    @property
+    def record_bytes(self) -> int:
+        return DENSE_COLUMNS * LANES * ITEM_BYTES[self.type]
+
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
+        """Add the products of DENSE_COLUMNS columns."""
+        result = list(sums)
+        x_at = [e.at(row, e.builder.mul(step.index, INT64(4 * DENSE_COLUMNS))) for row in step.rows]
+        for column in range(DENSE_COLUMNS):
+            for t, record in enumerate(step.records):
+                weight = self._weight(e, e.at(record, column * LANES * ITEM_BYTES[self.type]))
+                _meet(e, weight, t, len(step.records), x_at, column, result)
+        return result
+
+    def _weight(self, e: Emitter, address: Any) -> Any:
+        if self.type == "float32":
+            return e.load(address, FLOAT_VECTOR)
+        if self.type == "float16":
+            return e.load_halves(address)
+        upper = e.builder.zext(e.load(address, ir.VectorType(INT16, LANES)), INT32_VECTOR)
+        return e.builder.bitcast(e.builder.shl(upper, constant(INT32_VECTOR, 16)), FLOAT_VECTOR)
+
+
+@dataclass(frozen=True)
+class FloatBlocks(Blocks):
+    """Products of float32 activations with block-quantised weights."""
+
+    @property
+    def name(self) -> str:
+        return f"float{self.layout.name}{f'_{self.isa}' * self.layout.grid}"
+
+    def grid(self, e: Emitter, address: Any) -> Any:
+        """What is looked up in, if anything is."""
+        return e.load(address, FLOAT_VECTOR) if self.layout.grid else None
+
+    def step(self, e: Emitter, step: LoopStep, sums: list[Any]) -> list[Any]:
+        """Add the products of a block, or of a group's."""
+        layout = self.layout
+        if not layout.is_group:
+            return self._block(e, step, step.index, step.part, sums)
+        begin = e.builder.mul(step.index, INT64(layout.blocks))
+        zeros = [constant(FLOAT_VECTOR, 0.0)] * (len(sums) * (1 + layout.zero_points))
+        with e.loop(INT64(layout.blocks), zeros) as (part, inner):
+            step.ask(part, layout.blocks)
+            inner[:] = self._block(e, step, e.at(begin, part), part, inner)
+        return _add_groups(e, layout, step.records, len(step.rows), inner, sums)
+
+    def _block(self, e: Emitter, step: LoopStep, index: Any, part: Any, sums: list[Any]) -> list[Any]:
+        """Add the products of the block `index` of a row, `part` of its record; of a group its offsets' sums, too."""
+        b, layout, tiles, rows = e.builder, self.layout, len(step.records), len(step.rows)
+        count, has_sums = rows * tiles, layout.is_group and layout.zero_points
+        column, first = b.mul(index, INT64(4 * layout.block_size)), b.mul(part, INT64(layout.block_bytes))
+        found = _factors(e, layout, step.records, part)
+        points = found.points
+        if not layout.zero_points or layout.is_group:
+            points = [None if layout.grid else constant(FLOAT_VECTOR, float(layout.zero_point))] * tiles
+        partial = [constant(FLOAT_VECTOR, 0.0)] * (count + rows * has_sums)
+        size = INT64(layout.block_bytes // layout.sub_blocks)
+        with e.loop(INT64(layout.sub_blocks), partial) as (sub_block, partial):
+            x_at = [e.at(e.at(row, column), b.mul(sub_block, INT64(4 * layout.sub_block))) for row in step.rows]
+            for t, record in enumerate(step.records):
+                address = e.at(e.at(record, first), b.mul(sub_block, size))
+                self._sub_block(e, address, (points[t], step.grids[t]), (t, tiles), x_at, partial)
+            if has_sums:
+                for m, x in enumerate(x_at):
+                    for place in range(layout.sub_block):
+                        one = e.splat(e.load(e.at(x, 4 * place), FLOAT))
+                        partial[count + m] = b.fadd(partial[count + m], one)
+        result = list(sums)
+        for here in range(count):
+            scale = found.scales[here % tiles]
+            if scale is None:
+                result[here] = b.fadd(result[here], partial[here])
+            else:
+                result[here] = e.multiply_add(partial[here], scale, result[here])
+            if has_sums:
+                of_row = partial[count + here // tiles]
+                result[count + here] = e.multiply_add(found.points[here % tiles], of_row, result[count + here])
+        return result
+
+    def _sub_block(
+        self, e: Emitter, address: Any, meaning: tuple[Any, Any], tile: tuple[int, int], x_at: list[Any],
+        sums: list[Any],
+    ) -> None:  # fmt: skip
+        """The columns of a sub-block of a tile with every row, in the order in which its first plane holds them."""
+        b, (points, grid) = e.builder, meaning
+        vectors = unpacked(e, address, self.layout)
+        beside = sub_block_groups(self.layout) * planes(self.layout.bits)[0] // 8
+        byte = constant(INT32_VECTOR, 0xFF)
+        for first in range(beside):
+            for place in range(GROUP_COLUMNS):
+                for vector, column in vectors[first::beside]:
+                    lane = b.and_(b.lshr(vector, constant(INT32_VECTOR, 8 * place)), byte)
+                    if grid is not None:
+                        weight = looked_up_floats(e, grid, lane, self.isa)
+                    else:
+                        weight = b.fsub(b.uitofp(lane, FLOAT_VECTOR), points)
+                    _meet(e, weight, *tile, x_at, column + place, sums)

@@ -1,0 +1,232 @@
+"""Products with prefill numerics: long prompts, where the time is that of the arithmetic.
+
+Tiles of bfloat16: weights are dequantised on the way, a row's activations are rounded once (see `tile_rows`), sums are
+float32 in the order of columns. Items are pairs of tiles: two of a matrix, or one each of a gate and what it gates.
+Rows are taken in blocks of 128, wide matrices in spans of columns, so that a block's row tiles stay in the second-level
+cache while all pairs meet them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS, configure_tiles, release_tiles
+from ..jit.arguments import Address, Arguments
+from ..jit.dsl import inline
+from ..jit.memory import entry, load_float32, read_float32, store_first
+from ..jit.native import NativeOp, native_op
+from ..jit.variants import once
+from ..jit.vector_math import UNARY
+from ..program.calls import Rows, row_at
+from .bfloat_tiles import PAIR_ROWS, RowTiles, TileWeights
+from .epilogue import TermsArguments, addend_of, scaled, with_terms
+from .lora import with_adapters
+from .prefill_kernel import (
+    CHUNK_STEPS,
+    PANEL_BYTES,
+    ROW_PAIRS,
+    STEP_BYTES,
+    STEP_TILES,
+    SUMS_BYTES,
+    dequantise_kernel,
+    span_kernel,
+    store_sums_kernel,
+)
+
+BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
+# Columns of a span: 128 rows of them take half a megabyte.
+SPAN_STEPS = 32
+# Pairs whose sums wait, when columns come in spans.
+_WAITING_PAIRS = 16
+# Scratch: two panels, sums of a block for each waiting pair, and a place for sums that nobody wants.
+_PAIR_SUMS = ROW_PAIRS * SUMS_BYTES
+_SUMS = 2 * PANEL_BYTES
+_NOWHERE = _SUMS + _WAITING_PAIRS * _PAIR_SUMS
+SCRATCH_BYTES = _NOWHERE + SUMS_BYTES
+# The table: what tiles are configured with, then zeros.
+TABLE_ZEROS = 64
+
+
+class PrefillArguments(Arguments):
+    """Row tiles, pairs of weight tiles, and what is added to their products.
+
+    `span`: steps along the columns that a pair's sums are kept in registers for. `table`: TABLE_ZEROS.
+    """
+
+    x: RowTiles
+    first: Address
+    second: Address
+    pair_bytes: int
+    steps: int
+    span: int
+    out: Rows
+    terms: TermsArguments
+    gated_terms: TermsArguments
+    table: Address
+
+
+def span_steps(steps: int) -> int:
+    """Steps of a span: the columns shared out evenly, in whole chunks."""
+    spans = -(-steps // SPAN_STEPS)
+    return -(-steps // (spans * CHUNK_STEPS)) * CHUNK_STEPS
+
+
+def _writer(unscale: Any, gate: str) -> Any:
+    activate, tiles = UNARY[gate or "copy"].function, 1 if gate else 2
+
+    @inline
+    def write(arguments: PrefillArguments, context: int, row: int, sums: int, power: float, pair: int) -> None:
+        """out = sums, or activation(gate) * gated, each with its terms, for columns that exist."""
+        terms, gated_terms = arguments.terms, arguments.gated_terms
+        for tile in range(tiles):
+            column = (tiles * pair + tile) * TILE_ROWS
+            left = arguments.out.width - column
+            if left > 0:
+                value = load_float32(sums + tile * TILE_BYTES) * unscale * power
+                value = scaled(value, terms.scale, column, left)
+                value = with_adapters(value, terms.place, context, row, column)
+                value = with_terms(value, terms.bias, addend_of(terms, row), column, left)
+                if tiles == 1:
+                    gated = load_float32(sums + TILE_BYTES) * unscale * power
+                    gated = scaled(gated, gated_terms.scale, column, left)
+                    gated = with_adapters(gated, gated_terms.place, context, row, column)
+                    gated = with_terms(gated, gated_terms.bias, addend_of(gated_terms, row), column, left)
+                    value = activate(value, 0.0, 0.0) * gated
+                store_first(row_at(arguments.out, row) + 4 * column, value, left)
+
+    return write
+
+
+def _block_writer(write: Any) -> Any:
+    """Writes the results of a block of rows and a pair."""
+
+    @inline
+    def write_block(arguments: PrefillArguments, context: int, row: int, rows: int, sums: int, pair: int) -> None:
+        first = entry(context, arguments.x.first) + row
+        powers = arguments.x.powers + 4 * row
+        for index in range(rows):
+            tile = index // TILE_ROWS  # sums: [pair of row tiles][row tile][weight tile]
+            place = sums + tile * 2 * TILE_BYTES + index % TILE_ROWS * TILE_ROW_BYTES
+            write(arguments, context, first + index, place, read_float32(powers + 4 * index), pair)
+
+    return write_block
+
+
+@inline
+def _place_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
+    """Where the sums of the n-th pair of some wait: with spans all do, else one while the next is multiplied."""
+    return scratch + _SUMS + (number if arguments.span < arguments.steps else number & 1) * _PAIR_SUMS
+
+
+@inline
+def _share_of_next_block(first: int, size: int, share: int, pairs_left: int) -> Any:
+    """The part of the next block's row tiles to ask for meanwhile: only during the last pairs. (begin, end), or 0."""
+    left = (size + share - 1) // share - pairs_left
+    if size <= 0 or left < 0:
+        return 0, 0
+    begin = first + left * share
+    return begin, min(begin + share, first + size) - 2 * TILE_ROW_BYTES
+
+
+def _span_multiplier(weights: TileWeights) -> Any:
+    """The micro-kernel for a number of pairs of row tiles."""
+    one, two, four = (span_kernel(weights, pairs) for pairs in (1, 2, 4))
+
+    @inline
+    def multiply(row_pairs: int, values: Any) -> None:
+        if row_pairs == ROW_PAIRS:
+            four(values)
+        elif row_pairs > 1:
+            two(values)
+        else:
+            one(values)
+
+    return multiply
+
+
+def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) -> Any:
+    """Pairs with a block of rows, all columns; `out_columns`: bytes that a pair has of a row of results."""
+    multiply, dequantise, store_sums = _span_multiplier(weights), dequantise_kernel(weights), store_sums_kernel()
+
+    @inline
+    def multiply_block(
+        arguments: PrefillArguments, context: int, row: int, rows: int, begin: int, end: int, scratch: int
+    ) -> None:
+        all_steps, span, pair_bytes = arguments.steps, arguments.span, arguments.pair_bytes
+        row_tile, row_pairs = all_steps * STEP_TILES * TILE_BYTES, -(-rows // PAIR_ROWS)
+        block = arguments.x.address + row // TILE_ROWS * row_tile
+        block_end = block + 2 * row_pairs * row_tile
+        more = min(entry(context, arguments.x.counted) - row - rows, BLOCK_ROWS)
+        following = -(-more // PAIR_ROWS) * 2 * row_tile
+        out_stride = arguments.out.stride
+        first_out = row_at(arguments.out, entry(context, arguments.x.first) + row)
+        zeros, panel, other = arguments.table + TABLE_ZEROS, scratch, scratch + PANEL_BYTES
+        first, second = arguments.first + begin * pair_bytes, arguments.second + begin * pair_bytes
+        dequantise((first, second, 0, panel, 0, min(CHUNK_STEPS, all_steps)))
+        previous = scratch + _NOWHERE
+        waiting = -1  # the pair whose sums are complete but not written
+        for step in range(0, all_steps, span):
+            steps = min(span, all_steps - step)
+            is_last = step + steps == all_steps
+            for pair in range(begin, end):
+                sums = _place_of_sums(arguments, scratch, pair - begin)
+                first, second = arguments.first + pair * pair_bytes, arguments.second + pair * pair_bytes
+                next_pair, next_step = pair + 1, step
+                if next_pair == end:
+                    next_pair, next_step = begin, (step + steps) % all_steps
+                next_first = arguments.first + next_pair * pair_bytes
+                next_second = arguments.second + next_pair * pair_bytes
+                # Results, and the next block's row tiles, are asked for during the last span.
+                out, out_end, ahead, ahead_end = zeros, zeros, np.int64(0), np.int64(0)
+                if is_last:
+                    out = first_out + pair * out_columns
+                    out_end = out + rows * out_stride
+                    share = row_pairs * steps * 2 * TILE_ROW_BYTES
+                    ahead, ahead_end = _share_of_next_block(block_end, following, share, end - pair)
+                if ahead == 0:
+                    ahead = ahead_end = zeros
+                multiply(row_pairs, (
+                    block + step * STEP_BYTES, row_tile, steps, row_pairs, panel, other, first, second, step,
+                    next_first, next_second, next_step, all_steps - 1, sums, 1 if step == 0 else 0,
+                    zeros, previous, out, out_stride, out_end, ahead, ahead_end,
+                ))  # fmt: skip
+                chunks = -(-steps // CHUNK_STEPS)
+                if chunks & 1:
+                    panel, other = other, panel
+                # A short chunk has dequantised less of the next one than that needs.
+                done, wanted = steps - (chunks - 1) * CHUNK_STEPS, min(CHUNK_STEPS, all_steps - next_step)
+                if done < wanted:
+                    dequantise((next_first, next_second, next_step, panel, done, wanted))
+                previous = sums + (row_pairs - 1) * SUMS_BYTES
+                if waiting >= 0:
+                    there = _place_of_sums(arguments, scratch, waiting - begin)
+                    write_block(arguments, context, row, rows, there, waiting)
+                if is_last:
+                    waiting = pair
+        store_sums((previous,))
+        write_block(arguments, context, row, rows, _place_of_sums(arguments, scratch, waiting - begin), waiting)
+
+    return multiply_block
+
+
+@once
+def prefill_op(weights: TileWeights, gate: str) -> NativeOp:
+    """The operator for a kind of weights: items are pairs of tiles. A gate is a key of UNARY, or ""."""
+    unscale = np.float32(weights.unscale)
+    write = _writer(unscale, gate)
+    multiply_block = _block_multiplier(weights, TILE_ROW_BYTES * (1 if gate else 2), _block_writer(write))
+
+    def prefill(arguments: PrefillArguments, context: int, begin: int, end: int, scratch: int) -> int:
+        rows = entry(context, arguments.x.counted)
+        configure_tiles(arguments.table)
+        together = _WAITING_PAIRS if arguments.span < arguments.steps else end - begin
+        for first in range(begin, end, together):
+            last = min(end, first + together)
+            for row in range(0, rows, BLOCK_ROWS):
+                multiply_block(arguments, context, row, min(BLOCK_ROWS, rows - row), first, last, scratch)
+        release_tiles()
+        return 0
+
+    return native_op(PrefillArguments, name=f"prefill_{weights.name}{'_' * bool(gate)}{gate}")(prefill)

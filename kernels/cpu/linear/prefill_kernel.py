@@ -1,0 +1,335 @@
+"""Micro-kernel of prefill numerics: a pair of weight tiles meets up to four pairs of row tiles along a span of columns.
+
+Two by two tile products per step keep four sums in tile registers. The columns are cut into chunks of CHUNK_STEPS
+steps of 64. While a chunk is multiplied, the pair's next chunk is dequantised, a few instructions after each product,
+into the other of two panels: tiles take 16 cycles, in which vector units have nothing else to do. The panels and the
+sums of the pair stay in the first-level cache; row tiles stream from the second.
+
+Where a tile register changes its sum, the old one is stored and the new one loaded just before its first product: tiles
+are then long finished, and no product waits. Sums are added in the order of columns, whatever rows there are.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from ...weight_layout import TILE_ROWS, RecordLayout
+from ..jit.amx import TILE_BYTES, TILE_ROW_BYTES, add_bfloat_product, load_tile, store_tile
+from ..jit.emit import INT64, Emitter, micro_kernel
+from ..jit.variants import once
+from .bfloat_tiles import QUARTERS, TILE_COLUMNS, DenseLayout, TileWeights, quarter_bytes, quarter_stride
+
+# A step is two tiles of columns: in records of blocks of 32, one record.
+STEP_TILES = 2
+STEP_COLUMNS = STEP_TILES * TILE_COLUMNS
+STEP_BYTES = STEP_TILES * TILE_BYTES
+CHUNK_STEPS = 2
+# A panel: [2 tiles of weights][CHUNK_STEPS][STEP_TILES] tiles.
+PANEL_TILE = CHUNK_STEPS * STEP_BYTES
+PANEL_BYTES = 2 * PANEL_TILE
+# Sums of two pairs: [row tile][weight tile] tiles of float32.
+SUMS_BYTES = 4 * TILE_BYTES
+ROW_PAIRS = 4
+_LINE = 64
+_OUT_ROWS = 2  # rows of results asked for per step
+_PAIR_QUARTERS = 2 * QUARTERS
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where steps of 64 columns lie in the records of a tile."""
+
+    layout: RecordLayout | DenseLayout
+
+    def at(self, e: Emitter, tile: Any, step: Any) -> tuple[Any, Any, Any]:
+        """Addresses of a step's integers, and of the scales of its two tiles."""
+        b, layout = e.builder, self.layout
+        shift = (layout.block_size // 32).bit_length() - 1
+        record = e.at(tile, b.mul(b.lshr(step, INT64(shift)), INT64(layout.nbytes)))
+        if shift == 0:
+            return record, e.at(record, layout.scales), e.at(record, layout.scales + layout.factor_bytes)
+        within = b.and_(step, INT64((1 << shift) - 1))
+        block = b.mul(b.lshr(within, INT64(shift - 1)), INT64(layout.factor_bytes))
+        scales = e.at(e.at(record, block), layout.scales)
+        return e.at(record, b.mul(within, INT64(self.nbytes))), scales, scales
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a step's integers."""
+        return STEP_COLUMNS * TILE_ROWS * self.layout.bits // 8
+
+
+@dataclass
+class _Source:
+    """A tile whose step is dequantised: addresses of its integers, scales and target; what is asked for meanwhile."""
+
+    integers: Any
+    scales: tuple[Any, Any]
+    target: Any
+    ahead: Any = None
+
+
+def _dequantise(e: Emitter, weights: TileWeights, sources: list[tuple[_Source, list[Any]]]) -> Iterator[None]:
+    """Some quarters (by their numbers) of both tiles of a step, a few instructions at a time."""
+    layout = weights.layout
+    size, stride = INT64(quarter_bytes(layout)), INT64(quarter_stride(layout))
+    next_step = layout.nbytes if layout.block_size == TILE_COLUMNS else Steps(layout).nbytes
+    to_points = layout.points - layout.scales
+    for source, quarters in sources:
+        if source.ahead is not None:
+            e.prefetch(e.at(source.ahead, layout.scales), 2)
+        for half in range(STEP_TILES):
+            factors = weights.factors(e, source.scales[half], e.at(source.scales[half], to_points))
+            yield
+            for quarter in quarters:
+                offset = e.at(e.builder.mul(quarter, size), half * QUARTERS * quarter_bytes(layout))
+                integers = e.at(source.integers, offset)
+                if source.ahead is not None:
+                    for line in range(0, quarter_bytes(layout), _LINE):
+                        e.prefetch(e.at(e.at(source.ahead, offset), line), 2)
+                        e.prefetch(e.at(integers, line + next_step), 1)
+                target = e.at(e.at(source.target, e.builder.mul(quarter, stride)), half * TILE_BYTES)
+                yield from weights.quarter(e, integers, factors, target)
+
+
+@once
+def dequantise_kernel(weights: TileWeights) -> Any:
+    """Steps of a pair of tiles, without products.
+
+    Arguments: addresses of the tiles; the first step; the panel; steps [begin, end) of it, not empty.
+    """
+
+    def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
+        b = e.builder
+        with e.loop(b.sub(end, begin)) as (index, _):
+            place = b.add(index, begin)
+            moved = b.mul(place, INT64(STEP_BYTES))
+            for tile, address in enumerate((first, second)):
+                integers, *scales = Steps(weights.layout).at(e, address, b.add(step, place))
+                target = e.at(e.at(panel, moved), tile * PANEL_TILE)
+                source = _Source(integers, (scales[0], scales[1]), target)
+                for _ in _dequantise(e, weights, [(source, [INT64(quarter) for quarter in range(QUARTERS)])]):
+                    pass
+
+    return micro_kernel(emit)
+
+
+# Arguments of the micro-kernel.
+# rows: address of the first row tile of the span, row_tile: bytes from one to the next below it.
+# steps: of the span. pairs: of row tiles.
+# panel: where the span's first chunk is. other: the other panel.
+# first, second: the pair's tiles. step: the first of the span. next_*: what is multiplied after this span.
+# last_step: of the matrix. sums: of the pair, [row pair] SUMS_BYTES. fresh: 1 if sums begin at zero.
+# zeros: address of 64 zeros. previous: where the sums go that the tile registers hold.
+# out, out_stride, out_end: rows to be asked for. ahead, ahead_end: memory to be asked for.
+_Span = namedtuple(
+    "_Span",
+    "rows row_tile steps pairs panel other first second step next_first next_second next_step last_step sums fresh "
+    "zeros previous out out_stride out_end ahead ahead_end",
+)
+# Values of a chunk of the span.
+# panel: what is multiplied. other: where the next chunk goes meanwhile. count: of steps. is_first: of the span.
+# rows: address of its first row tile. first, second, step: what is dequantised: a chunk further. asked_*: what is
+# asked for: two chunks further.
+# sums, sums_tile, sums_stride: where its sums begin (zeros, or the pair's), bytes from a tile and from a row to the
+# next.
+_Chunk = namedtuple(
+    "_Chunk",
+    "panel other count is_first rows first second step asked_first asked_second asked_step sums sums_tile sums_stride",
+)
+
+
+@once
+def span_kernel(weights: TileWeights, pairs: int) -> Any:
+    """A span of columns; `pairs` of row tiles: 1, 2 (also for 3) or 4. Its arguments are those of _Span.
+
+    The quarters of a chunk are shared out evenly among the pairs; of three, the last one repeats the second's.
+    """
+    return micro_kernel(lambda e, *values: _SpanWriter(e, weights, pairs, _Span(*values)).emit())
+
+
+@dataclass
+class _SpanWriter:
+    """What `span_kernel` emits."""
+
+    e: Emitter
+    weights: TileWeights
+    pairs: int
+    span: _Span
+
+    def emit(self) -> None:
+        e, b, span = self.e, self.e.builder, self.span
+        chunks = b.lshr(b.add(span.steps, INT64(CHUNK_STEPS - 1)), INT64(CHUNK_STEPS.bit_length() - 1))
+        with e.loop(chunks, [span.panel, span.other, span.previous, span.out, span.ahead]) as (number, state):
+            panel, other, *moving = state
+            chunk = self._chunk(number, panel, other)
+            with e.loop(span.pairs, moving) as (pair, moving):
+                moving[:] = self._pair(chunk, pair, *moving)
+            state[:] = other, panel, *moving
+
+    def _chunk(self, number: Any, panel: Any, other: Any) -> _Chunk:
+        e, b, span, choose = self.e, self.e.builder, self.span, self.e.builder.select
+        done = b.mul(number, INT64(CHUNK_STEPS))
+        left = b.sub(span.steps, done)
+        last = b.icmp_signed("<=", left, INT64(CHUNK_STEPS))
+        last_but_one = b.icmp_signed("<=", left, INT64(2 * CHUNK_STEPS))
+        count = choose(last, left, INT64(CHUNK_STEPS))
+        here = b.add(span.step, done)
+        first, second = choose(last, span.next_first, span.first), choose(last, span.next_second, span.second)
+        step = choose(last, span.next_step, e.at(here, CHUNK_STEPS))
+        asked_first = choose(last_but_one, span.next_first, span.first)
+        asked_second = choose(last_but_one, span.next_second, span.second)
+        asked_step = choose(last_but_one, span.next_step, e.at(here, 2 * CHUNK_STEPS))
+        asked_step = choose(last, e.at(span.next_step, CHUNK_STEPS), asked_step)
+        is_first = b.icmp_signed("==", number, INT64(0))
+        zero = b.and_(is_first, b.icmp_signed("!=", span.fresh, INT64(0)))
+        sums = choose(zero, span.zeros, span.sums)
+        tile, stride = (choose(zero, INT64(0), INT64(size)) for size in (TILE_BYTES, TILE_ROW_BYTES))
+        rows = e.at(span.rows, b.mul(done, INT64(STEP_BYTES)))
+        asked = asked_first, asked_second, asked_step
+        return _Chunk(panel, other, count, is_first, rows, first, second, step, *asked, sums, tile, stride)
+
+    def _pair(self, chunk: _Chunk, pair: Any, previous: Any, out: Any, ahead: Any) -> tuple[Any, ...]:
+        """A pair of row tiles with a chunk. Returns where its sums go, and what is asked for next."""
+        e, b, span = self.e, self.e.builder, self.span
+        row_a = e.at(chunk.rows, b.mul(span.row_tile, b.shl(pair, INT64(1))))
+        rows = row_a, e.at(row_a, span.row_tile)
+        sums = e.at(chunk.sums, b.mul(chunk.sums_tile, b.shl(pair, INT64(2))))
+        new = e.at(span.sums, b.mul(pair, INT64(SUMS_BYTES)))
+
+        def switch(total: int) -> None:
+            """Store an accumulator's old sum, load its new one."""
+            with b.if_then(chunk.is_first) if self.pairs == 1 else nullcontext():  # one pair's sums stay along the span
+                store_tile(e, total, e.at(previous, total * TILE_BYTES))
+                load_tile(e, total, e.at(sums, b.mul(chunk.sums_tile, INT64(total))), chunk.sums_stride)
+
+        one = self._step(chunk, pair, rows, INT64(0), out, ahead, switch)
+        before = b.block
+        with b.if_then(b.icmp_signed(">", chunk.count, INT64(1))):
+            with e.loop(b.sub(chunk.count, INT64(1)), one) as (index, more):
+                more[:] = self._step(chunk, pair, rows, e.at(index, 1), *more)
+            rest = b.block
+        merged = []
+        for value_one, value_more in zip(one, more, strict=True):
+            phi = b.phi(value_one.type)
+            phi.add_incoming(value_one, before)
+            phi.add_incoming(value_more, rest)
+            merged.append(phi)
+        return new, *merged
+
+    def _step(
+        self, chunk: _Chunk, pair: Any, rows: tuple[Any, Any], index: Any, out: Any, ahead: Any,
+        switch: Callable[[int], None] | None = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """A step: eight products, and between them whatever else there is to do."""
+        e, span, (row_a, row_b) = self.e, self.span, rows
+        quarters = _PAIR_QUARTERS // self.pairs
+        total = STEP_TILES * ((2 if self.pairs == 1 else 1) + QUARTERS * quarters)
+        fill = _spread(self._dequantised(chunk, pair, index), total, 4 * STEP_TILES)
+        for half in range(STEP_TILES):
+            offset = e.at(e.builder.mul(index, INT64(STEP_BYTES)), half * TILE_BYTES)
+            change = switch if half == 0 else None
+            _product(e, 0, (4, e.at(row_a, offset)), (6, e.at(chunk.panel, offset)), change)
+            fill()
+            _product(e, 1, (4, None), (7, e.at(e.at(chunk.panel, offset), PANEL_TILE)), change)
+            fill()
+            _product(e, 3, (5, e.at(row_b, offset)), (7, None), change)
+            fill()
+            if half == 0:
+                out = _ask_rows(e, span, out)
+            else:
+                ahead = _ask_memory(e, span, ahead)
+            _product(e, 2, (5, None), (6, None), change)
+            fill()
+        return out, ahead
+
+    def _dequantised(self, chunk: _Chunk, pair: Any, index: Any) -> Iterator[None]:
+        """The pair's share of a step's dequantisation."""
+        e, b, span, steps = self.e, self.e.builder, self.span, Steps(self.weights.layout)
+        beyond = b.icmp_signed(">", b.add(chunk.step, index), span.last_step)
+        number = b.select(beyond, span.last_step, b.add(chunk.step, index))
+        target = e.at(chunk.other, b.mul(index, INT64(STEP_BYTES)))
+
+        def source(tile: Any, asked: Any, moved: Any) -> _Source:
+            integers, *scales = steps.at(e, tile, number)
+            wanted, *_ = steps.at(e, asked, b.add(chunk.asked_step, index))
+            return _Source(integers, (scales[0], scales[1]), e.at(target, moved), wanted)
+
+        numbers = [INT64(quarter) for quarter in range(QUARTERS)]
+        if self.pairs == 1:
+            both = source(chunk.first, chunk.asked_first, 0), source(chunk.second, chunk.asked_second, PANEL_TILE)
+            return _dequantise(e, self.weights, [(tile, numbers) for tile in both])
+        from_second = b.icmp_signed(">=", pair, INT64(self.pairs // 2))
+        moved = b.select(from_second, INT64(PANEL_TILE), INT64(0))
+        tile = b.select(from_second, chunk.second, chunk.first)
+        asked = b.select(from_second, chunk.asked_second, chunk.asked_first)
+        if self.pairs == 4:
+            quarters = _PAIR_QUARTERS // self.pairs
+            begin = b.mul(b.and_(pair, INT64(1)), INT64(quarters))
+            numbers = [e.at(begin, quarter) for quarter in range(quarters)]
+        return _dequantise(e, self.weights, [(source(tile, asked, moved), numbers)])
+
+
+def _product(
+    e: Emitter, total: int, rows: tuple[int, Any], weights: tuple[int, Any], switch: Callable[[int], None] | None
+) -> None:
+    """Add a product to an accumulator; tiles that come with an address are loaded before."""
+    if weights[1] is not None:
+        load_tile(e, *weights)
+    if rows[1] is not None:
+        load_tile(e, *rows, streamed=True)
+    if switch is not None:
+        switch(total)
+    add_bfloat_product(e, total, rows[0], weights[0])
+
+
+def _spread(work: Iterator[None], total: int, slots: int) -> Callable[[], None]:
+    """A function that does one of `slots` shares of the work at each call."""
+    calls = done = 0
+
+    def fill() -> None:
+        nonlocal calls, done
+        calls += 1
+        while done < total * calls // slots:
+            next(work, None)
+            done += 1
+        if calls == slots:
+            for _ in work:
+                pass
+
+    return fill
+
+
+def _ask_rows(e: Emitter, span: _Span, out: Any) -> Any:
+    """Ask for lines of the next rows of results, which memory would make the stores wait for."""
+    b = e.builder
+    for _ in range(_OUT_ROWS):
+        for line in range(2):
+            e.prefetch(e.at(out, _LINE * line), 2)
+        moved = e.at(out, span.out_stride)
+        out = b.select(b.icmp_signed("<", moved, span.out_end), moved, span.out_end)
+    return out
+
+
+def _ask_memory(e: Emitter, span: _Span, ahead: Any) -> Any:
+    """Ask for the next lines of the row tiles that come after these."""
+    b = e.builder
+    for line in range(2):
+        e.prefetch(e.at(ahead, _LINE * line), 2)
+    moved = e.at(ahead, 2 * _LINE)
+    return b.select(b.icmp_signed("<", moved, span.ahead_end), moved, span.ahead_end)
+
+
+@once
+def store_sums_kernel() -> Any:
+    """Store the four sums that the tile registers hold; argument: where to."""
+
+    def emit(e: Emitter, sums: Any) -> None:
+        for accumulator in range(4):
+            store_tile(e, accumulator, e.at(sums, accumulator * TILE_BYTES))
+
+    return micro_kernel(emit)

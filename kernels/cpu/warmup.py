@@ -1,0 +1,101 @@
+"""Every kernel that usual models need on this machine, to compile them ahead: `genai doctor --compile`.
+
+Most operators are made when a program first needs them, for a form of weights or a size of heads. Here the usual ones
+are asked for; a model of another form still compiles its own when it is loaded.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import product
+
+import numpy as np
+
+from ..cache_layout import can_turn
+from ..weight_layout import FactorType, layout_with
+from .arrays import blas, byte_functions, bytes, depthwise
+from .arrays.gemm import dense_attention, product as gemm, windows
+from .arrays.gemm.micro import floats, integers
+from .attention import phases, prefill, store
+from .attention.pages import PAGE_KINDS
+from .attention.panels import Panels
+from .jit import isa, vector_math
+from .jit.native import Compiled
+from .linear.bfloat_tiles import FloatWeights, HalfWeights, supported
+from .linear.decode import decode_op
+from .linear.dot import dot_for
+from .linear.embedding import gather_op
+from .linear.micro_kernels import Dense, DenseType, FloatBlocks, IntegerBlocks
+from .linear.packing import pack_op
+from .linear.prefill import prefill_op
+from .rowwise import elementwise, gather, norm
+
+_BITS, _BLOCK_SIZES, _GATES = (4, 8), (32, 64, 128), ("", "silu")
+_FACTORS: tuple[FactorType, ...] = ("half", "float")
+_HEAD_SIZES, _GROUPS = (32, 64, 80, 96, 128, 256), range(1, 9)
+_TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
+
+
+def every_kernel() -> list[Compiled]:
+    """Kernels and operators in no order, each once."""
+    found = [*_of_modules(), *_rowwise(), *_products(), *_attention(), *_arrays()]
+    return list(dict.fromkeys(made for made in found if isinstance(made, Compiled)))
+
+
+def _of_modules() -> Iterator[object]:
+    """What modules hold, those that measure ceilings included."""
+    package = import_module(__package__)
+    for module in pkgutil.walk_packages(package.__path__, f"{__package__}."):
+        yield from (value for value in vars(import_module(module.name)).values() if isinstance(value, Compiled))
+
+
+def _rowwise() -> Iterator[object]:
+    yield from map(elementwise.unary_op, vector_math.UNARY)
+    yield from map(elementwise.binary_op, vector_math.BINARY)
+    yield from (elementwise.gate_op(name) for name in ("gelu", "gelu_tanh", "relu", "silu"))
+    yield from (norm.norm_op(*flags) for flags in product((False, True), repeat=2))
+    yield from (gather.gather_op(*flags) for flags in product(gather.ELEMENTS, (False, True)))
+
+
+def _products() -> Iterator[object]:
+    """Of decoders: block-quantised and dense weights, with decode and prefill numerics."""
+    yield from (pack_op(bits, 32) for bits in _BITS)
+    for bits, size, factors, points, gate in product(_BITS, _BLOCK_SIZES, _FACTORS, (False, True), _GATES):
+        layout = layout_with(bits, size, factors, points, whole_points=True)
+        yield gather_op(layout)
+        yield decode_op(IntegerBlocks(layout, isa.isa(), dot_for(isa.isa(), bits)), gate)
+        yield decode_op(FloatBlocks(layout, isa.isa()), gate)
+        if isa.isa() == "amx" and supported(layout):
+            yield prefill_op(FloatWeights(layout) if layout.wide else HalfWeights(layout), gate)
+    dense: tuple[DenseType, ...] = ("float32", "float16", "bfloat16")
+    for kind, gate in product(dense, _GATES):
+        yield decode_op(Dense(kind), gate)
+
+
+def _attention() -> Iterator[object]:
+    for kind in PAGE_KINDS:
+        yield store.store_op(kind)
+        yield prefill.prefill_op(kind)
+        for size, group in product(_HEAD_SIZES, _GROUPS):
+            if kind != "int4" or can_turn(size):
+                yield from phases.prefill_operators(Panels(group, size, size), size, kind).values()
+                yield from phases.decode_operators(group, size, size, kind).values()
+
+
+def _arrays() -> Iterator[object]:
+    """Of sessions."""
+    for kind in (floats(), integers()):
+        yield gemm.product_op(kind)
+    yield windows.pack_windows(floats().tiling)
+    yield windows.pack_byte_windows(integers().tiling)
+    yield dense_attention.attend_op(floats().tiling)
+    yield from (gemm.finish_op(floats(), name) for name in _TAILS)
+    results: tuple[gemm.Result, ...] = ("int32", "float32", "bytes")
+    yield from (gemm.finish_op(integers(), "copy", result) for result in results)
+    yield from map(windows.columns_op, (4, 8))
+    yield from map(bytes.dequantize_op, (np.dtype(np.int8), np.dtype(np.uint8)))
+    yield from map(byte_functions.combine_op, ("Add", "Mul"))
+    yield from map(depthwise.depthwise_op, (None, *((size, size, step) for size in (3, 5) for step in (1, 2))))
+    yield from (blas.product_op(letter, is_wide) for letter in "sd" for is_wide in (False, True))

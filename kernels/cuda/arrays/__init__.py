@@ -1,0 +1,1 @@
+"""CUDA kernels as functions of arrays: what sessions call."""

@@ -1,0 +1,261 @@
+"""A GPU that computes functions of arrays: loaded kernels, constants, and programs with their inputs and results.
+
+One transfer brings everything in that comes from the host, and one takes everything out that goes there; what stays is
+left in device memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..driver import Driver
+from ..sources import CudaKernel
+from .launches import Array, Block, Recorder, dense_strides
+from .memory import DeviceTensor, Pool, Region, to_host
+from .rows import gathered, gathered_by_tuples
+
+_ALIGNED = 256
+_STATUS = np.dtype(np.int32)
+Value = NDArray[Any] | DeviceTensor
+
+
+class ArrayDevice:
+    """What the programs of a session share.
+
+    Attributes:
+        pool: their memory. lock: held while one of them is started, since launches keep their arguments.
+    """
+
+    def __init__(self, driver: Driver, limit: int = 0) -> None:
+        self.driver, self.pool = driver, Pool(driver, limit)
+        self.lock = threading.Lock()
+        self.functions: dict[CudaKernel, Any] = {}
+        self._constants: dict[Block, DeviceTensor] = {}
+
+    def load(self, kernels: Iterable[CudaKernel]) -> None:
+        """Compile kernels that are not there yet."""
+        missing = [kernel for kernel in kernels if kernel not in self.functions]
+        self.functions.update(self.driver.load(missing))
+
+    def constant(self, array: NDArray[Any]) -> tuple[Block, DeviceTensor]:
+        """A copy of a host's array: memory for launches to name, and what must be held as long as they are."""
+        tensor = DeviceTensor(Region(self.driver, self.pool.take(array.nbytes), self.pool), 0, array.shape, array.dtype)
+        tensor.write(array)
+        return Block(array.nbytes), tensor
+
+
+class DeviceConstants:
+    """Constants in device memory, for as long as this is held.
+
+    Args:
+        more: constants that were there before.
+    """
+
+    def __init__(self, device: ArrayDevice, more: DeviceConstants | None = None) -> None:
+        self._device, self._more = device, more
+        self._held: dict[Block, DeviceTensor] = {}
+
+    def __call__(self, array: NDArray[Any]) -> Block:
+        """Memory with a copy of an array."""
+        block, tensor = self._device.constant(np.ascontiguousarray(array))
+        self._held[block] = tensor
+        return block
+
+    def addresses(self) -> dict[Block, int]:
+        """Where each of them lies."""
+        more = {} if self._more is None else self._more.addresses()
+        return more | {block: tensor.address for block, tensor in self._held.items()}
+
+
+class Status:
+    """Where kernels leave a number when they meet an index that is outside, and what the numbers mean.
+
+    Args:
+        error: what is raised then, from words that name the node.
+    """
+
+    def __init__(self, recorder: Recorder, error: Callable[[str], Exception]) -> None:
+        self._to, self._error = recorder, error
+        self.labels: list[str] = []
+        self.array: Array | None = None
+
+    def gathered(self, x: Array, indices: Array, axis: int, label: str) -> Array:
+        """`x` at `indices` of an axis; `label` says of whom an index outside is."""
+        status = self._ready(f"{label}: an index is outside 0 to {x.shape[x.axis(axis)] - 1}")
+        return gathered(self._to, x, indices, axis, status, len(self.labels))
+
+    def gathered_by_tuples(self, x: Array, indices: Array, batch_axes: int, label: str) -> Array:
+        """`x` where tuples of indices say."""
+        status = self._ready(f"{label}: an index is outside a value of shape {list(x.shape)}")
+        return gathered_by_tuples(self._to, x, indices, batch_axes, status, len(self.labels))
+
+    def raise_for(self, number: int) -> None:
+        """Raise an error if a kernel left a number."""
+        if number:
+            raise self._error(self.labels[number - 1])
+
+    def _ready(self, text: str) -> Array:
+        if self.array is None:
+            self.array = Array((1,), _STATUS, (1,), Block(_STATUS.itemsize))
+            self._to.copy(self._to.constant(np.zeros(1, _STATUS)), self.array)
+        self.labels.append(text)
+        return self.array
+
+
+class ArrayProgram:
+    """Launches for arrays of given shapes.
+
+    Args:
+        inputs: what the recorder took for the arrays of a run, in order; None for what is not an array of this run.
+        results: what a run gives; those of the host that were known before are themselves.
+        on_host: which of the results are wanted on the host, the others stay.
+    """
+
+    def __init__(
+        self, device: ArrayDevice, recorder: Recorder, constants: DeviceConstants, status: Status,
+        inputs: Sequence[Array | None], results: Sequence[Array | NDArray[Any]], on_host: Sequence[bool],
+    ) -> None:  # fmt: skip
+        self._device, self._constants = device, constants
+        self._on_host = on_host
+        placed = [value if isinstance(value, np.ndarray) else _apart(recorder, value) for value in results]
+        seen: set[Block] = set()
+        for index, value in enumerate(placed):
+            if isinstance(value, Array):
+                apart = value.block not in seen
+                own = value if apart else recorder.copy(value, recorder.new(value.shape, value.dtype))
+                placed[index] = own
+                seen.add(own.block)
+        for value in placed:
+            if isinstance(value, Array):
+                recorder.keep(value.block)
+        self._inputs = [None if one is None or not recorder.uses(one.block) else one for one in inputs]
+        self._results = placed
+        self._status = status
+        self._program = recorder.program()
+        device.load(self._program.kernels)
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Places in the memory of inputs, and in that of results: what the host wants comes first."""
+        self._staged, self._staged_bytes = {}, 0
+        for index, array in enumerate(self._inputs):
+            if array is not None:
+                self._staged[index] = self._staged_bytes
+                self._staged_bytes += _rounded(array.size * array.dtype.itemsize)
+        self._places: dict[int, int] = {}
+        end = 0 if self._status.array is None else _ALIGNED
+        for wanted in (True, False):
+            for index, value in enumerate(self._results):
+                if isinstance(value, Array) and self._on_host[index] is wanted:
+                    self._places[index] = end
+                    end += _rounded(value.size * value.dtype.itemsize)
+        self._result_bytes = end
+        self._staging = np.zeros(self._staged_bytes, np.uint8)
+
+    def run(self, values: Sequence[Value]) -> list[Value]:
+        """Results, in order.
+
+        Raises:
+            DeviceFull: there is not enough memory.
+            The error of `Status`: an index is outside. Where nothing goes to the host this shows later, when a result
+                is read or given to another program.
+        """
+        device = self._device
+        with device.lock:
+            taken: list[Any] = []
+            try:
+                return self._run(values, taken)
+            finally:
+                for memory in taken:
+                    device.pool.give(memory)
+
+    def _run(self, values: Sequence[Value], taken: list[Any]) -> list[Value]:
+        device = self._device
+        addresses = self._constants.addresses()
+        self._bring(values, taken, addresses)
+        own = device.pool.take(self._program.own_bytes)
+        taken.append(own)
+        region = Region(device.driver, device.pool.take(self._result_bytes), device.pool)
+        tensors: dict[int, DeviceTensor] = {}
+        for index, place in self._places.items():
+            value = self._results[index]
+            tensors[index] = DeviceTensor(region, place, value.shape, value.dtype)
+            if isinstance(value, Array):
+                addresses[value.block] = tensors[index].address
+        if self._status.array is not None:
+            addresses[self._status.array.block] = device.driver.address(region.memory)
+            region.check = self._status.raise_for
+        self._program.run(device.driver, device.functions, device.driver.address(own), addresses)
+        wanted = [index for index in tensors if self._on_host[index]]
+        copies = to_host([tensors[index] for index in wanted])
+        found: dict[int, Value] = {**tensors, **dict(zip(wanted, copies, strict=True))}
+        return [found.get(index, value) for index, value in enumerate(self._results)]  # type: ignore[arg-type]
+
+    def _bring(self, values: Sequence[Value], taken: list[Any], addresses: dict[Block, int]) -> None:
+        """Inputs into device memory, those of the host at once; others are read where they are."""
+        device, moves = self._device, []
+        host = [index for index in self._staged if isinstance(values[index], np.ndarray)]
+        apart = [
+            index for index in self._staged if isinstance(value := values[index], DeviceTensor) and value.address % 16
+        ]
+        memory = None
+        if host or apart:
+            memory = device.pool.take(self._staged_bytes)
+            taken.append(memory)
+        for index, place in self._staged.items():
+            value, array = values[index], self._inputs[index]
+            assert array is not None
+            if isinstance(value, DeviceTensor):
+                value.region.verify()
+            if memory is not None and (index in host or index in apart):
+                addresses[array.block] = device.driver.address(memory) + place
+            if isinstance(value, np.ndarray):
+                raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+                moves.append((place, raw))
+            elif index in apart:
+                assert memory is not None
+                device.driver.copy(value.bytes, memory[place : place + value.nbytes])
+            else:
+                addresses[array.block] = value.address
+        if memory is None or not moves:
+            return
+        if len(moves) == 1 and not apart:
+            place, raw = moves[0]
+            if raw.size:
+                device.driver.write(memory[place : place + raw.size], raw)
+            return
+        first, end = moves[0][0], moves[-1][0] + moves[-1][1].size
+        for place, raw in moves:
+            self._staging[place : place + raw.size] = raw
+        device.driver.write(memory[first:end], self._staging[first:end])
+        for index in apart:  # what lay between was written over
+            value, place = values[index], self._staged[index]
+            assert isinstance(value, DeviceTensor)
+            device.driver.copy(value.bytes, memory[place : place + value.nbytes])
+
+
+def taken_in(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """An array that a run brings."""
+    size = int(np.prod(shape, dtype=np.int64))
+    return Array(tuple(shape), dtype, dense_strides(shape), Block(size * dtype.itemsize))
+
+
+def _apart(recorder: Recorder, value: Array) -> Array:
+    """The array in memory of its own."""
+    if (
+        value.block.own
+        and value.is_dense
+        and value.first == 0
+        and value.block.nbytes == value.size * value.dtype.itemsize
+    ):
+        return value
+    return recorder.copy(value, recorder.new(value.shape, value.dtype))
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNED) * _ALIGNED

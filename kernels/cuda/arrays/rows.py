@@ -1,0 +1,215 @@
+"""Functions that need whole rows of arrays: reductions, softmax, normalisation, rows that indices choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sources import CudaKernel
+from .launches import Array, ArrayError, Recorder, dense_strides, joined, padded
+
+_THREADS, _GATHER_THREADS, _WARP = 128, 256, 32
+# Rows that are longer have all of a block.
+_SHORT = 1024
+REDUCTIONS = {
+    "sum": "Sum", "mean": "Average", "prod": "Product", "max": "Extreme<true>", "min": "Extreme<false>",
+}  # fmt: skip
+_BYTES = {1: "unsigned char", 2: "unsigned short", 4: "int", 8: "long long"}
+
+
+def softmax_kernel(scalar: str, whole_block: bool, logarithm: bool) -> CudaKernel:
+    """The kernel of softmax, or of its logarithm."""
+    text = f"softmax<{scalar}, {_truth(whole_block)}, {_truth(logarithm)}>"
+    return CudaKernel("arrays_rows.cu", text, "SoftmaxArguments", _THREADS)
+
+
+def softmax(
+    to: Recorder, x: Array, axis: int, *, logarithm: bool = False, scale: float = 1.0, addend: Array | None = None,
+    nan_is_zero: bool = False,
+) -> Array:  # fmt: skip
+    """softmax(scale * x + addend) over an axis, which is the last one where there is an addend."""
+    x = to.dense(x)
+    out = to.new(x.shape, x.dtype)
+    if not x.size:
+        return out
+    axis = x.axis(axis)
+    width = x.shape[axis] if x.shape else 1
+    step = math.prod(x.shape[axis + 1 :])
+    wide = None if addend is None else addend.expanded(x.shape)
+    sizes, (strides,) = joined(x.shape[:-1], (0,) * (len(x.shape) - 1) if wide is None else wide.strides[:-1])
+    rows, block = x.size // width, width > _SHORT
+    to.start(
+        softmax_kernel(x.scalar, block, logarithm), _grid(rows, block), x=x, addend=wide, out=out, rows=rows,
+        width=width, step=step, sizes=padded(sizes, 1), addend_strides=padded(strides, 0),
+        addend_step=0 if wide is None else wide.strides[-1], axes=len(sizes), scale=scale,
+        nan_is_zero=int(nan_is_zero),
+    )  # fmt: skip
+    return out
+
+
+def norm_rows_kernel(scalar: str, whole_block: bool, centred: bool) -> CudaKernel:
+    """The kernel of layer normalisation, or that by root mean squares."""
+    text = f"row_norm<{scalar}, {_truth(whole_block)}, {_truth(centred)}>"
+    return CudaKernel("arrays_rows.cu", text, "RowNormArguments", _THREADS)
+
+
+def normalised(
+    to: Recorder, x: Array, width: int, weight: Array | None, bias: Array | None, epsilon: float, *,
+    centred: bool = True, channels: int = 0, skip: Array | None = None, input_bias: Array | None = None,
+    wants_total: bool = False,
+) -> tuple[Array, Array | None]:  # fmt: skip
+    """Rows of `width` numbers of x + skip + input_bias, each with mean 0 and variance 1, times weight, plus bias.
+
+    Args:
+        channels: weight and bias have a number per channel, not per place; rows are channels in turn.
+        skip: of x's shape, or of that of its last axes.
+
+    Returns:
+        The result, and the sum that was normalised, where it is wanted.
+    """
+    x = to.dense(x)
+    skip = None if skip is None else to.dense(skip)
+    count = channels or width
+    for given in (weight, bias, input_bias):
+        if given is not None and given.size != count:
+            raise ArrayError(f"{given.size} factors for {count} numbers")
+    if skip is not None and (not skip.size or x.size % skip.size or skip.size % max(width, 1)):
+        raise ArrayError(f"shapes {list(x.shape)} and {list(skip.shape)} cannot be added")
+    out = to.new(x.shape, x.dtype)
+    total = to.new(x.shape, x.dtype) if wants_total else None
+    if x.size:
+        rows, block = x.size // width, width > _SHORT
+        parts = {"weight": weight, "bias": bias, "input_bias": input_bias}
+        to.start(
+            norm_rows_kernel(x.scalar, block, centred), _grid(rows, block), x=x, skip=skip, out=out, total=total,
+            rows=rows, width=width, channels=channels, skip_rows=skip.size // width if skip else 1, epsilon=epsilon,
+            **{name: None if value is None else to.dense(value) for name, value in parts.items()},
+        )  # fmt: skip
+    return out, total
+
+
+def reduce_kernel(scalar: str, kind: str, by_rows: bool) -> CudaKernel:
+    """The kernel of a reduction."""
+    name = "reduce_rows" if by_rows else "reduce_columns"
+    return CudaKernel("arrays_rows.cu", f"{name}<{scalar}, {kind}>", "ReduceArguments", _THREADS)
+
+
+def reduced(to: Recorder, x: Array, kind: str, axes: Sequence[int], keep: bool) -> Array:
+    """The sum, mean, product, largest or smallest over axes."""
+    which = sorted({x.axis(axis) for axis in axes}) if x.shape else []
+    kept = [axis for axis in range(len(x.shape)) if axis not in which]
+    shape = tuple(x.shape[axis] for axis in kept)
+    width = math.prod(x.shape[axis] for axis in which)
+    out = to.new(shape, x.dtype)
+    if out.size and not width:
+        to.copy(to.constant(_of_nothing(kind, x.dtype)).expanded(out.shape), out)
+    elif out.size:
+        kept_sizes, (kept_strides,) = joined(shape, [x.strides[axis] for axis in kept])
+        sizes, (strides,) = joined([x.shape[axis] for axis in which], [x.strides[axis] for axis in which])
+        by_rows = width >= _WARP // 2 and (strides[0] == 1 or kept_strides[0] != 1)
+        blocks = -(-out.size // (_THREADS // _WARP if by_rows else _THREADS))
+        to.start(
+            reduce_kernel(x.scalar, REDUCTIONS[kind], by_rows), (blocks, 1, 1), x=x, out=out, rows=out.size,
+            width=width, kept_axes=len(kept_sizes), axes=len(sizes), kept_sizes=padded(kept_sizes, 1),
+            kept_strides=padded(kept_strides, 0), sizes=padded(sizes, 1), strides=padded(strides, 0),
+        )  # fmt: skip
+    if not keep:
+        return out
+    whole = tuple(1 if axis in which else size for axis, size in enumerate(x.shape))
+    return replace(out, shape=whole, strides=dense_strides(whole))
+
+
+def _of_nothing(kind: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """What a reduction over no numbers gives."""
+    if kind in ("sum", "mean", "prod"):
+        return np.asarray(kind == "prod", dtype)
+    least, most = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return np.asarray(least if kind == "max" else most, dtype)
+
+
+def gather_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
+    """The kernel that copies rows by indices: elements of so many bytes, so many at once."""
+    text = f"gather<{_BYTES[nbytes]}, {width}, {index}>"
+    return CudaKernel("arrays_rows.cu", text, "GatherArguments", _GATHER_THREADS)
+
+
+def gathered(to: Recorder, x: Array, indices: Array, axis: int, status: Array, number: int) -> Array:
+    """What lies at indices of an axis. One that is outside leaves `number` in `status`."""
+    x, indices, axis = to.dense(x), to.dense(indices), x.axis(axis)
+    out = to.new((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
+    if out.size:
+        inner, nbytes = math.prod(x.shape[axis + 1 :]), x.dtype.itemsize
+        width = math.gcd(inner, x.first, min(16 // nbytes, 8))
+        count = out.size // width
+        to.start(
+            gather_kernel(nbytes, width, indices.scalar), (-(-count // _GATHER_THREADS), 1, 1), x=x, indices=indices,
+            out=out, status=status, count=count, indices_count=indices.size, inner=inner // width,
+            extent=x.shape[axis], number=number,
+        )  # fmt: skip
+    return out
+
+
+def gather_tuples_kernel(nbytes: int, width: int, index: str) -> CudaKernel:
+    """The kernel that copies rows by tuples of indices."""
+    text = f"gather_tuples<{_BYTES[nbytes]}, {width}, {index}>"
+    return CudaKernel("arrays_rows.cu", text, "GatherTuplesArguments", _GATHER_THREADS)
+
+
+def gathered_by_tuples(
+    to: Recorder, x: Array, indices: Array, batch_axes: int, status: Array, number: int
+) -> Array:  # fmt: skip
+    """What lies where each tuple of the last axis of `indices` says, behind batch axes that both have."""
+    x, indices = to.dense(x), to.dense(indices)
+    depth = indices.shape[-1] if indices.shape else 0
+    end = batch_axes + depth
+    if depth < 1 or end > len(x.shape) or x.shape[:batch_axes] != indices.shape[:batch_axes]:
+        raise ArrayError(f"indices of shape {list(indices.shape)} do not fit an array of shape {list(x.shape)}")
+    out = to.new((*indices.shape[:-1], *x.shape[end:]), x.dtype)
+    if out.size:
+        inner, nbytes = math.prod(x.shape[end:]), x.dtype.itemsize
+        width = math.gcd(inner, x.first, min(16 // nbytes, 8))
+        strides = [stride // width for stride in x.strides[batch_axes:end]]
+        count = out.size // width
+        to.start(
+            gather_tuples_kernel(nbytes, width, indices.scalar), (-(-count // _GATHER_THREADS), 1, 1), x=x,
+            indices=indices, out=out, status=status, count=count, inner=inner // width,
+            rows=math.prod(indices.shape[batch_axes:-1]), depth=depth,
+            extents=padded(x.shape[batch_axes:end], 1), strides=padded(strides, 0),
+            batch=math.prod(x.shape[batch_axes:]) // width, number=number,
+        )  # fmt: skip
+    return out
+
+
+def pad_kernel(nbytes: int) -> CudaKernel:
+    """The kernel that puts a number around an array."""
+    return CudaKernel("arrays_rows.cu", f"pad<{_BYTES[nbytes]}>", "PadArguments", _GATHER_THREADS)
+
+
+def surrounded(to: Recorder, x: Array, before: Sequence[int], after: Sequence[int], filler: NDArray[Any]) -> Array:
+    """The array with so many places before and after it along each axis, which hold `filler`; negative ones cut."""
+    shape = tuple(size + first + last for size, first, last in zip(x.shape, before, after, strict=True))
+    if any(size < 0 for size in shape):
+        raise ArrayError(f"an array of shape {list(x.shape)} cannot lose {list(before)} and {list(after)}")
+    out = to.new(shape, x.dtype)
+    if out.size:
+        nbytes = x.dtype.itemsize
+        bits = int(filler.astype(x.dtype).reshape(1).view(f"i{nbytes}")[0])
+        to.start(
+            pad_kernel(nbytes), (-(-out.size // _GATHER_THREADS), 1, 1), x=x, out=out, count=out.size,
+            axes=len(shape), sizes=padded(shape[::-1], 1), before=padded([*before][::-1], 0),
+            extents=padded(x.shape[::-1], 1), strides=padded(x.strides[::-1], 0), filler=bits,
+        )  # fmt: skip
+    return out
+
+
+def _grid(rows: int, block: bool) -> tuple[int, int, int]:
+    return (rows if block else -(-rows // (_THREADS // _WARP)), 1, 1)
+
+
+def _truth(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,213 @@
+"""Launches of products: activations are arranged once for all products that read them, then multiplied.
+
+Exact products have float32 activations. Of others, rows with decode numerics are rounded to bytes per 32 columns, and
+rows with prefill numerics to bfloat16, as are their weights.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..ir import Branch, Per
+from .decode import add_decode
+from .launches import COUNTED, Counts, Launch, bind
+from .memory import DeviceRows
+from .sources import CudaKernel
+from .weights import STRIDE, DeviceMatrix
+
+if TYPE_CHECKING:
+    from .lowering import CudaLowering
+
+# Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
+ROWS_AT_ONCE = (1, 2, 4, 8)
+# Neighbouring outputs of a warp, by rows at once.
+_EXACT_OUTPUTS = {1: 2, 2: 2, 4: 2, 8: 1}
+_DENSE_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+# Columns that a lane takes at once where activations are float32: a chunk, or 16 bytes of floats.
+COLUMNS_AT_ONCE = {"": 32, "float": 4, "half_bits": 8, "bfloat_bits": 8}
+_WARPS, _THREADS, _ARRANGE_THREADS = 4, 128, 256
+# Tiles of 16 rows and of 8 outputs per warp, warps along both: 128 rows by 128 outputs, which need the fewest bytes per
+# product, and 32 by 64 where there are too few of those to occupy half of a large GPU. Bits are the same.
+_LARGE, _SMALL, _ENOUGH_BLOCKS = (4, 4, 2, 4), (2, 2, 1, 4), 66
+# Hopper's own: tokens of a block, warpgroups of 64 outputs each, blocks that shall fit on a multiprocessor; and beside
+# the first one how long a block takes alone on a multiprocessor, and by how much longer each one makes it that is there
+# as well. Bits are the same.
+HOPPER, MULTIPROCESSORS = 90, 132
+WARPGROUP_SHAPES = ((256, 2, 1, 1.0, 1.0), (128, 2, 1, 0.6, 0.6), (64, 1, 3, 0.3, 0.17))
+# Columns of a part; bytes of a token in one, of which so many stages lie in shared memory; what lies beside them.
+_PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
+_WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
+
+
+def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact: bool) -> None:
+    """out = branch(x).
+
+    Raises:
+        UnsupportedRecord: no kernel reads the weight.
+    """
+    matrix = at.weights.matrix(branch.weight, at.constants)
+    given = _results(at, branch, matrix, out)
+    has_prefill = not exact and out.per is Per.TOKEN
+    if matrix.form and not exact:
+        add_decode(at, x, matrix, out, given)
+    else:
+        _gemv(at, x, matrix, given, "decode_rows" if has_prefill else COUNTED[out.per])
+    if has_prefill:
+        _gemm(at, x, matrix, given)
+    if branch.delta is not None:
+        at.deltas.add(at, branch.delta, out)
+
+
+def prefill_product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows) -> None:
+    """The same for the rows with prefill numerics alone."""
+    matrix = at.weights.matrix(branch.weight, at.constants)
+    _gemm(at, x, matrix, _results(at, branch, matrix, out))
+
+
+def _results(at: CudaLowering, branch: Branch, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
+    """The fields that kernels of all kinds have: the matrix, and what becomes of sums."""
+    addend = at.values[branch.addend] if branch.addend else None
+    return {
+        "matrix": matrix.fields, "bias": at.vector(branch.bias), "addend": addend.address if addend else 0,
+        "out": out.address, "addend_stride": addend.stride if addend else 0, "out_stride": out.stride,
+        "outputs": matrix.rows,
+    }  # fmt: skip
+
+
+def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any], counted: str) -> None:
+    """Few rows with float32 activations."""
+    form = f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+    source, scales = arranged(at, x, matrix, form, counted)
+    own = given | {"x": source, "scales": scales, "strides": matrix.strides}
+    for tokens in ROWS_AT_ONCE:
+        kernel, grid = gemv_kernel(matrix, tokens), _gemv_grid(matrix, tokens, counted)
+        at.starts.append(Launch(kernel, bind(kernel, rows=0, **own), {"rows": counted}, grid))
+
+
+def _gemm(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any]) -> None:
+    """The rows with prefill numerics, which stand behind the others."""
+    is_hopper = at.driver.capability == HOPPER
+    source, _ = arranged(at, x, matrix, "tiles" if is_hopper else "bfloats", "tokens", first="decode_rows")
+    stride = at.values.capacity[Per.TOKEN] * _PART if is_hopper else matrix.strides * STRIDE
+    for which in range(len(WARPGROUP_SHAPES)) if is_hopper else range(2):
+        if is_hopper:
+            kernel, grid = warpgroup_kernel(matrix, which), _warpgroup_grid(matrix, which)
+        else:
+            kernel, grid = gemm_kernel(matrix, large=which == 0), _gemm_grid(matrix.rows, large=which == 0)
+        arguments = bind(kernel, x=source, x_stride=stride, first_row=0, rows=0, **given)
+        at.starts.append(Launch(kernel, arguments, {"first_row": "decode_rows", "rows": "tokens"}, grid))
+
+
+def _warpgroup_grid(matrix: DeviceMatrix, which: int) -> Any:
+    """The blocks of the shape with which they are all done the soonest."""
+
+    def blocks(rows: int, tokens: int, warpgroups: int) -> tuple[int, int, int]:
+        return -(-rows // tokens), -(-matrix.rows // (_WARPGROUP_OUTPUTS * warpgroups)), 1
+
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        rows = counts["tokens"] - counts["decode_rows"]
+        found = [blocks(rows, tokens, warpgroups) for tokens, warpgroups, *_ in WARPGROUP_SHAPES]
+        times = [
+            max(alone, -(-one[0] * one[1] // MULTIPROCESSORS) * more)
+            for one, (*_, alone, more) in zip(found, WARPGROUP_SHAPES, strict=True)
+        ]
+        return found[which] if times.index(min(times)) == which else (0, 0, 0)
+
+    return grid
+
+
+def _gemm_grid(outputs: int, *, large: bool) -> Any:
+    def blocks(rows: int, shape: tuple[int, int, int, int]) -> tuple[int, int, int]:
+        row_tiles, output_tiles, row_warps, output_warps = shape
+        return -(-outputs // (8 * output_tiles * output_warps)), -(-rows // (16 * row_tiles * row_warps)), 1
+
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        rows = counts["tokens"] - counts["decode_rows"]
+        most = blocks(rows, _LARGE)
+        is_large = most[0] * most[1] >= _ENOUGH_BLOCKS
+        return (0, 0, 0) if large != is_large else most if large else blocks(rows, _SMALL)
+
+    return grid
+
+
+def arrange_kernel(form: str) -> CudaKernel:
+    """The kernel that puts activations into a form.
+
+    Args:
+        form: "bytes", "bfloats", "tiles", "floats<32>", "floats<8>" or "floats<4>".
+    """
+    return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
+
+
+def gemv_kernel(matrix: DeviceMatrix, tokens: int) -> CudaKernel:
+    """The kernel that multiplies so many rows of float32 at once."""
+    shape = f"{tokens}, {_outputs(matrix, tokens)}"
+    reader = f"dense<{matrix.scalar}" if matrix.form is None else f"exact<{matrix.form.reader}"
+    return CudaKernel("gemv.cu", f"product_{reader}, {shape}>", "ProductArguments", _THREADS)
+
+
+def _outputs(matrix: DeviceMatrix, tokens: int) -> int:
+    """Neighbouring outputs of a warp: as many as keep enough bytes of weights under way, and fit in registers."""
+    return (_DENSE_OUTPUTS if matrix.form is None else _EXACT_OUTPUTS)[tokens]
+
+
+def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
+    """The kernel that multiplies many rows, in blocks of one of two sizes."""
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    shape = _LARGE if large else _SMALL
+    function = f"gemm<{source}, GemmShape<{', '.join(map(str, shape))}>>"
+    return CudaKernel("gemm.cu", function, "GemmArguments", 32 * shape[2] * shape[3])
+
+
+def warpgroup_kernel(matrix: DeviceMatrix, which: int) -> CudaKernel:
+    """The kernel of Hopper that multiplies many rows, in blocks of one of three sizes."""
+    tokens, warpgroups, blocks, *_ = WARPGROUP_SHAPES[which]
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseHalf<{matrix.scalar}>"
+    function = f"warpgroup_gemm<{source}, WarpgroupShape<{tokens}, {warpgroups}>>"
+    shared = _STAGES * tokens * _PART_BYTES + _BESIDE_STAGES
+    threads = _WARPGROUP_THREADS * warpgroups
+    return CudaKernel(
+        "gemm_warpgroups.cu", function, "WarpgroupGemmArguments", threads, blocks, shared, capability=HOPPER
+    )
+
+
+def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str) -> Any:
+    fewer, most = tokens // 2, ROWS_AT_ONCE[-1]
+    blocks = -(-matrix.rows // (_WARPS * _outputs(matrix, tokens)))
+
+    def grid(counts: Counts) -> tuple[int, int, int]:
+        rows = counts[counted]
+        mine = fewer < rows <= tokens or (tokens == most and rows > most)
+        return (blocks, -(-rows // tokens), 1) if mine else (0, 0, 0)
+
+    return grid
+
+
+def arranged(
+    at: CudaLowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
+) -> tuple[int, int]:
+    """Where a value lies as products read it, and its scales; see activations.cu.
+
+    Args:
+        counted: what counts the rows that are arranged. first: what says which of them is the first; "" = 0.
+    """
+    rows, strides = at.values[x], matrix.strides
+    numbers = at.values.capacity[rows.per] * strides * STRIDE
+    # Of bytes their scales are behind them, eight bytes per 32.
+    nbytes = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form in ("bfloats", "tiles") else 4)
+
+    def fill(memory: Any) -> None:
+        kernel = arrange_kernel(form)
+        address = at.driver.address(memory)
+        arguments = bind(
+            kernel, x=rows.address, out=address, scales=address + numbers if form == "bytes" else 0,
+            x_stride=rows.stride, width=rows.width, strides=strides, first_row=0, rows=0,
+            capacity=at.values.capacity[rows.per],
+        )  # fmt: skip
+        fields = {"rows": counted} | ({"first_row": first} if first else {})
+        at.starts.append(
+            Launch(kernel, arguments, fields, lambda counts: (strides, counts[counted] - counts.get(first, 0), 1))
+        )
+
+    address = at.driver.address(at.values.derived(x, (form, counted, strides), nbytes, fill))
+    return address, address + numbers if form == "bytes" else 0

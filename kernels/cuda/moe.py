@@ -1,0 +1,300 @@
+"""Launches of mixtures of experts. Which experts a token is sent to is known on the device alone: pairs of a token and
+one of its experts are put in groups of one expert there, and the grids of products have room for as many groups as
+there could be.
+
+Rows with decode numerics go in groups of eight, whose products are those of few rows; rows with prefill numerics in
+groups of 64 through tensor cores. What lies between the two products, and their results, have a row per pair, in the
+order of tokens: `per_token` neighbouring rows belong to one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..device import UnsupportedRecord
+from ..ir import Branch, Experts, Per
+from .driver import MOST_IN_GRID, Driver, Grid
+from .launches import COUNTED, Counts, Functions, Launch, bind
+from .linear import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
+from .memory import DeviceRows
+from .sources import CudaKernel
+from .weights import STRIDE, DeviceMatrix
+
+if TYPE_CHECKING:
+    from .lowering import CudaLowering
+
+# The most experts whose pairs one block counts in shared memory.
+MOST_EXPERTS = 1024
+# Pairs that are multiplied together with a weight that was read: by lanes of warps, and by tensor cores.
+_DECODE_GROUP, _PREFILL_GROUP = ROWS_AT_ONCE[-1], 64
+# Neighbouring outputs of a warp, by the most pairs of a group: an even number.
+_OUTPUTS = {1: 4, 2: 4, 4: 2, 8: 2}
+# Of blocks of tensor cores, see gemm.cuh: 64 rows by 128 outputs.
+_SHAPE, _GEMM_OUTPUTS, _GEMM_THREADS = "GemmShape<2, 4, 2, 4, true>", 128, 256
+# Rows that are routed and ordered by one block.
+_ROWS_OF_ONE_BLOCK = 8
+_ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 256
+_WARPS, _MIX_COLUMNS = 4, 512
+# More rows than a step has.
+_ANY = 1 << 31
+# Numbers of 4 bytes per pair: its expert, its share, its place, and a group.
+_NUMBERS_PER_PAIR = 7
+SWIGLU = "swiglu"
+
+
+def check_experts(record: Experts, functions: tuple[str, ...]) -> None:
+    """Raise UnsupportedRecord, which names what there is no kernel for.
+
+    Args:
+        functions: of one number, that kernels know.
+    """
+    experts = record.first.weight.experts
+    if experts > MOST_EXPERTS:
+        raise UnsupportedRecord(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
+    if record.activation not in (SWIGLU, *functions):
+        raise UnsupportedRecord(f"CUDA does not know the function {record.activation}")
+    if any(branch.addend or branch.delta for branch in (record.first, record.second)):
+        raise UnsupportedRecord("CUDA has no kernels for experts with addends or adapters")
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def route_kernels() -> tuple[CudaKernel, CudaKernel, CudaKernel]:
+    """What chooses experts, what puts pairs in order, and what does both for a few rows."""
+    threads = {"route": _ROUTE_THREADS, "order_pairs": _ORDER_THREADS, "route_and_order": _ORDER_THREADS}
+    one, two, both = (CudaKernel("experts_route.cu", name, "RouteArguments", threads[name]) for name in threads)
+    return one, two, both
+
+
+def mix_kernel() -> CudaKernel:
+    """The kernel that adds the results of a token's experts up."""
+    return CudaKernel("experts_route.cu", "mix", "MixArguments", _MIX_THREADS)
+
+
+def pairs_gemv_kernel(matrix: DeviceMatrix, activation: str, most: int, *, exact: bool) -> CudaKernel:
+    """The kernel that multiplies groups of so many pairs or fewer."""
+    if matrix.form is None:
+        sums = f"dense_sums<{matrix.scalar}>"
+    else:
+        sums = f"{'exact' if exact else 'byte'}_sums<{matrix.form.reader}>"
+    function = f"expert_product<{sums}, {_functor(activation)}, {most}, {_OUTPUTS[most]}>"
+    return CudaKernel("experts_gemv.cu", function, "ExpertArguments", _PRODUCT_THREADS)
+
+
+def pairs_gemm_kernel(matrix: DeviceMatrix, activation: str) -> CudaKernel:
+    """The kernel that multiplies groups of up to 64 pairs."""
+    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    function = f"expert_gemm<{source}, {_SHAPE}, {_functor(activation)}>"
+    return CudaKernel("experts_gemm.cu", function, "ExpertArguments", _GEMM_THREADS)
+
+
+def _functor(activation: str) -> str:
+    return SWIGLU if activation == SWIGLU else f"plain<unary::{activation}>"
+
+
+# --- launches --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a step with one kind of numerics.
+
+    Attributes:
+        first, end: names of counts; "" = 0.
+        group: the most pairs that are multiplied together. exact: activations are float32.
+    """
+
+    first: str
+    end: str
+    group: int
+    exact: bool = False
+
+    def rows(self, counts: Counts) -> int:
+        """How many a step has."""
+        return counts[self.end] - counts.get(self.first, 0)
+
+    def form(self, matrix: DeviceMatrix) -> str:
+        """Of activations that products with a matrix read; see products.py."""
+        if self.group == _PREFILL_GROUP:
+            return "bfloats"
+        return "bytes" if matrix.form and not self.exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+
+    @property
+    def counted(self) -> dict[str, str]:
+        """Fields of kernels that say which rows these are."""
+        return {"rows": self.end} | ({"first_row": self.first} if self.first else {})
+
+
+@dataclass(frozen=True)
+class _Routing:
+    """Where the experts of a step's tokens stand: per pair its expert, its share and its place, and groups of pairs."""
+
+    experts: int
+    per_token: int
+    groups: int
+    chosen: int
+    shares: int
+    ordered: int
+
+    def most_groups(self, rows: int, group: int) -> int:
+        """The most groups that so many rows can make."""
+        pairs = rows * self.per_token
+        return (pairs + (group - 1) * min(self.experts, pairs)) // group
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows that a product reads, as they are arranged.
+
+    Attributes:
+        sharing: so many pairs after another read the same one.
+    """
+
+    address: int
+    scales: int
+    sharing: int
+
+
+@dataclass(frozen=True)
+class ArrangePairs:
+    """A launch over rows that are pairs: as many per token as it has experts, as often as a grid's size takes.
+
+    Attributes:
+        arguments: of `kernel`, see activations.cu. first, end: names of counts of tokens; "" = 0.
+    """
+
+    kernel: CudaKernel
+    arguments: NDArray[np.void]
+    first: str
+    end: str
+    per_token: int
+
+    @property
+    def kernels(self) -> tuple[CudaKernel, ...]:
+        """The one."""
+        return (self.kernel,)
+
+    def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
+        """Start it over the pairs of a step."""
+        first, end = (counts.get(name, 0) * self.per_token for name in (self.first, self.end))
+        for begin in range(first, end, MOST_IN_GRID):
+            last = min(begin + MOST_IN_GRID, end)
+            self.arguments["first_row"], self.arguments["rows"] = begin, last
+            grid = (int(self.arguments["strides"]), last - begin, 1)
+            driver.launch(functions[self.kernel], self.kernel, grid, self.arguments)
+
+
+def mixture(at: CudaLowering, record: Experts) -> None:
+    """Add the launches of a mixture."""
+    out, per_token = at.values.make(record.out), record.per_token
+    first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (record.first, record.second))
+    has_prefill = not record.exact and out.per is Per.TOKEN
+    parts = [_Part("", "decode_rows" if has_prefill else COUNTED[out.per], _DECODE_GROUP, record.exact)]
+    parts += [_Part("decode_rows", "tokens", _PREFILL_GROUP)] if has_prefill else []
+    routing, key = _route(at, record, parts, out.per)
+    widths = record.second.weight.columns, record.second.weight.rows
+    hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
+    keys = [key, hidden[1], results[1]]
+    for part in parts:
+        source = _Source(*arranged(at, record.x, first, part.form(first), part.end, first=part.first), per_token)
+        target = hidden[0].address, widths[0]
+        _multiply(at, first, record.first, source, target, routing, part, record.activation, record.parameters)
+        source, key = _rows_of_pairs(at, hidden[0], second, part, per_token)
+        _multiply(at, second, record.second, source, (results[0].address, widths[1]), routing, part, "copy")
+        keys.append(key)
+    at.launch(
+        mix_kernel(), out.per, lambda rows: (-(-out.width // _MIX_COLUMNS), rows, 1), results=results[0].address,
+        shares=routing.shares, out=out.address, out_stride=out.stride, per_token=per_token, width=out.width,
+    )  # fmt: skip
+    for key in keys:
+        at.values.release(key)
+
+
+def _route(at: CudaLowering, record: Experts, parts: list[_Part], per: Per) -> tuple[_Routing, Hashable]:
+    """Choose experts, and put the pairs of each part in order; the key is that of the memory."""
+    scores, per_token = at.values[record.scores], record.per_token
+    numbers, key = at.values.temporary(_NUMBERS_PER_PAIR * per_token, per)
+    pairs = at.values.capacity[per] * per_token
+    before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first: they are read 16 bytes at once
+    places = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
+    for part in parts:
+        for kernel, blocks in _route_blocks(part):
+            arguments = bind(
+                kernel, scores=scores.address, scores_stride=scores.stride, first_row=0, rows=0, experts=scores.width,
+                per_token=per_token, normalized=int(record.normalized), group=part.group, **places,
+            )  # fmt: skip
+            at.starts.append(Launch(kernel, arguments, part.counted, blocks))
+    return _Routing(scores.width, per_token, **places), key
+
+
+def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid]]]:
+    """Both by one block for a few rows, otherwise one after the other."""
+
+    def grid(both_in_one: int, warps_per_block: int) -> Callable[[Counts], Grid]:
+        def of(counts: Counts) -> Grid:
+            rows = part.rows(counts)
+            fits = rows <= _ROWS_OF_ONE_BLOCK
+            return (-(-rows // warps_per_block) if fits == bool(both_in_one) else 0, 1, 1)
+
+        return of
+
+    route, order, both = route_kernels()
+    return [(both, grid(1, _ROWS_OF_ONE_BLOCK)), (route, grid(0, _WARPS)), (order, grid(0, 1 << 30))]
+
+
+def _rows_of_pairs(
+    at: CudaLowering, rows: DeviceRows, matrix: DeviceMatrix, part: _Part, per_token: int
+) -> tuple[_Source, Hashable]:
+    """What lies between the products as the second one reads it, and the key of its memory."""
+    form, numbers = part.form(matrix), per_token * matrix.strides * STRIDE
+    bytes_of_token = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form == "bfloats" else 4)
+    memory, key = at.values.temporary(bytes_of_token // 4, rows.per)
+    scales = memory.address + numbers * at.values.capacity[rows.per] if form == "bytes" else 0
+    kernel = arrange_kernel(form)
+    arguments = bind(
+        kernel, x=rows.address, out=memory.address, scales=scales, x_stride=matrix.columns, width=matrix.columns,
+        strides=matrix.strides, first_row=0, rows=0, capacity=0,
+    )  # fmt: skip
+    at.starts.append(ArrangePairs(kernel, arguments, part.first, part.end, per_token))
+    return _Source(memory.address, scales, 1), key
+
+
+def _multiply(
+    at: CudaLowering, matrix: DeviceMatrix, branch: Branch, source: _Source, target: tuple[int, int], routing: _Routing,
+    part: _Part, activation: str, parameters: tuple[float, ...] = (),
+) -> None:  # fmt: skip
+    """One product of the pairs of a part.
+
+    Args:
+        target: where the results go, and the numbers from one pair's to the next.
+    """
+    usual = (1.0, 0.0, np.inf) if activation == SWIGLU else (0.0, 0.0, 0.0)
+    outputs = branch.weight.rows
+    given: dict[str, Any] = {
+        "matrix": matrix.fields, "x": source.address, "scales": source.scales, "bias": at.vector(branch.bias),
+        "out": target[0], "ordered": routing.ordered, "groups": routing.groups, "out_stride": target[1],
+        "per_token": routing.per_token, "sharing": source.sharing, "strides": matrix.strides, "outputs": outputs,
+        "p": (*parameters, *usual[len(parameters) :]),
+    }  # fmt: skip
+
+    def start(kernel: CudaKernel, of_block: int, fewest: int, most: int) -> None:
+        def grid(counts: Counts) -> Grid:
+            rows = part.rows(counts)
+            groups = routing.most_groups(rows, part.group) if fewest < rows <= most else 0
+            return -(-outputs // of_block), groups, 1
+
+        first = {"first_row": part.first} if part.first else {}
+        at.starts.append(Launch(kernel, bind(kernel, first_row=0, **given), first, grid))
+
+    if part.group == _PREFILL_GROUP:
+        start(pairs_gemm_kernel(matrix, activation), _GEMM_OUTPUTS, 0, _ANY)
+        return
+    for most in ROWS_AT_ONCE:  # a token is sent to an expert once: so no group has more pairs than there are rows
+        kernel = pairs_gemv_kernel(matrix, activation, most, exact=part.exact)
+        start(kernel, _WARPS * _OUTPUTS[most], most // 2, most if most < _DECODE_GROUP else _ANY)

@@ -1,0 +1,88 @@
+"""Fusions of ops, for devices whose kernels do the work of several.
+
+- Two products behind a gate as one op, where one kernel multiplies with both weights.
+- Additions moved into products, and norms behind the choice of rows, where a product adds what it is given to its sums.
+  Numbers are added in the order in which the ops say: where sums are float32, every bit stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from . import ir
+from .ir import RowsType
+
+
+def fuse_gated_linears(
+    parts: Sequence[Any], keep: Collection[str], alike: Callable[[ir.Weight, ir.Weight], bool]
+) -> list[Any]:
+    """Parts of a program (records, and what runs between them), with two products behind a gate made one.
+
+    Args:
+        keep: values that are read elsewhere, so that they must exist.
+        alike: whether one call can multiply with both weights.
+    """
+    uses = Counter(name for record in parts for name in record.inputs)
+    uses.update(list(keep))
+    makers = {name: record for record in parts for name in record.outputs}
+    fused: dict[int, ir.Record] = {}
+    gone: set[int] = set()
+    for record in parts:
+        if isinstance(record, ir.Gate) and uses[record.gate] == uses[record.up] == 1:
+            gate, up = makers.get(record.gate), makers.get(record.up)
+            if not (isinstance(gate, ir.Product) and isinstance(up, ir.Product)) or gate.x != up.x:
+                continue
+            if gate.exact == up.exact and alike(gate.branch.weight, up.branch.weight):
+                fused[id(record)] = ir.GatedProduct(
+                    gate.x, gate.branch, up.branch, record.activation, record.out, gate.exact, op_type=record.op_type
+                )
+                gone |= {id(gate), id(up)}
+    return [fused.get(id(record), record) for record in parts if id(record) not in gone]
+
+
+def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
+    """Parts of a program, where a product that only a norm reads, which adds it to something, adds that itself.
+
+    Args:
+        keep: values that are read elsewhere, so that they must exist.
+    """
+    uses = Counter(name for part in parts for name in part.inputs)
+    uses.update(list(keep))
+    made = {name: place for place, part in enumerate(parts) for name in part.outputs}
+    found = list(parts)
+    for place, part in enumerate(parts):
+        if not isinstance(part, ir.Norm) or not part.skip or part.input_bias:
+            continue
+        maker = made.get(part.skip, -1)
+        product = found[maker] if maker >= 0 else None
+        if not isinstance(product, ir.Product) or uses[part.skip] != 1 or made.get(part.x, -1) >= maker:
+            continue
+        branch = product.branch
+        if branch.addend or branch.delta is not None:
+            continue
+        total = part.total or part.skip
+        found[maker] = replace(product, branch=replace(branch, addend=part.x), out=total)
+        found[place] = replace(part, x=total, skip="", total="")
+    return found
+
+
+def norm_late(
+    parts: Sequence[Any], keep: Collection[str], types: Mapping[str, RowsType]
+) -> tuple[list[Any], dict[str, RowsType]]:
+    """Parts where the rows that logits are made of are normed once they are taken, and the types of their values."""
+    uses = Counter(name for part in parts for name in part.inputs)
+    uses.update(list(keep))
+    makers = {part.out: part for part in parts if isinstance(part, ir.Norm)}
+    found, known, gone = list[Any](), dict(types), set[str]()
+    for part in parts:
+        norm = makers.get(part.x) if isinstance(part, ir.LogitsRows) else None
+        if norm is None or norm.skip or norm.total or uses[norm.out] != 1:
+            found.append(part)
+            continue
+        known[norm.out] = known[part.out]
+        found += [replace(part, x=norm.x, out=norm.out), replace(norm, x=norm.out, out=part.out)]
+        gone.add(norm.out)
+    return [one for one in found if not (isinstance(one, ir.Norm) and one.out in gone)], known

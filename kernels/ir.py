@@ -1,0 +1,482 @@
+"""Records: what a decoder computes over rows of tokens, one frozen record per meaning, as data.
+
+The graph side makes them (`genai.ops`), a device lowers them (`kernels.cpu`, `kernels.reference`). A record names
+values and constants and never holds an address or a function. Values are float32 rows, one per token of the step (or
+one per row whose logits are wanted); their types stand in the `RowProgram`. Shapes below write T for a value's rows.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .weights import WeightFormat
+
+# Names. A value that a record reads or makes ("" = absent), and a constant that it reads.
+In = Annotated[str, "in"]
+Out = Annotated[str, "out"]
+Constant = Annotated[str, "constant"]
+
+
+class Per(Enum):
+    """What a value has one row for."""
+
+    TOKEN = "token"
+    LOGITS = "row of logits that is wanted"
+
+
+class Ids(Enum):
+    """Integers that every step brings, one per token."""
+
+    TOKENS = "token ids"
+    POSITIONS = "positions in the sequence"
+
+
+@dataclass(frozen=True)
+class RowsType:
+    """A value with one float32 row per token (or per row of logits).
+
+    Attributes:
+        shape: as the graph sees it, with -1 where the number of rows goes in, such as (1, -1, 2048).
+        width: numbers per row; a multiple of the last axis, if a row holds several of those.
+    """
+
+    shape: tuple[int, ...]
+    width: int
+    per: Per = Per.TOKEN
+
+    @property
+    def last(self) -> int:
+        """Size of the last axis."""
+        return self.shape[-1]
+
+    def with_width(self, width: int) -> RowsType:
+        """The same rows with other contents: a last axis of `width` numbers, one per row."""
+        return replace(self, shape=(*self.shape[:-1], width), width=width)
+
+
+# --- weights -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BlockWeight:
+    """A matrix [rows, columns] of small integers in blocks of columns: value = (integer - zero point) * scale.
+
+    Equal weights are packed once, so a tied embedding and head share memory. The bytes are those of
+    onnxruntime's block-quantised products, for `experts` matrices one after the other; 0 = no mixture's, but one.
+
+    Attributes:
+        data: uint8; scales: of any float type, one per block or one per row; points: uint8 packed, or floats;
+            "" = 2 ** (bits - 1) for all.
+        interleaved: rows are in turn those of a gate and of what it gates.
+    """
+
+    data: Constant
+    scales: Constant
+    points: Constant
+    rows: int
+    columns: int
+    bits: int
+    block_size: int
+    experts: int = 0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    """A matrix of float32, float16 or bfloat16: stored [columns, rows], or [rows, columns] if `transposed`."""
+
+    data: Constant
+    rows: int
+    columns: int
+    transposed: bool = False
+    experts: int = 0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class FormWeight:
+    """A matrix [rows, columns] of any form; what the constants are is said by `weight_formats.from_stored`.
+
+    Attributes:
+        multipliers, offset_scales, offsets: "" = none.
+        values: the grid where no constant holds it (`grid` is "").
+        high_first: of two numbers in a byte the first one has the high bits.
+    """
+
+    data: Constant
+    grid: Constant
+    scales: Constant
+    multipliers: Constant
+    offset_scales: Constant
+    offsets: Constant
+    rows: int
+    columns: int
+    form: WeightFormat
+    values: tuple[float, ...] = ()
+    high_first: bool = False
+    experts = 0
+    interleaved = False
+
+
+Weight = BlockWeight | DenseWeight | FormWeight
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What low-rank adapters (Hu et al. 2021) add to a product: hidden @ B.T, for every adapter of a row.
+
+    Attributes:
+        hidden: what `LowRank` made for this place.
+        place: number of the product among those of the program that adapters can change.
+    """
+
+    hidden: In
+    place: int
+
+
+@dataclass(frozen=True)
+class Branch:
+    """x @ weight.T + bias + addend + delta.
+
+    Attributes:
+        bias: float32 [rows] ([experts, rows] of experts). addend: rows as wide as the result.
+        delta: the place of adapters; None = they cannot change this product.
+    """
+
+    weight: Weight
+    bias: Constant = ""
+    addend: In = ""
+    delta: Delta | None = None
+
+
+# --- records -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base class of all records.
+
+    Attributes (of every record, keyword only):
+        op_type: what the graph calls it.
+    """
+
+    op_type: str = field(default="", kw_only=True, compare=False)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the values that it reads."""
+        return tuple(_names(self, "in"))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the values that it makes."""
+        return tuple(_names(self, "out"))
+
+
+@dataclass(frozen=True)
+class Lookup(Record):
+    """out = table[ids] as float32."""
+
+    table: Weight
+    ids: Ids
+    out: Out
+
+
+@dataclass(frozen=True)
+class Columns(Record):
+    """Columns [first, first + width of out) of every row, or all of them in another shape: nothing is computed."""
+
+    x: In
+    first: int
+    out: Out
+
+
+@dataclass(frozen=True)
+class Reordered(Record):
+    """out[:, i] = x[:, order[i]]: columns chosen by a constant `order`, int64 [width of out]."""
+
+    x: In
+    order: Constant
+    out: Out
+
+
+@dataclass(frozen=True)
+class LogitsRows(Record):
+    """out = x[logits_indices]: the rows whose logits are wanted."""
+
+    x: In
+    out: Out
+
+
+@dataclass(frozen=True)
+class LowRank(Record):
+    """out = weight * (x @ A.T) for every adapter of a row that has factors at a place; see `Delta`.
+
+    How wide that is, and whether there is anything, is said by each step: which adapters a row has, their weights, and
+    their ranks. So `out` has no type, and a program serves adapters that it has never heard of.
+    """
+
+    x: In
+    place: int
+    out: Out
+
+
+@dataclass(frozen=True)
+class Product(Record):
+    """out = branch(x). `exact`: with activations in float32; otherwise a device may round them to 8 bits per block."""
+
+    x: In
+    branch: Branch
+    out: Out
+    exact: bool
+
+
+@dataclass(frozen=True)
+class GatedProduct(Record):
+    """out = activation(gate(x)) * up(x), each with its bias and addend (SwiGLU, GEGLU: Shazeer 2020)."""
+
+    x: In
+    gate: Branch
+    up: Branch
+    activation: str
+    out: Out
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Norm(Record):
+    """The norm of s = x + skip + input_bias over groups of a row, and s itself.
+
+    out = s / sqrt(mean(s ** 2) + epsilon) * weight (Zhang & Sennrich 2019), or, if `centred`,
+    (s - mean) / sqrt(variance + epsilon) * weight + bias (Ba et al. 2016). A group is as wide as the weight.
+    """
+
+    x: In
+    weight: Constant
+    epsilon: float
+    out: Out
+    centred: bool = False
+    bias: Constant = ""
+    skip: In = ""
+    input_bias: Constant = ""
+    total: Out = ""
+
+
+@dataclass(frozen=True)
+class Unary(Record):
+    """out = function(x, *parameters), element by element; the functions are those of `functions`."""
+
+    function: str
+    x: In
+    out: Out
+    parameters: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Binary(Record):
+    """out = function(a, b), element by element; either may be a constant instead, one number or as wide as a row."""
+
+    function: str
+    a: In
+    b: In
+    out: Out
+    a_constant: Constant = ""
+    b_constant: Constant = ""
+
+
+@dataclass(frozen=True)
+class Gate(Record):
+    """out = activation(gate) * up."""
+
+    activation: str
+    gate: In
+    up: In
+    out: Out
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary tables (Su et al. 2021), [positions, rotary_dim / 2]; the long ones serve sequences that ask for them."""
+
+    cos: Constant
+    sin: Constant
+    long_cos: Constant = ""
+    long_sin: Constant = ""
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Attention(Record):
+    """Keys and values into the layer's pages, then softmax(q k * scale) v of every row over its sequence.
+
+    Queries and keys are normed and rotated on the way.
+
+    Attributes:
+        query: [T, heads * head_size], and behind it keys and values where `key` is "".
+        layer: number of the cache layer. scale: factor on scores; 0 = 1 / sqrt(head_size).
+        softcap: scores become softcap * tanh(score / softcap); 0 = off.
+        window: a row sees its own token and window - 1 before it; -1 = all before it.
+        sinks: float32 [heads], a score per head that takes part in the softmax with a value of zero.
+        smooth_softmax: a sink of 0 for every head.
+        q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation; epsilon: its.
+    """
+
+    query: In
+    key: In
+    value: In
+    out: Out
+    layer: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    v_head_size: int
+    scale: float = 0.0
+    softcap: float = 0.0
+    window: int = -1
+    sinks: Constant = ""
+    smooth_softmax: bool = False
+    rope: Rope | None = None
+    q_norm: Constant = ""
+    k_norm: Constant = ""
+    epsilon: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Experts(Record):
+    """A mixture of experts: out = sum over the chosen of share * second(activation(first(x))).
+
+    The `per_token` best of `scores` [T, experts] are chosen, of equal scores the first. Their shares are the softmax
+    over the chosen ones if `normalized`, otherwise over all.
+
+    Attributes:
+        activation: "swiglu" (gate and up are alternating rows of `first`), or the name of a unary function.
+        parameters: of swiglu alpha, beta, limit: gate * sigmoid(alpha * gate) * (up + beta), both kept within limit.
+    """
+
+    x: In
+    scores: In
+    out: Out
+    per_token: int
+    normalized: bool
+    first: Branch
+    second: Branch
+    activation: str
+    exact: bool
+    parameters: tuple[float, ...] = ()
+
+
+# --- programs ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostNode:
+    """A node that has no record: a function of arrays that runs on the host, between two parts of a program.
+
+    Attributes:
+        function: called with its inputs ("" and constants are filled in); returns its outputs in order.
+        inputs: names of values and of `RowProgram.ids`; "" = not computed by the program. outputs: "" = not wanted.
+        values: per input its value where `inputs` has "".
+    """
+
+    op_type: str
+    label: str
+    function: Callable[[Sequence[Any]], tuple[Any, ...]]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    def call(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Its outputs by name, from the values known so far."""
+        given = [known[name] if name else value for name, value in zip(self.inputs, self.values, strict=True)]
+        results = self.function(given)
+        return {name: value for name, value in zip(self.outputs, results, strict=False) if name}
+
+
+class Constants(Protocol):
+    """The constants of a program."""
+
+    def array(self, name: str) -> NDArray[Any]:
+        """A constant's value."""
+
+    def packed(self, weight: Weight) -> None:
+        """A weight has been brought into a form of the device's: its constants will not be read again."""
+
+
+@dataclass(frozen=True)
+class RowProgram:
+    """Records (and what runs between them) in order.
+
+    Attributes:
+        types: of every value that records read or make.
+        ids: names under which host nodes find the step's integers.
+        given: values that are not computed here. outputs: those that are wanted at the end.
+    """
+
+    parts: tuple[Record | HostNode, ...]
+    types: Mapping[str, RowsType]
+    constants: Constants
+    outputs: tuple[str, ...]
+    ids: Mapping[str, tuple[Ids, np.dtype[Any]]] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> list[Record]:
+        """The parts that are records."""
+        return [part for part in self.parts if isinstance(part, Record)]
+
+    def apart(self) -> list[RowProgram]:
+        """The same work, a program per part, so that every value can be seen."""
+        ends = [(tuple(filter(None, part.inputs)), tuple(filter(None, part.outputs))) for part in self.parts]
+        return [
+            replace(self, parts=(part,), given=given, outputs=outputs)
+            for part, (given, outputs) in zip(self.parts, ends, strict=True)
+        ]
+
+
+def branches(record: Record) -> tuple[Branch, ...]:
+    """The products with weights in a record."""
+    values = (getattr(record, one.name) for one in fields(record))
+    return tuple(value for value in values if isinstance(value, Branch))
+
+
+def weights_of(record: Record) -> tuple[Weight, ...]:
+    """The weights that a record names."""
+    table = (record.table,) if isinstance(record, Lookup) else ()
+    return (*table, *(branch.weight for branch in branches(record)))
+
+
+def constant_names(part: Record | Weight) -> list[str]:
+    """Names of the constants that a record or a weight reads."""
+    return _names(part, "constant")
+
+
+def _names(record: Any, role: str) -> list[str]:
+    names: list[str] = []
+    type_: Any = type(record)
+    for name, kind in _roles(type_):
+        value = getattr(record, name)
+        if kind == role and value and value not in names:
+            names.append(value)
+        elif kind == "nested" and value is not None and is_dataclass(value):
+            names += [one for one in _names(value, role) if one not in names]
+    return names
+
+
+@cache
+def _roles(kind: type) -> tuple[tuple[str, str], ...]:
+    """The fields of a class, each "in", "out", "constant", "nested" or "plain"."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found = []
+    for one in fields(kind):
+        notes = getattr(hints[one.name], "__metadata__", ())
+        plain = hints[one.name] in (str, int, float, bool) or one.name in ("parameters", "values")
+        found.append((one.name, str(notes[0]) if notes else "plain" if plain else "nested"))
+    return tuple(found)

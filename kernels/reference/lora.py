@@ -1,0 +1,36 @@
+"""Low-rank adapters as they are written down (Hu et al., arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..device import Factors, StepContext
+from .functions import Float64
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceAdapter:
+    """See `genai.kernels.device.DeviceAdapter`: the factors as they were given, per place."""
+
+    factors: Sequence[Sequence[Factors]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that they take."""
+        return sum(one.a.nbytes + one.b.nbytes for place in self.factors for one in place)
+
+
+def low_rank(x: Float64, place: int, step: StepContext) -> Iterator[tuple[slice, slice, Float64]]:
+    """What the adapters of each sequence add to a product of x [T, columns]: rows, columns, and the numbers."""
+    if not len(step.adapter_ids):
+        return
+    owners = zip(pairwise(step.cu_seqlens_q.tolist()), pairwise(step.cu_adapters.tolist()), strict=True)
+    for rows, own in owners:
+        for index in range(*own):
+            for one in step.adapters[step.adapter_ids[index]].factors[place]:
+                hidden = x[slice(*rows)] @ one.a.astype(np.float64).T * float(step.adapter_weights[index])
+                yield slice(*rows), slice(one.first, one.first + len(one.b)), hidden @ one.b.astype(np.float64).T

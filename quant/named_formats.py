@@ -1,0 +1,48 @@
+"""The forms that have names of their own, as grids that methods work on."""
+
+from __future__ import annotations
+
+from genai.kernels.weights import BLOCKS
+
+from . import formats
+from .formats import GRIDS, row_scaled_format
+from .grids import CodebookGrid, CodeGrid, UniformGrid
+from .two_levels import TwoLevelGrid
+
+# Per name the bits of a code and the block sizes that there are, the usual one first.
+NAMED_FORMS: dict[str, tuple[int, tuple[int, ...]]] = {
+    "q2_k": (2, (16,)),
+    "q3_k": (3, (16,)),
+    "q4_k": (4, (32,)),
+    "q5_k": (5, (32,)),
+    "q6_k": (6, (16,)),
+    "nl2": (2, (32, 16)),
+    "nl3": (3, (32, 16)),
+    "nl4": (4, (32, 16)),
+    "iq4_xs": (4, (32,)),
+    "iq4_nl": (4, (32,)),
+    "mxfp4": (4, (32,)),
+    "nf4": (4, (64, *(size for size in BLOCKS if size != 64))),
+    "fp4": (4, (64, *(size for size in BLOCKS if size != 64))),
+}
+_K_QUANTS = {
+    "q2_k": formats.Q2_K, "q3_k": formats.Q3_K, "q4_k": formats.Q4_K, "q5_k": formats.Q5_K, "q6_k": formats.Q6_K,
+}  # fmt: skip
+
+
+def named_grid(name: str, block_size: int, *, half_scales: bool = True) -> CodeGrid:
+    """The grid of a form; `block_size` is one of those that NAMED_FORMS has.
+
+    `half_scales`: floats of blocks and groups are numbers of float16; those of whole rows (nl2, nl3, nl4) never are.
+    """
+    bits, _ = NAMED_FORMS[name]
+    if (form := _K_QUANTS.get(name)) is not None:
+        inner = UniformGrid(bits, form.block_size, not form.offset_bits)
+        return TwoLevelGrid(form, inner, half_scales)
+    if name.startswith("nl"):
+        form = row_scaled_format(bits, block_size)
+        return TwoLevelGrid(form, CodebookGrid(GRIDS[f"iq{bits}"], block_size), half_scales, trains=True)
+    if name == "iq4_xs":
+        return TwoLevelGrid(formats.IQ4_XS, CodebookGrid(GRIDS["iq4"], block_size), half_scales)
+    values = GRIDS["iq4" if name == "iq4_nl" else name]
+    return CodebookGrid(values, block_size, half_scales=half_scales, powers_of_two=name == "mxfp4")
