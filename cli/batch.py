@@ -70,10 +70,10 @@ def batch(
     Lines are requests in the form of OpenAI's batches, or have a prompt or messages, and options beside them; with a
     template they are data. A line that cannot be answered becomes a line with the reason.
     """
-    from genai.llm.batch.asking import Asking, PromptTemplate
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import open_lines
     from genai.llm.batch.page import write_page
+    from genai.llm.batch.requests import Asking, PromptTemplate
     from genai.llm.batch.run import run_batch
 
     begin = _beginning(resume=resume, retry=retry, force=force)

@@ -20,7 +20,7 @@ from .run import ModelFile, extents
 from .terminal import PlotFile, emit, emit_figures, show_chart
 
 if TYPE_CHECKING:
-    from genai.model.model import Model
+    from genai.models.model import Model
 
 app = typer.Typer(
     help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True
@@ -55,7 +55,7 @@ def decode(
     as_json: opt.AsJson = False,
 ) -> None:
     """Tokens per second while generating. Also the share of the machine's memory bandwidth that this uses."""
-    from genai.measure.bench.speed import bench_decode
+    from genai.bench.speed import bench_decode
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
@@ -74,7 +74,7 @@ def prefill(
     as_json: opt.AsJson = False,
 ) -> None:
     """Tokens per second while reading a prompt. Also the share of the machine's products per second that this uses."""
-    from genai.measure.bench.speed import bench_prefill
+    from genai.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         found = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
@@ -97,7 +97,7 @@ def context(
     as_json: opt.AsJson = False,
 ) -> None:
     """Speed of prefill and decode by length of context. By default 128, 512, 2048, 8192, as far as the model goes."""
-    from genai.measure.bench.speed import sweep_context
+    from genai.bench.speed import sweep_context
 
     with ExitStack() as stack:
         loaded = [stack.enter_context(flags.load(model))]
@@ -125,7 +125,7 @@ def batch(
     as_json: opt.AsJson = False,
 ) -> None:
     """Speed of decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
-    from genai.measure.bench.speed import sweep_batch
+    from genai.bench.speed import sweep_batch
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         options = {"context": context, "tokens": tokens, "repeat": repeat}
@@ -147,8 +147,8 @@ def threads(
     as_json: opt.AsJson = False,
 ) -> None:
     """Speed of decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
+    from genai.bench.speed import sweep_threads
     from genai.common.cores import default_threads
-    from genai.measure.bench.speed import sweep_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
@@ -171,9 +171,9 @@ def startup(
     as_json: opt.AsJson = False,
 ) -> None:
     """Seconds from the start of a process to the first token."""
-    from genai.measure.bench.speed import bench_startup
-    from genai.model.model import check_model_options
-    from genai.runtime.device import check_device
+    from genai.bench.speed import bench_startup
+    from genai.devices import check_device
+    from genai.models.model import check_model_options
 
     check_model_options(threads=threads, device=device)
     check_device(device)
@@ -201,11 +201,11 @@ def kernels(
 
     Then attention of one token over so many others, by the type of cached keys and values.
     """
-    from genai.measure.bench.attention import bench_attention
-    from genai.measure.bench.kernels import bench_kernels
+    from genai.bench.attention import bench_attention
+    from genai.bench.kernels import bench_kernels
 
     if formats:
-        from genai.measure.bench.forms import bench_forms
+        from genai.bench.formats import bench_forms
 
         if model is not None:
             raise OptionError(
@@ -255,7 +255,7 @@ def throughput(
 
     Tokens per second, seconds to the first token (ttft) and milliseconds between two tokens (itl), as percentiles.
     """
-    from genai.measure.bench.throughput import bench_throughput
+    from genai.bench.throughput import bench_throughput
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         longest = long_prompt or min(2048, loaded.context_size // 2)
@@ -292,7 +292,7 @@ def lora(
 
     Every sequence of a batch has an adapter of its own, on all projections. By default rank 16, batches of 1 and 16.
     """
-    from genai.measure.bench.lora import bench_lora
+    from genai.bench.lora import bench_lora
 
     with ProgressLine("Measuring") as line:
         rows = bench_lora(
@@ -324,9 +324,9 @@ def speculation(
     Without files it is measured with texts that are put into the model's mouth: an edited program, a summary, prose
     and digits in which nothing comes again.
     """
+    from genai.bench.speculation import Case, bench_speculation
+    from genai.common.reading import read_text_file
     from genai.llm.speculation import Speculation
-    from genai.measure.bench.speculation import Case, bench_speculation
-    from genai.model.reading import read_text_file
 
     cases = [Case(file.name, read_text_file(file)) for file in files or ()]
     with flags.load(model) as loaded, ExitStack() as stack, ProgressLine("Measuring") as line:
@@ -347,7 +347,7 @@ def session(
     as_json: opt.AsJson = False,
 ) -> None:
     """Milliseconds to load and run any ONNX model, on made-up inputs."""
-    from genai.measure.bench.session import bench_session
+    from genai.bench.session import bench_session
 
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
 
@@ -365,7 +365,7 @@ def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine,
         emit(json.dumps(shown), "\n")
     speeds = [name for name in shown[0] if name.endswith("tok/s")] if shown else []
     if speeds:
-        from genai.measure.plots import Chart
+        from genai.common.plots import Chart
 
         axis = next(iter(shown[0]))
         series = {name: [float(row[name]) for row in shown] for name in speeds}

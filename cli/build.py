@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from genai.common.paths import expanded
 from genai.common.progress import ProgressLine
-from genai.graph.home import expanded
 
 from .pulling import Pulling
 from .terminal import agreed, emit, say
 
 if TYPE_CHECKING:
-    from genai.builder.build import BuildPlan
+    from genai.convert.build import BuildPlan
 
 
 def build(
@@ -42,8 +42,8 @@ def build(
     force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
-    from genai.builder.build import default_precision, execute, plan_build
-    from genai.builder.options import ExportOptions
+    from genai.convert.build import default_precision, execute, plan_build
+    from genai.convert.options import ExportOptions
 
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
     checkpoint = checkpoint_of(checkpoint)
@@ -71,7 +71,7 @@ def build(
 
 def model_folder(path: Path, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
     """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
-    from genai.builder.references import BuildHooks, resolve_model
+    from genai.convert.resolve import BuildHooks, resolve_model
 
     begun: list[BuildPlan] = []
 
@@ -92,7 +92,7 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
 
 def checkpoint_of(path: Path) -> Path:
     """Where a command makes something of a model: the path as it is, or what is pulled by that name, after asking."""
-    from genai.builder.references import source_of
+    from genai.convert.resolve import source_of
 
     with interruptible("genai: interrupted; what was downloaded is kept"):
         return source_of(path, Pulling().hooks)

@@ -14,7 +14,7 @@ from .terminal import emit, interrupts_end_the_process
 from .wrapping import printable, table, width_of
 
 if TYPE_CHECKING:
-    from genai.measure.machine.checkup import Finding, Place
+    from genai.doctor.checkup import Finding, Place
 
 _WIDTH = 119
 
@@ -39,7 +39,7 @@ def doctor(
 
 def report(place: Place | None = None, *, as_json: bool) -> int:
     """Print what was found; returns the exit code."""
-    from genai.measure.machine.checkup import Mark, examine, usable
+    from genai.doctor.checkup import Mark, examine, usable
 
     findings = examine(place)
     is_usable = usable(findings)
@@ -69,8 +69,8 @@ def compile_kernels(*, as_json: bool) -> int:
 
 def clean(*, as_json: bool) -> int:
     """Remove stale kernels and say which; returns the exit code, 1 if some could not be removed."""
-    from genai.kvcache.budget import format_bytes
-    from genai.measure.machine.caches import inspect_caches, remove_stale
+    from genai.common.memory_limits import format_bytes
+    from genai.doctor.caches import inspect_caches, remove_stale
 
     removed, kept = remove_stale(inspect_caches())
     if as_json:

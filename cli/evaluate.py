@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.progress import ProgressLine
+from genai.common.to_json import to_json
 from genai.errors import InputError
-from genai.measure.result_json import to_json
-from genai.model.kv_quality import MEASURED
+from genai.models.kv_quality import MEASURED
 
 from . import options as opt
 from .terminal import PlotFile, emit, emit_figures, read_stdin, say, show_chart
 
 if TYPE_CHECKING:
-    from genai.measure.evaluation import Divergence, Perplexity, ScoringProgress
-    from genai.model.model import Model
+    from genai.evaluate import Divergence, Perplexity, ScoringProgress
+    from genai.models.model import Model
 
 Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: if the tokenizer does].")]
 TextFile = Annotated[str, typer.Option("-f", "--file", help="File of the text, in UTF-8; - reads stdin.")]
@@ -81,9 +81,9 @@ def tasks(
     as_json: opt.AsJson = False,
 ) -> None:
     """Ask held-out questions, greedily, and report the share of right answers per task, with its 95 % interval."""
-    from genai.measure.evaluation.tasks import evaluate, read_questions, summary, task_page, write_page
-    from genai.measure.plots import Chart
-    from genai.model.folders import bundled_tasks
+    from genai.common.plots import Chart
+    from genai.evaluate.tasks import evaluate, read_questions, summary, task_page, write_page
+    from genai.models.folders import bundled_tasks
 
     questions = read_questions(file or bundled_tasks())
     if html is not None:
@@ -127,7 +127,7 @@ def ppl(
     """Perplexity on a text, in sliding windows, and bits per byte, which does not depend on the tokenizer."""
     opt.shift_of(ctx_shift, ctx_keep)
     text = _read(file)
-    from genai.measure.evaluation import perplexity
+    from genai.evaluate import perplexity
 
     with flags.load(model) as subject, ProgressLine("Scoring") as line:
         keep = (32 if ctx_keep is None else ctx_keep) if ctx_shift else None
@@ -148,9 +148,9 @@ def kld(
 ) -> None:
     """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
     text = _read(file)
-    from genai.measure.evaluation import kl_divergence
-    from genai.measure.evaluation.divergence import keep_kv_quality
-    from genai.measure.plots import Chart
+    from genai.common.plots import Chart
+    from genai.evaluate import kl_divergence
+    from genai.evaluate.divergence import keep_kv_quality
 
     with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
         result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
@@ -164,7 +164,7 @@ def kld(
 
 
 def _read(file: str) -> str:
-    from genai.model.reading import read_text_file
+    from genai.common.reading import read_text_file
 
     text = read_stdin() if file == "-" else read_text_file(Path(file))
     if not text:

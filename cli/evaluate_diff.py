@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from genai.common.to_json import to_json
 from genai.errors import OptionError
-from genai.measure.result_json import to_json
 
 from . import options as opt
 from .evaluate import Bos, OtherArgument, PairFlags, loaded
 from .terminal import PlotFile, emit, read_stdin, show_chart
 
 if TYPE_CHECKING:
-    from genai.measure.evaluation import ModelDiff, ValueDiff
-    from genai.measure.plots import Chart
+    from genai.common.plots import Chart
+    from genai.evaluate import ModelDiff, ValueDiff
 
 _DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
 # Rows shown around the first value that parts.
@@ -51,9 +51,9 @@ def diff(
 
     Without --all the table shows the worst value of each layer, and those around the first that differs.
     """
-    from genai.measure.evaluation import diff_models, diff_with_onnxruntime, encode_prompt
-    from genai.measure.evaluation.model_diff import check_tolerance
-    from genai.measure.evaluation.values import import_onnxruntime
+    from genai.evaluate import diff_models, diff_with_onnxruntime, encode_prompt
+    from genai.evaluate.model_diff import check_tolerance
+    from genai.evaluate.values import import_onnxruntime
 
     check_tolerance(tolerance)
     first, second = flags.sides(base, other)
@@ -95,7 +95,7 @@ def _check(against: str | None, of_other: list[object]) -> None:
 
 def _chart(result: ModelDiff) -> Chart:
     """The worst value of each layer that both runs have."""
-    from genai.measure.plots import Chart
+    from genai.common.plots import Chart
 
     worst: dict[int, float] = {}
     for value in result.values:

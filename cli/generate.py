@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.progress import ProgressLine
+from genai.common.reading import read_text_file
 from genai.errors import InputError, OptionError
-from genai.model.reading import read_text_file
 
 from . import options as opt
 from .options import sampling_flags

@@ -30,9 +30,9 @@ def info(
     With --device, whether it fits into that device's memory. Of an .onnx file: inputs, outputs, operators and sizes.
     """
     from genai.errors import OptionError
-    from genai.measure.model_info import describe, describe_onnx
-    from genai.model.folders import bundled_model
-    from genai.model.model import check_model_options
+    from genai.models.folders import bundled_model
+    from genai.models.info import describe, describe_onnx
+    from genai.models.model import check_model_options
 
     rows: Iterator[tuple[str, str]]
     if model is not None and model.suffix == ".onnx":
@@ -53,7 +53,7 @@ def info(
 
 def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and what is said of them, of the facts of a model folder."""
-    from genai.kvcache.budget import format_bytes as size
+    from genai.common.memory_limits import format_bytes as size
 
     yield "folder", facts["folder"]
     window = f", sliding window {facts['sliding_window']}" if facts["sliding_window"] else ""
@@ -116,7 +116,7 @@ def _numerics(facts: dict[str, Any]) -> str:
 
 
 def _files(files: dict[str, int]) -> str:
-    from genai.kvcache.budget import format_bytes as size
+    from genai.common.memory_limits import format_bytes as size
 
     shown = [f"{name} {size(count)}" for name, count in list(files.items())[:_FILES_SHOWN]]
     rest = len(files) - len(shown)

@@ -16,7 +16,7 @@ from .build import checkpoint_of, interruptible, watch
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
-    from genai.model.adapters.parameters import AdapterParameters
+    from genai.lora.parameters import AdapterParameters
 
 app = typer.Typer(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
 AdapterArgument = Annotated[
@@ -33,8 +33,8 @@ def ls(
     as_json: opt.AsJson = False,
 ) -> None:
     """List the adapters in a folder and in the folders in it."""
-    from genai.model.adapters.describe import find_adapters
-    from genai.model.folders import bundled_adapter
+    from genai.lora.describe import find_adapters
+    from genai.models.folders import bundled_adapter
 
     found = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
     if as_json:
@@ -49,8 +49,8 @@ def ls(
 def describe_briefly(path: Path) -> dict[str, Any]:
     """An adapter's facts, or why it cannot be read."""
     from genai.errors import GenaiError
-    from genai.model.adapters.describe import describe
-    from genai.model.adapters.parameters import read_adapter
+    from genai.lora.describe import describe
+    from genai.lora.parameters import read_adapter
 
     try:
         return {"path": str(path), **describe(read_adapter(path))}
@@ -59,7 +59,7 @@ def describe_briefly(path: Path) -> dict[str, Any]:
 
 
 def _brief(row: dict[str, Any]) -> str:
-    from genai.kvcache.budget import format_bytes
+    from genai.common.memory_limits import format_bytes
 
     if "error" in row:
         return f"cannot be read: {row['error']}"
@@ -70,8 +70,8 @@ def _brief(row: dict[str, Any]) -> str:
 @app.command()
 def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
     """Describe an adapter: ranks, projections, scales, size, and the base that it names."""
-    from genai.model.adapters.describe import describe
-    from genai.model.adapters.parameters import read_adapter
+    from genai.lora.describe import describe
+    from genai.lora.parameters import read_adapter
 
     facts = describe(read_adapter(adapter))
     rows = ((name.replace("_", " "), _shown(value)) for name, value in facts.items())
@@ -86,8 +86,8 @@ def _shown(value: object) -> str:
 @opt.flag_groups
 def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: opt.ModelFlags) -> None:
     """Load an adapter into a model, and say what it changes there; an error says what does not fit."""
-    from genai.kvcache.budget import format_bytes
-    from genai.model.adapters.store import Adapters
+    from genai.common.memory_limits import format_bytes
+    from genai.lora.store import Adapters
 
     with flags.load(model, lora=True) as loaded, Adapters(loaded) as adapters:
         adapters.load(adapter, "adapter")
@@ -109,11 +109,11 @@ def convert(
     ] = None,
 ) -> None:
     """Write an adapter in the other form: PEFT's folder as an .onnx_adapter file, and the other way round."""
-    from genai.model.adapters.gguf_adapter import in_our_order, require_our_order
-    from genai.model.adapters.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
-    from genai.model.adapters.peft import write_peft
-    from genai.model.adapters.store import base_identity
-    from genai.model.config import Config
+    from genai.lora.gguf import in_our_order, require_our_order
+    from genai.lora.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
+    from genai.lora.peft import write_peft
+    from genai.lora.store import base_identity
+    from genai.models.config import Config
 
     if dtype not in _DTYPES:
         raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one")
@@ -134,8 +134,8 @@ def _inputs_of(model: Path | None) -> dict[str, str] | None:
     """The inputs that a model's graph has for adapters, as its exporter called them."""
     if model is None:
         return None
-    from genai.model.config import Config
-    from genai.model.decoder_graph import read_decoder
+    from genai.models.config import Config
+    from genai.models.decoder_graph import read_decoder
 
     return dict(read_decoder(Config(model)).info.adapter_inputs)
 
@@ -150,8 +150,8 @@ def merge(
     block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
 ) -> None:
     """Add an adapter to a base's float weights, and build a model folder of the sum."""
-    from genai.builder.build import execute, plan_build
-    from genai.builder.options import ExportOptions
+    from genai.convert.build import execute, plan_build
+    from genai.convert.options import ExportOptions
 
     read = _finite(weight, adapter)
     options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # checked there
@@ -165,7 +165,7 @@ def merge(
 def _finite(weight: float, adapter: Path) -> AdapterParameters:
     from math import isfinite
 
-    from genai.model.adapters.parameters import read_adapter
+    from genai.lora.parameters import read_adapter
 
     if not isfinite(weight):
         raise OptionError(f"--weight {weight}", "a finite number is expected", "give one")

@@ -21,7 +21,7 @@ from .terminal import emit, emit_figures, say
 from .wrapping import printable
 
 if TYPE_CHECKING:
-    from genai.model.hub.store import PulledModel
+    from genai.hub.store import PulledModel
 
 Reference = Annotated[
     str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, an address, or a name that `list` shows.")
@@ -37,7 +37,7 @@ def pull(
 
     Only the files of one model in one form are fetched: the form that runs here best, or the one behind the colon.
     """
-    from genai.builder.references import BuildHooks, find_or_pull, resolve_model, source_path
+    from genai.convert.resolve import BuildHooks, find_or_pull, resolve_model, source_path
 
     pulling = Pulling(yes=True, precision=precision).hooks
     with interruptible("genai: interrupted; what was downloaded is kept, the same command goes on"):
@@ -50,7 +50,7 @@ def pull(
 
 def list_models(as_json: opt.AsJson = False) -> None:
     """List the models in the cache: name, kind, size, precision, when pulled. Then what was left unfinished."""
-    from genai.model.hub.store import models, unfinished
+    from genai.hub.store import models, unfinished
 
     found, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
     if as_json:
@@ -75,7 +75,7 @@ def rm(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove a model from the cache: its files, and what was built of them. Also what was left unfinished."""
-    from genai.model.hub.store import bytes_below, remove
+    from genai.hub.store import bytes_below, remove
 
     folder = _folder_named(name)
     question = f"Remove {folder} ({size(bytes_below(folder))})?"
@@ -97,8 +97,8 @@ def rm(
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a model in the cache: where it lies, its files, licence and revision, and `genai info` of it."""
-    from genai.measure.model_info import describe
-    from genai.model.hub.choosing import ONNX
+    from genai.hub.choosing import ONNX
+    from genai.models.info import describe
 
     model = _model_named(name)
     facts = {
@@ -134,7 +134,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def facts_of(model: PulledModel) -> dict[str, Any]:
     """What `genai list` shows of a model."""
-    from genai.model.hub.store import bytes_below
+    from genai.hub.store import bytes_below
 
     return {
         "name": model.name,
@@ -147,8 +147,8 @@ def facts_of(model: PulledModel) -> dict[str, Any]:
 
 def _precision(model: PulledModel) -> str:
     """How its weights are stored, and how they are in what was built of it."""
-    from genai.model.hub.choosing import CHECKPOINT, precision_in
-    from genai.model.reading import file_text, json_object
+    from genai.common.reading import file_text, json_object
+    from genai.hub.choosing import CHECKPOINT, precision_in
 
     stored = precision_in(model.root)
     if model.kind == CHECKPOINT:
@@ -163,14 +163,14 @@ def _precision(model: PulledModel) -> str:
 
 
 def _unfinished(folder: Path) -> dict[str, Any]:
-    from genai.model.hub.store import bytes_below
+    from genai.hub.store import bytes_below
 
     return {"name": folder.name, "bytes": bytes_below(folder)}
 
 
 def _folder_named(name: str) -> Path:
     """The folder of a model, or of what was left unfinished."""
-    from genai.model.hub.store import PARTIAL, folder_name, unfinished
+    from genai.hub.store import PARTIAL, folder_name, unfinished
 
     # What is in a model's place comes before what has come of it: it is what keeps that from being whole.
     for folder in sorted(unfinished(), key=lambda one: one.parent.name == PARTIAL):
@@ -180,8 +180,8 @@ def _folder_named(name: str) -> Path:
 
 
 def _model_named(name: str) -> PulledModel:
-    from genai.model.hub.references import parse
-    from genai.model.hub.store import find, models
+    from genai.hub.references import parse
+    from genai.hub.store import find, models
 
     reference = parse(name)
     found = find(name if reference is None else reference.name)

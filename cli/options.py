@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from genai.common.paths import expanded
 from genai.errors import GenaiError, OptionError, did_you_mean
-from genai.graph.home import expanded
 
 from .build import model_folder
 from .help_page import ADVANCED, MODEL, OUTPUT, SAMPLING
@@ -24,7 +24,7 @@ from .terminal import Voice, interrupts_end_the_process
 if TYPE_CHECKING:
     from genai.llm.llm import LLM
     from genai.llm.speculation import Speculation
-    from genai.model.model import Model
+    from genai.models.model import Model
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
@@ -103,8 +103,8 @@ class ModelFlags:
 
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
-        from genai.model.kv_types import check_here
-        from genai.model.model import Model, check_model_options
+        from genai.models.kv_types import check_here
+        from genai.models.model import Model, check_model_options
 
         check_model_options(**self.options)  # before a model is fetched or built
         with interrupts_end_the_process():
@@ -125,7 +125,7 @@ class ModelFlags:
 
 def folder_of(given: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
     """The model folder that MODEL stands for: pulled and built if need be, or that of the bundled model."""
-    from genai.model.folders import bundled_model
+    from genai.models.folders import bundled_model
 
     if given is None and precision is not None:
         raise OptionError(
@@ -187,7 +187,7 @@ class EngineFlags(ModelFlags):
 
     def folder_of(self, given: Path | None) -> Path:
         """The model folder that MODEL stands for; a GPU that is asked for is looked for first."""
-        from genai.model.kv_types import check_here
+        from genai.models.kv_types import check_here
 
         check_here(self.device, self.kv_type)
         return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
@@ -198,8 +198,8 @@ class EngineFlags(ModelFlags):
         Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
         """
         from genai.llm.llm import LLM
-        from genai.model.adapters.parameters import adapter_path
-        from genai.model.model import check_model_options
+        from genai.lora.parameters import adapter_path
+        from genai.models.model import check_model_options
 
         check_model_options(**self.options, context_size=self.ctx_size)
         given = [read_lora(text) for text in self.lora or ()]
@@ -368,7 +368,7 @@ def _unescaped(text: str) -> str:
 
 
 def _file_text(path: str) -> str:
-    from genai.model.reading import read_text_file
+    from genai.common.reading import read_text_file
 
     return read_text_file(Path(path))
 

@@ -12,7 +12,7 @@ from genai.errors import ModelFolderError
 from .terminal import agreed, say
 
 if TYPE_CHECKING:
-    from genai.model.hub.pull import PullHooks, PullPlan
+    from genai.hub.pull import PullHooks, PullPlan
 
 
 class Pulling:
@@ -29,8 +29,8 @@ class Pulling:
     @property
     def hooks(self) -> PullHooks:
         """What `pull_model` calls."""
-        from genai.builder.references import pull_bar
-        from genai.model.hub.pull import PullHooks
+        from genai.convert.resolve import pull_bar
+        from genai.hub.pull import PullHooks
 
         return PullHooks(ask=self._ask, watch=pull_bar, waiting=_waiting, notice=lambda text: say(f"genai: {text}"))
 
@@ -78,7 +78,7 @@ _SHARES = {"int4": 0.32, "int8": 0.56, "fp16": 2.0, "fp32": 2.0}
 
 def memory_needed(plan: PullPlan, precision: str | None) -> str:
     """How much memory it will take, roughly, and whether there is so much."""
-    from genai.kvcache.budget import available_memory
+    from genai.common.memory_limits import available_memory
 
     share = _SHARES.get(precision or "int4", 1.0) if plan.choice.kind == "checkpoint" else 1.0
     needed, free = int(plan.total_bytes * share), available_memory()

@@ -16,7 +16,7 @@ from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
-    from genai.quantizer.options import QuantizeOptions
+    from genai.quantize.options import QuantizeOptions
 
 _KEPT = "genai: interrupted; finished matrices are kept, run the same command again"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
@@ -77,9 +77,9 @@ def quantize(
 ) -> None:
     """Quantise a model, measure what it cost, and print its path."""
     from genai.errors import OptionError
-    from genai.quantizer.options import QuantizeOptions, parse_size
-    from genai.quantizer.report import figures
-    from genai.quantizer.run import quantize_model
+    from genai.quantize.options import QuantizeOptions, parse_size
+    from genai.quantize.report import figures
+    from genai.quantize.run import quantize_model
 
     model = checkpoint_of(model)
     options = QuantizeOptions(
@@ -119,7 +119,7 @@ def _compare(
     *,
     as_json: bool,
 ) -> None:
-    from genai.quantizer.compare import MOST_KLD, compare, parse_variants, rows
+    from genai.quantize.compare import MOST_KLD, compare, parse_variants, rows
 
     wanted = parse_variants(variants)
     with interruptible(_KEPT), Phases() as phases:

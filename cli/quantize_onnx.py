@@ -35,13 +35,13 @@ def quantize_onnx(
     """Quantise an ONNX model: its weights, and activations in each run or once (--calib). Prints the file's path."""
     from tempfile import TemporaryDirectory
 
-    from genai import quantization
+    from genai.compat import onnxruntime_quantization
 
     check_apart([("MODEL", model), ("--output", output)])
     options: dict[str, Any] = {
         "per_channel": per_channel,
         "reduce_range": reduce_range,
-        "weight_type": quantization.QuantType.from_string(weight_type),
+        "weight_type": onnxruntime_quantization.QuantType.from_string(weight_type),
         "nodes_to_exclude": exclude or None,
         "op_types_to_quantize": op_type or None,
         "use_external_data_format": external_data,
@@ -50,19 +50,19 @@ def quantize_onnx(
         source = model
         if prepare:
             source = Path(folder) / "prepared.onnx"
-            quantization.quant_pre_process(model, source, save_as_external_data=True)
+            onnxruntime_quantization.quant_pre_process(model, source, save_as_external_data=True)
         if calib:
-            quantization.quantize_static(
+            onnxruntime_quantization.quantize_static(
                 source,
                 output,
                 Files(calib),
-                quant_format=quantization.QuantFormat.from_string(form),
+                quant_format=onnxruntime_quantization.QuantFormat.from_string(form),
                 calibrate_method=_method(method),
-                activation_type=quantization.QuantType.from_string(activation_type),
+                activation_type=onnxruntime_quantization.QuantType.from_string(activation_type),
                 **options,
             )
         else:
-            quantization.quantize_dynamic(source, output, **options)
+            onnxruntime_quantization.quantize_dynamic(source, output, **options)
     before, after = (
         sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.exists())
         for path in (model, output)
@@ -72,8 +72,8 @@ def quantize_onnx(
 
 
 def _method(name: str) -> Any:
+    from genai.compat.onnxruntime_quantization import CalibrationMethod
     from genai.errors import OptionError, did_you_mean
-    from genai.quantization import CalibrationMethod
 
     known = list(CalibrationMethod.__members__)
     if name not in known:

@@ -35,9 +35,9 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
-    from genai.runtime.device import compile_seconds
+    from genai.compat.onnxruntime.inference_session import InferenceSession
+    from genai.devices import compile_seconds
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
-    from genai.session.inference_session import InferenceSession
 
     _check_choice("--compare", compare, (None, *PEERS))
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
@@ -68,7 +68,7 @@ def run(
 
 
 def _options(level: str, threads: int, profile: bool) -> Any:
-    from genai.session.options import GraphOptimizationLevel, SessionOptions
+    from genai.compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
 
     levels = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
     _check_choice("--level", level, tuple(levels))

@@ -22,10 +22,10 @@ from .help_page import OUTPUT
 from .wrapping import harmless, is_plain, shown_on, table, width_of, wrapped
 
 if TYPE_CHECKING:
+    from genai.common.plots import Chart
     from genai.llm.batch.cluster import Cluster
     from genai.llm.completion import Completion
     from genai.llm.llm import LLM
-    from genai.measure.plots import Chart
 
 # A pipe that gives nothing for so long is mentioned.
 _SILENT_SECONDS = 2.0
@@ -86,7 +86,7 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 def read_stdin() -> str:
     """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise."""
-    from genai.model.reading import bounded_bytes
+    from genai.common.reading import bounded_bytes
 
     try:
         return bounded_bytes(sys.stdin.buffer, "stdin", InputError).decode("utf-8")
@@ -222,7 +222,7 @@ def peak_megabytes() -> float | None:
 
 def _checked(path: Path | None) -> Path | None:
     if path is not None:
-        from genai.measure.plots import check_file
+        from genai.common.plots import check_file
 
         check_file(path)
     return path

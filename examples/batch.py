@@ -3,7 +3,7 @@
 import sys
 
 import genai as og
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 
 model = og.Model(sys.argv[1] if len(sys.argv) > 1 else bundled_model())
 tokenizer = og.Tokenizer(model)

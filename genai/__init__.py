@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .session.refused import AVAILABLE, REASONS
+from .compat.refused import AVAILABLE, REASONS
 
 __version__ = "0.1.0"
 
@@ -23,7 +23,7 @@ if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_fil
 _STUB = ast.parse((_here / "__init__.pyi").read_text(encoding="utf-8"))
 _MODULES = {
     alias.name: f".{node.module}" for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
-} | dict.fromkeys((*REASONS, *AVAILABLE), ".session.refused")
+} | dict.fromkeys((*REASONS, *AVAILABLE), ".compat.refused")
 
 __all__ = [*_MODULES, "__version__"]
 

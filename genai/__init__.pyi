@@ -1,8 +1,84 @@
 """The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
 
-from .builder.references import pull as pull
+from .compat.onnxruntime.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
+from .compat.onnxruntime.assignment import (
+    OrtEpAssignedNode as OrtEpAssignedNode,
+    OrtEpAssignedSubgraph as OrtEpAssignedSubgraph,
+)
+from .compat.onnxruntime.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
+from .compat.onnxruntime.errors import (
+    EngineError as EngineError,
+    EPFail as EPFail,
+    ExternalDataFail as ExternalDataFail,
+    Fail as Fail,
+    InvalidArgument as InvalidArgument,
+    InvalidGraph as InvalidGraph,
+    InvalidProtobuf as InvalidProtobuf,
+    ModelLoadCanceled as ModelLoadCanceled,
+    ModelLoaded as ModelLoaded,
+    NoModel as NoModel,
+    NoSuchFile as NoSuchFile,
+    NotImplemented as NotImplemented,
+    RuntimeException as RuntimeException,
+    SourceTypeError as SourceTypeError,
+)
+from .compat.onnxruntime.inference_session import InferenceSession as InferenceSession
+from .compat.onnxruntime.module import (
+    cuda_version as cuda_version,
+    disable_telemetry_events as disable_telemetry_events,
+    enable_telemetry_events as enable_telemetry_events,
+    get_build_info as get_build_info,
+    get_version_string as get_version_string,
+    has_collective_ops as has_collective_ops,
+    package_name as package_name,
+    preload_dlls as preload_dlls,
+    print_debug_info as print_debug_info,
+    set_default_logger_severity as set_default_logger_severity,
+    set_default_logger_verbosity as set_default_logger_verbosity,
+    set_global_thread_pool_sizes as set_global_thread_pool_sizes,
+    set_seed as set_seed,
+)
+from .compat.onnxruntime.options import (
+    ExecutionMode as ExecutionMode,
+    ExecutionOrder as ExecutionOrder,
+    GraphOptimizationLevel as GraphOptimizationLevel,
+    RunOptions as RunOptions,
+    SessionOptions as SessionOptions,
+)
+from .compat.onnxruntime.providers import (
+    get_all_providers as get_all_providers,
+    get_available_providers as get_available_providers,
+    get_device as get_device,
+)
+from .compat.onnxruntime.values import (
+    OrtAllocatorType as OrtAllocatorType,
+    OrtDevice as OrtDevice,
+    OrtDeviceMemoryType as OrtDeviceMemoryType,
+    OrtDeviceVendorId as OrtDeviceVendorId,
+    OrtMemoryInfo as OrtMemoryInfo,
+    OrtMemoryInfoDeviceType as OrtMemoryInfoDeviceType,
+    OrtMemType as OrtMemType,
+    OrtValue as OrtValue,
+    copy_tensors as copy_tensors,
+)
+from .compat.onnxruntime_genai.engine import (
+    Engine as Engine,
+    EngineCapabilities as EngineCapabilities,
+    EngineErrorCode as EngineErrorCode,
+    EngineEvent as EngineEvent,
+    EngineEventBuffer as EngineEventBuffer,
+    EngineEventFlags as EngineEventFlags,
+    FinishReason as FinishReason,
+    Request as Request,
+    TurnUsage as TurnUsage,
+)
+from .compat.onnxruntime_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
+from .compat.onnxruntime_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
+from .compat.onnxruntime_genai.search_options import SearchOptions as SearchOptions
+from .compat.onnxruntime_genai.tensor import NamedTensors as NamedTensors, Tensor as Tensor
+from .compat.onnxruntime_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
+from .convert.resolve import pull as pull
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
-from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
     AccessError as AccessError,
     CacheCapacityError as CacheCapacityError,
@@ -39,84 +115,11 @@ from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
 from .llm.speculation import Speculation as Speculation
 from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats
-from .model.adapters.store import Adapters as Adapters
-from .model.config import Config as Config
-from .model.model import Model as Model, ModelOptions as ModelOptions
-from .ort_genai.engine import (
-    Engine as Engine,
-    EngineCapabilities as EngineCapabilities,
-    EngineErrorCode as EngineErrorCode,
-    EngineEvent as EngineEvent,
-    EngineEventBuffer as EngineEventBuffer,
-    EngineEventFlags as EngineEventFlags,
-    FinishReason as FinishReason,
-    Request as Request,
-    TurnUsage as TurnUsage,
-)
-from .ort_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
-from .ort_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
-from .ort_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
-from .session.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
+from .lora.store import Adapters as Adapters
+from .models.config import Config as Config
+from .models.model import Model as Model, ModelOptions as ModelOptions
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
-from .session.assignment import OrtEpAssignedNode as OrtEpAssignedNode, OrtEpAssignedSubgraph as OrtEpAssignedSubgraph
-from .session.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
 from .session.custom_ops import register_op as register_op
-from .session.errors import (
-    EngineError as EngineError,
-    EPFail as EPFail,
-    ExternalDataFail as ExternalDataFail,
-    Fail as Fail,
-    InvalidArgument as InvalidArgument,
-    InvalidGraph as InvalidGraph,
-    InvalidProtobuf as InvalidProtobuf,
-    ModelLoadCanceled as ModelLoadCanceled,
-    ModelLoaded as ModelLoaded,
-    NoModel as NoModel,
-    NoSuchFile as NoSuchFile,
-    NotImplemented as NotImplemented,
-    RuntimeException as RuntimeException,
-    SourceTypeError as SourceTypeError,
-)
-from .session.inference_session import InferenceSession as InferenceSession
-from .session.machine import (
-    cuda_version as cuda_version,
-    disable_telemetry_events as disable_telemetry_events,
-    enable_telemetry_events as enable_telemetry_events,
-    get_build_info as get_build_info,
-    get_version_string as get_version_string,
-    has_collective_ops as has_collective_ops,
-    package_name as package_name,
-    preload_dlls as preload_dlls,
-    print_debug_info as print_debug_info,
-    set_default_logger_severity as set_default_logger_severity,
-    set_default_logger_verbosity as set_default_logger_verbosity,
-    set_global_thread_pool_sizes as set_global_thread_pool_sizes,
-    set_seed as set_seed,
-)
-from .session.options import (
-    ExecutionMode as ExecutionMode,
-    ExecutionOrder as ExecutionOrder,
-    GraphOptimizationLevel as GraphOptimizationLevel,
-    RunOptions as RunOptions,
-    SessionOptions as SessionOptions,
-)
-from .session.providers import (
-    get_all_providers as get_all_providers,
-    get_available_providers as get_available_providers,
-    get_device as get_device,
-)
-from .session.values import (
-    OrtAllocatorType as OrtAllocatorType,
-    OrtDevice as OrtDevice,
-    OrtDeviceMemoryType as OrtDeviceMemoryType,
-    OrtDeviceVendorId as OrtDeviceVendorId,
-    OrtMemoryInfo as OrtMemoryInfo,
-    OrtMemoryInfoDeviceType as OrtMemoryInfoDeviceType,
-    OrtMemType as OrtMemType,
-    OrtValue as OrtValue,
-    copy_tensors as copy_tensors,
-)
-from .text.tensor import NamedTensors as NamedTensors, Tensor as Tensor
 from .text.tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
 
 __version__: str

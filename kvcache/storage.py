@@ -79,6 +79,11 @@ class CacheLayout:
         return self.bytes_per_token * self.block_size
 
 
+def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
+    """How many whole blocks fit into a number of bytes."""
+    return max(num_bytes, 0) // layout.bytes_per_block
+
+
 class PagedStorage:
     """Keys and values of every paged layer.
 

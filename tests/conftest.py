@@ -123,7 +123,7 @@ def _handler(code: Any, offset: int) -> int | None:
 
 @pytest.fixture(scope="session")
 def bundled_folder() -> Path:
-    from genai.model.folders import bundled_model
+    from genai.models.folders import bundled_model
 
     return bundled_model()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from genai.graph.graph import Graph
-from genai.graph.uses import UseIndex
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.table import GONE, BlockTable
+from genai.onnx.graph import Graph
+from genai.onnx.uses import UseIndex
 
 
 def check_graph(graph: Graph) -> None:

@@ -13,12 +13,12 @@ import genai
 
 MODULES = (
     "genai.llm.completion",
-    "genai.ort_genai.generator",
+    "genai.compat.onnxruntime_genai.generator",
     "genai.llm.llm",
-    "genai.model.model",
+    "genai.models.model",
     "genai.text.parsing.splitter",
     "genai.engine.sampling.params",
-    "genai.text.tensor",
+    "genai.compat.onnxruntime_genai.tensor",
     "genai.text.tokenizer",
 )
 WITH_EXAMPLES = ("genai.llm.completion", "genai.llm.llm", "genai.text.parsing.splitter", "genai.engine.sampling.params")

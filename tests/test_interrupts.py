@@ -17,12 +17,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from genai.builder.folder import locked, unfinished_folder
+from genai.bench import speed
 from genai.common.interrupts import Task, ThreadsRefused
+from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from genai.convert.folder import locked, unfinished_folder
 from genai.errors import StateError
-from genai.graph.external_data import map_file
-from genai.graph.ir import Graph, OnnxModel as GraphModel, OnnxTensor
-from genai.graph.writer import write_model
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 from genai.kernels.cpu.jit import compiler, workers
 from genai.kernels.cpu.jit.kernel_cache import CacheFolder
@@ -30,9 +29,10 @@ from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.calls import CALL_ENTRIES, Program
 from genai.kernels.cpu.program.thread_pool import rows_context
 from genai.llm.llm import LLM
-from genai.measure.bench import speed
-from genai.model.model import Model
-from genai.ort_genai.generator import Generator, GeneratorParams
+from genai.models.model import Model
+from genai.onnx.external_data import map_file
+from genai.onnx.ir import Graph, OnnxModel as GraphModel, OnnxTensor
+from genai.onnx.writer import write_model
 from genai.text.template_worker import TemplateWorker
 from tests.integrity import check_pool
 

@@ -15,17 +15,17 @@ import pytest
 import genai
 from genai.cli.run import extents
 from genai.cli.wrapping import width_of
+from genai.compat.onnxruntime.options import MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES, check_entries
 from genai.engine.sampling.grammar import _with_held_numbers
 from genai.errors import InputError, OptionError, whole_number
-from genai.measure.evaluation.model_diff import layer_of
-from genai.measure.evaluation.tasks import _question
-from genai.model import kv_quality
-from genai.model.hub.download import _continues
-from genai.model.model import gpu_name
-from genai.quantizer.compare import parse_variants
-from genai.quantizer.options import parse_size
-from genai.session.cuda_provider import CudaProvider
-from genai.session.options import MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES, check_entries
+from genai.evaluate.model_diff import layer_of
+from genai.evaluate.tasks import _question
+from genai.hub.download import _continues
+from genai.models import kv_quality
+from genai.models.model import gpu_name
+from genai.quantize.compare import parse_variants
+from genai.quantize.options import parse_size
+from genai.session.cuda_partition import CudaProvider
 
 LONG = "9" * (sys.get_int_max_str_digits() + 700)
 

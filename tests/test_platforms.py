@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.builder.build import _alone
-from genai.builder.folder import locked, unfinished_folder
 from genai.cli import __main__ as entry, terminal
+from genai.common import memory_limits
 from genai.common.host_memory import ReservedMemory, huge_array
-from genai.graph import reader, storage
+from genai.convert.build import _alone
+from genai.convert.folder import locked, unfinished_folder
+from genai.doctor.checkup import Mark, Place, examine
+from genai.doctor.processor import find_gpus, read_processor
 from genai.kernels.cpu.arrays import blas
 from genai.kernels.cpu.jit import isa, kernel_cache, workers
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kvcache import budget
-from genai.measure.machine.checkup import Mark, Place, examine
-from genai.measure.machine.processor import find_gpus, read_processor
+from genai.onnx import reader, storage
 from genai.text import template_server, template_worker
 from genai.text.template_worker import RenderLimits, TemplateStopped, TemplateWorker
 
@@ -206,15 +206,15 @@ def test_a_lost_interrupt_comes_again(has_signals_for_threads: bool, monkeypatch
 
 def test_memory_where_the_system_says_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(budget, "read_sysctl", lambda name: asked.append(name) or "25")
+    monkeypatch.setattr(memory_limits, "read_sysctl", lambda name: asked.append(name) or "25")
     monkeypatch.setitem(sys.modules, "resource", None)
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert budget.available_memory(tmp_path) == physical * 25 // 100 and asked == ["kern.memorystatus_level"]
+    assert memory_limits.available_memory(tmp_path) == physical * 25 // 100 and asked == ["kern.memorystatus_level"]
     for told in ("", "101", "many"):
-        monkeypatch.setattr(budget, "read_sysctl", lambda name, told=told: told)
-        assert budget.available_memory(tmp_path) == physical // 2
+        monkeypatch.setattr(memory_limits, "read_sysctl", lambda name, told=told: told)
+        assert memory_limits.available_memory(tmp_path) == physical // 2
     monkeypatch.delattr(os, "sysconf")
-    assert budget.available_memory(tmp_path) == budget.UNKNOWN_MEMORY_BYTES
+    assert memory_limits.available_memory(tmp_path) == memory_limits.UNKNOWN_MEMORY_BYTES
 
 
 def test_a_machine_without_proc_and_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import genai
+from genai.compat.refused import AVAILABLE, REASONS
 from genai.errors import NotSupportedYetError
-from genai.session.refused import AVAILABLE, REASONS
 from tools.name_table import GENAI
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +34,8 @@ def run_python(code: str) -> str:
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     """Also after submodules were imported, which Python makes attributes of the package."""
     code = (
-        "import genai, genai.errors, genai.model.config, genai.text.tensor, genai.llm.llm, genai.kernels; genai.LLM; "
+        "import genai, genai.errors, genai.models.config, genai.compat.onnxruntime_genai.tensor, genai.llm.llm\n"
+        "import genai.kernels; genai.LLM; "
         "print(*dir(genai), '|', *genai.__all__)"
     )
     shown, _, listed = run_python(code).partition("|")

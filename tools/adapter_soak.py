@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 
 from genai import LLM, CacheCapacityError, OptionError, SamplingError
 from genai.engine.paged import PagedDecoder
-from genai.model.adapters.places import Places
+from genai.lora.targets import Places
 
 REQUESTS = 64
 RANKS = (4, 16, 3, 33, 8)

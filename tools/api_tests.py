@@ -91,7 +91,7 @@ def _case(element: ElementTree.Element) -> Case:
 
 def write_stand_ins(models: Path) -> None:
     """Small models of random weights where the tests look for phi-2, phi-3-mini and qwen-2.5-0.5b."""
-    from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+    from genai.convert import DecoderSpec, ExportOptions, write_model_folder
     from tools.random_weights import RandomWeights
 
     for name, changes, tokenizer in _STAND_INS:

@@ -21,10 +21,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from genai.builder import ExportOptions, build_model
-from genai.builder.architectures import find
-from genai.builder.hf_config import HFConfig
-from genai.builder.tensors import tensor_shapes
+from genai.convert import ExportOptions, build_model
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.tensors import tensor_shapes
 
 CONFIG = {
     "model_type": "llama",

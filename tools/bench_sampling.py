@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import compute
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.plan import RowSampler, plan_sampling

@@ -31,7 +31,7 @@ class SessionRep(base.BackendRep):
     """A session as the suite wants to run it: inputs by position."""
 
     def __init__(self, model: Any) -> None:
-        from genai.session.inference_session import InferenceSession
+        from genai.compat.onnxruntime.inference_session import InferenceSession
 
         self._session = InferenceSession(model)
         self._required = [argument.name for argument in self._session.get_inputs()]

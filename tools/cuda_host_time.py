@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import genai
+from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
-from genai.model.folders import bundled_model
-from genai.ort_genai.generator import Generator, GeneratorParams
+from genai.models import loading
+from genai.models.folders import bundled_model
 
 from .arguments import folder, microseconds, positive
 from .simulated_gpu import SimulatedGpu

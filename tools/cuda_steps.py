@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from genai.bench.speed import prefill_seconds
+from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
 from genai.engine.paged import PagedDecoder
 from genai.kernels.cuda.executor import CudaStep
-from genai.measure.bench.speed import prefill_seconds
-from genai.model.model import Model
-from genai.ort_genai.generator import Generator, GeneratorParams
+from genai.models.model import Model
 
 _WARM_STEPS, _STEPS, _PROMPTS, _LEAST_SHARE = 8, 64, 5, 0.01
 Seconds = Callable[[Any, Callable[[], None]], float]

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from genai.bench.ceilings import bandwidth
 from genai.common.cores import default_threads
-from genai.measure.bench.ceilings import bandwidth
 from tools.arguments import positive
 from tools.peers.cases import Case
 from tools.peers.checkpoint import make_checkpoint

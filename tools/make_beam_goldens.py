@@ -56,7 +56,7 @@ def main() -> None:
     import torch
     import transformers
 
-    from genai.builder import DecoderSpec
+    from genai.convert import DecoderSpec
     from tools.random_weights import RandomWeights
 
     spec = DecoderSpec(**SPEC)

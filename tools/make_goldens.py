@@ -4,7 +4,7 @@
 
 A golden is a safetensors file: `input_ids`, `logits` of the whole prompt at once, `stepped_logits` of the same prompt
 token by token where they differ, and `greedy`, 32 tokens; in its metadata the configuration, and the name and shape of
-every tensor of the checkpoint. The weights are not stored: genai.builder.tensors makes them again.
+every tensor of the checkpoint. The weights are not stored: genai.convert.tensors makes them again.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from safetensors.numpy import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import genai
-from genai.builder import ExportOptions, build_model, plan_build
-from genai.builder.architectures import find
-from genai.builder.build import execute
-from genai.builder.gguf.architectures import FORMS
+from genai.convert import ExportOptions, build_model, plan_build
+from genai.convert.architectures import find
+from genai.convert.build import execute
+from genai.convert.gguf.architectures import FORMS
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.ggml import GGML_TYPES
 from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss

@@ -67,7 +67,7 @@ class NameTable:
     statement: str
     classes: tuple[str, ...]
     ours: str = "genai"
-    refused: str = "genai.session.refused"
+    refused: str = "genai.compat.refused"
     apart: tuple[str, ...] = ()
 
     @property
@@ -133,17 +133,18 @@ GENAI = NameTable(
 QUANTIZATION = NameTable(
     "onnxruntime.quantization",
     "onnxruntime.quantization",
-    "from genai import quantization",
+    "from genai.compat import onnxruntime_quantization",
     ("CalibraterBase", "CalibrationDataReader", "CalibrationMethod", "MinMaxCalibrater", "QuantFormat", "QuantType",
      "QuantizationMode", "TensorData", "TensorsData", "matmul_nbits_quantizer"),
-    "genai.quantization",
-    "genai.quantization.refused",
+    "genai.compat.onnxruntime_quantization",
+    "genai.compat.onnxruntime_quantization.refused",
 )  # fmt: skip
 
 
 def _instance(value: Any) -> Any:
     """Options are attributes of instances."""
-    from genai.session import arguments, options
+    from genai.compat.onnxruntime import options
+    from genai.session import arguments
 
     if value in (options.RunOptions, options.SessionOptions):
         return value()

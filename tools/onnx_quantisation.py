@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import genai
-import genai.quantization as ours
+import genai.compat.onnxruntime_quantization as ours
 
 ITEMS, TRIALS = 8, 4
 HEADER = (

@@ -1,7 +1,7 @@
 """Tiny checkpoints with random weights in the formats of others' quantisers, and the same with floats in their place.
 
 Each packer is written from the published layout, in plain NumPy and float64, and shares no code with the readers
-(genai/builder/quantised). It rounds a matrix and returns the tensors of a checkpoint, and what they mean as floats.
+(genai/convert/prequantized). It rounds a matrix and returns the tensors of a checkpoint, and what they mean as floats.
 
     python -m tools.quantised_checkpoints awq llama FOLDER
 """

@@ -16,10 +16,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.builder import DecoderSpec
-from genai.builder.folder import write_model_folder
-from genai.builder.options import ExportOptions
-from genai.builder.tensors import Shape, tensor_shapes
+from genai.convert import DecoderSpec
+from genai.convert.folder import write_model_folder
+from genai.convert.options import ExportOptions
+from genai.convert.tensors import Shape, tensor_shapes
 
 from .peers.shapes import SHAPES
 from .random_weights import random_tensor

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.builder import DecoderSpec
-from genai.builder.tensors import Shape, tensor_shapes
+from genai.convert import DecoderSpec
+from genai.convert.tensors import Shape, tensor_shapes
 
 
 def random_tensor(name: str, shape: Shape, seed: int, *, norm_mean: float = 1.0) -> NDArray[np.float32]:

@@ -151,8 +151,8 @@ def _pipeline(name: str, folder: Path) -> tuple[Any, dict[str, Any]]:
 
 def outcome(make: Callable[[Path], tuple[Any, dict[str, Any]]], folder: Path) -> str:
     """One line: the largest difference, or what went wrong and where."""
+    from genai.compat.onnxruntime.inference_session import InferenceSession
     from genai.session.arrays import Peer, differences
-    from genai.session.inference_session import InferenceSession
 
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

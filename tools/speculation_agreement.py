@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.engine import Engine
 from genai.engine.speculation.speculator import StepOutcome, takes_guesses
 from genai.engine.worker import Worker
 from genai.llm.completion import Completion
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 
 from .arguments import positive
 from .random_weights import RandomWeights

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from genai.builder import DecoderSpec
+from genai.convert import DecoderSpec
 
 from .arguments import positive
 from .peers.shapes import SHAPES

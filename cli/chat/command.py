@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.engine.whole_files import alone_with
+from genai.common.atomic_files import alone_with
 from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from genai.common.paths import expanded
 from genai.errors import InputError, OptionError
-from genai.graph.home import expanded
 
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer

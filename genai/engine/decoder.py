@@ -15,7 +15,7 @@ from genai.kernels.device import Executor, TokenChoice
 from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError, UnsupportedModelError
-from .mix import AdapterMix
+from .adapter_mix import AdapterMix
 from .scheduler import Run, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
+from .adapter_mix import AdapterMix
 from .decoder import Decoder, Logits, stacked
-from .mix import AdapterMix
-from .pace import Pace
+from .prefill_budget import Pace
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
 from .scheduler import Demand, Scheduler, plan_step

@@ -22,10 +22,10 @@ from genai.kvcache.storage import PagedStorage
 from genai.kvcache.table import GONE, BlockTable
 
 from ..errors import CacheCapacityError, DeviceError, GenaiError, OptionError, StateError, StepInterrupted, no_threads
-from ..graph.external_data import MappedFile, check_unchanged
+from ..onnx.external_data import MappedFile, check_unchanged
+from .adapter_mix import AdapterMix
 from .context_shift import keys_turner
 from .decoder import Ahead, ContextShift, Decoder, DecoderSequence, Logits, check_width
-from .mix import AdapterMix
 from .scheduler import Part, Run, StepPlan
 from .step_context import StepContexts
 from .stored import StoredArray, StoredTokens

@@ -27,13 +27,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ..common.atomic_files import replacing
+from ..common.paths import expanded
 from ..errors import CacheCapacityError, StateFileError, StateMismatchError
-from ..graph.home import expanded
+from .adapter_mix import AdapterMix
 from .decoder import Decoder
-from .mix import AdapterMix
 from .sampling.state import SamplerState
 from .stored import StoredArray, StoredTokens
-from .whole_files import replacing
 
 FORMAT = 1
 _MAGIC = b"genai-st"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from genai.kernels.device import DeviceAdapter, StepContext, TokenChoice
 from genai.kvcache.table import BlockTable
 
-from .mix import AdapterMix
+from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
 
 if TYPE_CHECKING:

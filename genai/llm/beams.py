@@ -11,10 +11,10 @@ from ..engine.beam_batch import BeamOutput, BeamSearch, advance_all
 from ..engine.beams import BeamOptions, TransformersBeams
 from ..engine.sampling.params import SamplingParams
 from ..errors import CacheCapacityError, DeadlineError, OptionError
-from ..model.model import Model
+from ..models.model import Model
 from .completion import Completion, FinishReason, Timings
 from .generation import Generation
-from .terms import Terms
+from .request_options import Terms
 
 # What a beam search obeys of SamplingParams; the rest draws tokens, or takes them back.
 _OBEYED = frozenset(

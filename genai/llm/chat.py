@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from ..common.atomic_files import replacing
+from ..common.paths import expanded
+from ..common.reading import json_object, read_text_file
 from ..engine.sampling.params import SamplingOptions, SamplingParams
-from ..engine.whole_files import replacing
 from ..errors import ContextOverflowError, GenaiError, InputError, OptionError, StateError
-from ..graph.home import expanded
-from ..model.adapters.store import AdapterChoice
-from ..model.reading import json_object, read_text_file
+from ..lora.store import AdapterChoice
 from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
-from .delivery import CompletionStream, Progress
 from .llm import LLM
 from .reply_shape import ReplyShape, ToolChoice, check_choice
+from .request_options import Terms
 from .states import load_state
-from .terms import Terms
+from .streaming import CompletionStream, Progress
 
 OVERFLOWS = ("error", "truncate", "shift")
 # Share of the context that is freed for the reply where max_tokens does not say how much it needs.

@@ -7,15 +7,15 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ..devices import compile_seconds
+from ..engine.adapter_mix import AdapterMix
 from ..engine.decoder import ContextShift, Logits
-from ..engine.mix import AdapterMix
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
 from ..engine.sampling.state import SamplerState
 from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
 from ..errors import DeadlineError
-from ..model.adapters.store import AdapterChoice
-from ..runtime.device import compile_seconds
+from ..lora.store import AdapterChoice
 from ..text.tokenizer import TokenizerStream
 from .completion import Completion, FinishReason, Timings
 

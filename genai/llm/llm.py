@@ -15,32 +15,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
+from ..common.single import Single
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
 from ..engine.sampling.params import SamplingOptions, SamplingParams
 from ..engine.worker import Worker
 from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
-from ..model.adapters.store import AdapterChoice, Adapters
-from ..model.config import Config
-from ..model.folders import bundled_model
-from ..model.kv_types import check_here
-from ..model.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions, check_model_options
-from ..runtime.single import Single
+from ..lora.store import AdapterChoice, Adapters
+from ..models.config import Config
+from ..models.folders import bundled_model
+from ..models.kv_types import check_here
+from ..models.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions, check_model_options
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer
 from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
-from .delivery import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 from .generation import Generation
 from .instances import Instance, SchemaClass, instance_of, with_schema
+from .map_requests import Questions, attempt
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
-from .questions import Questions, attempt
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
+from .request_options import BeamCallOptions, CallOptions, split_terms
 from .requests import Prompt, RequestBuilder
 from .speculation import Guessing, SpeculationChoice
 from .states import TextState, kept_state, load_state, read, running_state
 from .stats import Stats, read_stats
-from .terms import BeamCallOptions, CallOptions, split_terms
+from .streaming import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
 """A conversation: a list of {"role", "content"}; a text is one user message."""
@@ -669,7 +669,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         Raises:
             As genai.Adapters.load.
 
-        >>> from genai.model.folders import bundled_adapter
+        >>> from genai.models.folders import bundled_adapter
         >>> llm.load_adapter(bundled_adapter("words"), "words")
         >>> llm.chat("What is 12 + 7?", adapter="words").text
         '19, nineteen'
@@ -756,7 +756,7 @@ def _loaded(
                 did_you_mean(name, [*known, *_OWN_OPTIONS], "leave it out"),
             )
     if isinstance(model, (str, Path)):
-        from ..builder.references import loadable
+        from ..convert.resolve import loadable
 
         given: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
         check_model_options(**given)  # before a model is fetched or built

@@ -16,8 +16,8 @@ from genai.common.interrupts import Task
 from ..engine.worker import Worker
 from ..errors import GenaiError, StateError
 from .completion import ChatReply, Completion
-from .delivery import Group
 from .generation import Generation
+from .streaming import Group
 
 Item = TypeVar("Item")
 

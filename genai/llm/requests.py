@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ..compat.onnxruntime_genai.token_rows import token_row
+from ..engine.adapter_mix import AdapterMix
 from ..engine.decoder import ContextShift
-from ..engine.mix import AdapterMix
 from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
 from ..errors import ConfigError, ContextOverflowError, GenaiError, InputError, OptionError, kind_of
-from ..model.adapters.store import AdapterChoice, Adapters
-from ..model.model import Model
-from ..ort_genai.token_rows import token_row
+from ..lora.store import AdapterChoice, Adapters
+from ..models.model import Model
 from ..text.files import generation_defaults
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import guidance_of
 from .beams import check_beam_params
 from .generation import Generation
 from .reply_shape import ReplyShape
-from .terms import Terms, split_terms
+from .request_options import Terms, split_terms
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""

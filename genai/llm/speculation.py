@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 from genai.common.progress import ProgressLine
 
+from ..common.reading import read_text_file
 from ..engine.speculation.draft import DraftModel
 from ..engine.speculation.lookup import LookupText
 from ..engine.speculation.speculator import DEFAULT_MOST_TOKENS, Speculator
 from ..errors import InputError, OptionError, UnsupportedModelError, VocabularyMismatchError, kind_of
-from ..model.config import Config
-from ..model.model import Model
-from ..model.reading import read_text_file
+from ..models.config import Config
+from ..models.model import Model
 from ..text.backend import first_difference
 from ..text.tokenizer import Tokenizer
 

@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..engine.mix import AdapterMix
+from ..common.single import Single
+from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.state import SamplerState
 from ..engine.state_file import SavedState, read_state, state_path, write_state
 from ..errors import InputError, OptionError, StateError
-from ..model.adapters.store import AdapterChoice
-from ..runtime.single import Single
+from ..lora.store import AdapterChoice
 from .completion import Completion
-from .delivery import CompletionStream, Progress, wait_for
 from .generation import Generation
+from .request_options import BeamCallOptions, CallOptions
 from .requests import Prompt
-from .terms import BeamCallOptions, CallOptions
+from .streaming import CompletionStream, Progress, wait_for
 
 if TYPE_CHECKING:
     from .llm import LLM

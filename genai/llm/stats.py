@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine.engine import Engine, EngineCounts
-from ..model.model import Model
+from ..models.model import Model
 
 
 @dataclass(frozen=True)

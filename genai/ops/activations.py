@@ -13,10 +13,10 @@ from genai.kernels.cpu.arrays.functions import activation, gated
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.ir import Gate
 
-from ..graph.node import MS, OURS
+from ..lowering.rules import Made, RowSpec, record_rule, row_rule, same_as_input, shape_rule
+from ..onnx.node import MS, OURS
 from .elementwise import elementwise_rows, exact_erf, unary_record
 from .registry import operator
-from .rules import Made, RowSpec, record_rule, row_rule, same_as_input, shape_rule
 from .support import widened
 
 

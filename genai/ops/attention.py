@@ -12,7 +12,7 @@ from genai.kernels.cpu.arrays.blas import matmul
 from genai.kernels.cpu.arrays.gemm.dense_attention import DenseAttention
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.node import OURS
+from ..onnx.node import OURS
 from . import borrowed
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register
 from .support import checked_indices

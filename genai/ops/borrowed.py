@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import onnx_schema
+from ..onnx.node import onnx_schema
 from .registry import Kernel, KernelError, NodeSpec
 from .support import limited
 

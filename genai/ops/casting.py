@@ -12,11 +12,11 @@ import numpy as np
 from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.node import MS
-from ..graph.types import DataType
+from ..lowering.rules import Made, RowSpec, record_rule, row_rule, stored_weights
+from ..onnx.node import MS
+from ..onnx.types import DataType
 from .elementwise import elementwise_rows, identity_record
 from .registry import KernelError, operator
-from .rules import Made, RowSpec, record_rule, row_rule, stored_weights
 from .support import checked_axis, widened
 
 _SMALL_INTEGERS = frozenset({"int2", "int4", "uint2", "uint4"})

@@ -10,8 +10,9 @@ import numpy as np
 
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.node import MS
-from ..graph.types import Dim, TensorType, Type
+from ..lowering.rules import NodeTypes, divided, shape_rule, times
+from ..onnx.node import MS
+from ..onnx.types import Dim, TensorType, Type
 from .activations import sigmoid
 from .attention import attend, join_heads, split_heads
 from .convolution import NO_LIMITS, conv, packed_convolution
@@ -19,7 +20,6 @@ from .group_query_attention import present_types
 from .integer_products import IntegerProduct
 from .matmul import gemm, product
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register, scalar
-from .rules import NodeTypes, divided, shape_rule, times
 from .support import checked_indices, optional, widened
 
 

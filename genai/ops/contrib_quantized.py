@@ -11,7 +11,7 @@ import numpy as np
 from genai.kernels.cpu.arrays.byte_functions import QParams, combined_bytes, looked_up
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.node import MS, OURS
+from ..onnx.node import MS, OURS
 from .activations import leaky_relu, sigmoid
 from .casting import dynamically_quantized, quantized
 from .integer_products import IntegerProduct

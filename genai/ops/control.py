@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.rows import Kind, NotFlattenable, State
+from ..lowering.rows import Kind, NotFlattenable, State
+from ..lowering.rules import NodeRows, States, row_rule
 from .registry import Kernel, KernelError, NodeSpec, Subgraph, operator, register, scalar
-from .rules import NodeRows, States, row_rule
 from .support import ARRAY_BYTES, MAX_VALUE_BYTES, checked_axis, checked_shape
 
 

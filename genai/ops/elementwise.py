@@ -15,9 +15,9 @@ from genai.kernels.cpu.arrays.functions import activation
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.ir import Binary, RowsType, Unary
 
-from ..graph.rows import ONE, Kind, NotFlattenable, RowDim, State
+from ..lowering.rows import ONE, Kind, NotFlattenable, RowDim, State
+from ..lowering.rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule
 from .registry import operator
-from .rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "Abs": np.abs, "Acos": np.arccos, "Acosh": np.arccosh, "Asin": np.arcsin, "Asinh": np.arcsinh, "Atan": np.arctan,

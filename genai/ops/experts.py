@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Experts, RowsType, Weight
 from genai.kernels.weight_layout import BLOCK_SIZES
 
-from ..graph.node import MS
-from ..graph.rows import Kind, NotFlattenable
-from . import rules
+from ..lowering import rules
+from ..lowering.rows import Kind, NotFlattenable
+from ..onnx.node import MS
 from .products import check_stored
 from .registry import KernelError, NodeSpec, operator
 

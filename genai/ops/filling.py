@@ -13,14 +13,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..graph.rows import ONE, NotFlattenable
-from ..graph.shape_values import ShapeValue
-from ..graph.tensor import OnnxTensor
-from ..graph.types import DataType, Dim, TensorType, Type, broadcast_dims
+from ..lowering.rows import ONE, NotFlattenable
+from ..lowering.rules import NodeRows, NodeTypes, States, data_type, row_rule, shape_rule, the_rows
+from ..onnx.shape_values import ShapeValue
+from ..onnx.tensor import OnnxTensor
+from ..onnx.types import DataType, Dim, TensorType, Type, broadcast_dims
 from .casting import dtype_of
 from .registry import KernelError, NodeSpec, operator, scalar
 from .reshaping import open_shape
-from .rules import NodeRows, NodeTypes, States, data_type, row_rule, shape_rule, the_rows
 from .support import checked_shape
 
 

@@ -11,11 +11,11 @@ from genai.kernels.ir import Attention, Rope, RowsType
 from genai.kernels.reference.attention import attend, rotate, split_heads, turned
 from genai.kernels.reference.functions import Array
 
-from ..graph.ir import Node
-from ..graph.node import MS, OURS
-from ..graph.rows import Kind, NotFlattenable, RowDim, State
-from ..graph.types import Dim, TensorType, Type
-from . import rules
+from ..lowering import rules
+from ..lowering.rows import Kind, NotFlattenable, RowDim, State
+from ..onnx.ir import Node
+from ..onnx.node import MS, OURS
+from ..onnx.types import Dim, TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .support import checked_indices
 

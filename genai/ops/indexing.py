@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.rows import RowDim
-from ..graph.types import TensorType, Type
+from ..lowering.rows import RowDim
+from ..lowering.rules import NodeRows, NodeTypes, States, row_rule, shape_rule
+from ..onnx.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, scalar
-from .rules import NodeRows, NodeTypes, States, row_rule, shape_rule
 from .support import as_array, checked_axis, checked_indices, checked_shape
 
 

@@ -12,11 +12,11 @@ from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.ir import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
 from genai.kernels.weight_layout import BlockMatrix
 
-from ..graph.ir import Graph, Node
-from ..graph.node import MS
-from ..graph.rows import BATCH, Kind, NotFlattenable, RowDim, State
-from ..graph.types import DataType, TensorType, Type
-from . import rules
+from ..lowering import rules
+from ..lowering.rows import BATCH, Kind, NotFlattenable, RowDim, State
+from ..onnx.ir import Graph, Node
+from ..onnx.node import MS
+from ..onnx.types import DataType, TensorType, Type
 from .products import check_stored, packed_blocks
 from .registry import KernelError, NodeSpec, operator
 from .support import as_array

@@ -16,7 +16,7 @@ from genai.kernels.cpu.arrays.gemm.linear import Linear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.node import EQUATION, OURS
+from ..onnx.node import EQUATION, OURS
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .support import checked_shape, optional, session_threads, widened
 

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..graph.node import MS
-from ..graph.rows import Kind, NotFlattenable, RowDim, State
+from ..lowering.rows import Kind, NotFlattenable, RowDim, State
+from ..lowering.rules import NodeRows, States, row_rule
+from ..onnx.node import MS
 from . import borrowed
 from .elementwise import elementwise_rows
 from .pooling import PoolingWindows
 from .registry import KernelError, NodeSpec, Positive, operator, scalar
-from .rules import NodeRows, States, row_rule
 from .support import axes_of, checked_axis, checked_indices, checked_shape
 
 operator("Transpose")(lambda x, *, perm=None: np.transpose(x, perm))

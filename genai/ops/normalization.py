@@ -12,14 +12,14 @@ from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.ir import Norm
 
-from ..graph.node import MS
-from ..graph.types import DataType, TensorType, Type
+from ..lowering.rules import Made, NodeRows, NodeTypes, RowSpec, States, data_type, record_rule, row_rule, shape_rule
+from ..onnx.node import MS
+from ..onnx.types import DataType, TensorType, Type
 from .casting import dtype_of
 from .convolution import per_channel
 from .elementwise import elementwise_rows
 from .reduction import along_axis_rows
 from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
-from .rules import Made, NodeRows, NodeTypes, RowSpec, States, data_type, record_rule, row_rule, shape_rule
 from .support import checked_axis, widened
 
 

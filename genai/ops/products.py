@@ -14,12 +14,23 @@ from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Product
 from genai.kernels.weight_layout import BlockMatrix, check_block_format
 
-from ..graph.node import MS, OURS
-from ..graph.own_functions import QUANTIZED_PRODUCT
-from ..graph.rows import Kind, NotFlattenable, RowDim
-from ..graph.types import TensorType, Type
+from ..lowering.rows import Kind, NotFlattenable, RowDim
+from ..lowering.rules import (
+    Made,
+    NodeRows,
+    NodeTypes,
+    Packed,
+    RowSpec,
+    States,
+    record_rule,
+    row_rule,
+    shape_rule,
+    stored_weights,
+)
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import QUANTIZED_PRODUCT
+from ..onnx.types import TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, register
-from .rules import Made, NodeRows, NodeTypes, Packed, RowSpec, States, record_rule, row_rule, shape_rule, stored_weights
 
 # Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
 BLOCK_PRODUCT = "MatMulNBits"

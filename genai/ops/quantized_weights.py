@@ -20,11 +20,11 @@ from genai.kernels.weight_layout import BlockMatrix
 from genai.kernels.weights import BLOCKS, ROW, WeightArrays, WeightFormat, stored_weight
 from genai.quant.formats import GRIDS
 
-from ..graph.node import MS, OURS
-from ..graph.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
-from ..graph.rows import Kind, NotFlattenable, RowDim, State
-from ..graph.types import DataType, TensorType, Type
-from . import rules
+from ..lowering import rules
+from ..lowering.rows import Kind, NotFlattenable, RowDim, State
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
+from ..onnx.types import DataType, TensorType, Type
 from .products import of_blocks
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 

@@ -10,9 +10,9 @@ import numpy as np
 from genai.kernels.cpu.arrays.functions import softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..graph.rows import ONE, State
+from ..lowering.rows import ONE, State
+from ..lowering.rules import NodeRows, States, row_rule
 from .registry import KernelError, NodeSpec, operator, scalar
-from .rules import NodeRows, States, row_rule
 from .support import axes_of, checked_axis, checked_indices, session_threads, widened
 
 Reduction = Callable[..., Any]

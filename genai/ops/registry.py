@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, Union,
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph.node import Node
+from ..onnx.node import Node
 
 Array = NDArray[Any]
 T = TypeVar("T")

@@ -8,10 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
-from ..graph.types import Dim, Shape, TensorType, Type
+from ..lowering.rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
+from ..lowering.rules import (
+    Made,
+    NodeRows,
+    NodeTypes,
+    RowSpec,
+    States,
+    columns_record,
+    record_rule,
+    row_rule,
+    shape_rule,
+)
+from ..onnx.types import Dim, Shape, TensorType, Type
 from .registry import KernelError, operator
-from .rules import Made, NodeRows, NodeTypes, RowSpec, States, columns_record, record_rule, row_rule, shape_rule
 from .support import axes_of, checked_axis
 
 operator("Size")(lambda x: np.asarray(np.size(x), np.int64))

@@ -11,12 +11,22 @@ import numpy as np
 
 from genai.kernels.ir import LogitsRows, Per, RowsType
 
-from ..graph.node import OURS
-from ..graph.rows import Kind, NotFlattenable, RowDim, State
-from ..graph.types import Dim, TensorType, Type
+from ..lowering.rows import Kind, NotFlattenable, RowDim, State
+from ..lowering.rules import (
+    Made,
+    NodeRows,
+    NodeTypes,
+    RowSpec,
+    States,
+    columns_record,
+    record_rule,
+    row_rule,
+    shape_rule,
+)
+from ..onnx.node import OURS
+from ..onnx.types import Dim, TensorType, Type
 from .registry import KernelError, NodeSpec, operator
 from .reshaping import MAX_RANK
-from .rules import Made, NodeRows, NodeTypes, RowSpec, States, columns_record, record_rule, row_rule, shape_rule
 
 _MAX_INT32 = 2**31 - 1
 _MAX_INDEX = 2**62

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import ML, MS
-from ..graph.types import DataType
+from ..onnx.node import ML, MS
+from ..onnx.types import DataType
 from .registry import Kernel, KernelError, NodeSpec
 
 # A single value may not take more than this unless the caller allows more (NodeSpec.options["max_value_bytes"]).

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.node import ML
+from ..onnx.node import ML
 from .activations import sigmoid
 from .ml import Transform, labels_of, post_transform, table_of
 from .registry import Float32s, Kernel, KernelError, NodeSpec, from_function, operator, register

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from genai.kernels.weights import BLOCKS, pack_bits
 from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
 
-from ..graph.node import MS, OURS
-from ..graph.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
 from .products import BLOCK_PRODUCT
 from .quantized_weights import BNB4_PRODUCT
 

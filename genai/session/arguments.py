@@ -11,10 +11,10 @@ import numpy as np
 
 from genai.kernels.cuda.arrays.memory import DeviceTensor
 
-from ..graph.ir import OnnxModel, Value
-from ..graph.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
-from .errors import Fail, InvalidArgument
-from .values import OrtValue, type_name, value_from_dlpack
+from ..compat.onnxruntime.errors import Fail, InvalidArgument
+from ..compat.onnxruntime.values import OrtValue, type_name, value_from_dlpack
+from ..onnx.ir import OnnxModel, Value
+from ..onnx.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
 
 _NO_VERSION = 2**63 - 1
 

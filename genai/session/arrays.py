@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, OptionError
-from ..graph.types import DataType
+from ..onnx.types import DataType
 from .arguments import NodeArg
 
 # Whole numbers are often indices or token ids, so made-up ones are small.

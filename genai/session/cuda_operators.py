@@ -34,9 +34,9 @@ from genai.kernels.cuda.arrays.linear import Tail, WindowShape
 from genai.ops.pooling import WindowSpec
 from genai.ops.registry import NodeSpec
 
-from ..graph.ir import Node
-from ..graph.node import MS, OURS
-from ..graph.types import DataType, TensorType
+from ..onnx.ir import Node
+from ..onnx.node import MS, OURS
+from ..onnx.types import DataType, TensorType
 
 Known: TypeAlias = NDArray[Any]
 Given: TypeAlias = Array | Known | None

@@ -10,10 +10,10 @@ import numpy as np
 
 from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, register
 
+from ..compat.onnxruntime.errors import typed
 from ..errors import OptionError
-from ..graph.ir import canonical_domain
-from ..ops.rules import SHAPE_RULES, ShapeRule
-from .errors import typed
+from ..lowering.rules import SHAPE_RULES, ShapeRule
+from ..onnx.ir import canonical_domain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +31,7 @@ def register_op(
     Args:
         domain: of the operator, "" for ONNX's own.
         since_version: the first version of the domain's operator set that the function implements.
-        shape_rule: from `genai.ops.rules.NodeTypes` to the outputs' types, so that shapes are known further on.
+        shape_rule: from `genai.lowering.rules.NodeTypes` to the outputs' types, so that shapes are known further on.
 
     Raises:
         OptionError: no name, or a version below 1.

@@ -12,10 +12,10 @@ from typing import Any
 
 import onnx
 
-from ..graph.ir import Graph, Node, OnnxModel, canonical_domain
-from ..graph.node import ML, MS, Attribute, canonical_imports, onnx_schema
-from ..graph.types import AttributeType, DataType, TensorType
-from .errors import Fail, InvalidGraph
+from ..compat.onnxruntime.errors import Fail, InvalidGraph
+from ..onnx.ir import Graph, Node, OnnxModel, canonical_domain
+from ..onnx.node import ML, MS, Attribute, canonical_imports, onnx_schema
+from ..onnx.types import AttributeType, DataType, TensorType
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from genai.kernels.cpu.arrays.blas import BLAS_THREADS
 
-from ..graph.external_data import check_unchanged
-from ..runtime.python_loop import OpCall, RunContext, run_slots
-from .inference_session import InferenceSession
+from ..compat.onnxruntime.inference_session import InferenceSession
+from ..onnx.external_data import check_unchanged
+from .loop import OpCall, RunContext, run_slots
 from .running import run_call
 
 

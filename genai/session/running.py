@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..compat.onnxruntime.assignment import PROVIDED
+from ..compat.onnxruntime.errors import EPFail, Fail, InvalidArgument
+from ..compat.onnxruntime.options import RunOptions
 from ..errors import GenaiError
-from ..graph.external_data import check_unchanged
-from ..runtime.python_loop import OpCall, Plan, RunContext, RunStopped, circumstances, run_slots
-from .assignment import PROVIDED
-from .errors import EPFail, Fail, InvalidArgument
-from .options import RunOptions
+from ..onnx.external_data import check_unchanged
+from .loop import OpCall, Plan, RunContext, RunStopped, circumstances, run_slots
 
 
 class Profiler:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..common.paths import expanded
+from ..common.reading import file_text, json_object
 from ..errors import ConfigError, InputError, ModelFolderError, TokenizerError, kind_of
-from ..graph.home import expanded
-from ..model.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
-from ..model.reading import file_text, json_object
+from ..models.config import CONFIG_NAME as GENAI_CONFIG_NAME, Config
 
 if TYPE_CHECKING:
     import tokenizers

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..compat.onnxruntime_genai.tensor import Tensor
 from ..errors import GenaiError, InputError, OptionError, TokenizerError, kind_of
-from ..model.folders import folder_errors
+from ..models.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
 from .chat_template import ChatTemplates
 from .detokenizer import Detokenizer, clean_up
 from .files import cleans_up, configured_ids, find_folder, folder_ids
-from .tensor import Tensor
 
 if TYPE_CHECKING:
-    from ..model.config import Config
-    from ..model.model import Model
+    from ..models.config import Config
+    from ..models.model import Model
 
 
 def _marker(name: str, marks: str) -> property:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.reading import json_object
 from ..errors import TokenizerError
-from ..model.reading import json_object
 
 MAX_FACTOR = 128
 """So many times longer may a text become; the longest expansion in Unicode's normal forms is 18, that to bytes 4."""

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..common.single import Single
 from ..engine.sampling.guidance import Guidance, TokenBytes
 from ..errors import GenaiError, TokenizerError
-from ..runtime.single import Single
 from .detokenizer import ByteLevel, decoder_parts
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ..model.model import Model
+    from ..models.model import Model
 
 _BYTE_TOKEN = len("<0x00>")
 # Texts of which the ids are kept: so many, and so many characters of each at most.

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from genai.builder.options import BITS, ExportOptions
-from genai.builder.rope_scaling import Llama3Scaling, LongRope
-from genai.builder.spec import DecoderSpec
+from genai.convert.options import BITS, ExportOptions
+from genai.convert.rope_scaling import Llama3Scaling, LongRope
+from genai.convert.spec import DecoderSpec
 from genai.kernels.reference.weights import dequantize_weight
 from genai.quant.blocks import quantize_blocks
 from tools.random_weights import random_tensor
@@ -295,7 +295,7 @@ def golden_folder(
     golden: Callable[[str], Golden], letter_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Path]:
     """golden_folder(name, **options) -> a model folder built from that golden's checkpoint, fp32 unless said."""
-    from genai.builder import build_model
+    from genai.convert import build_model
 
     root = tmp_path_factory.mktemp("goldens")
     built: dict[tuple[Any, ...], Path] = {}

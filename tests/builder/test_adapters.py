@@ -12,11 +12,11 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import genai
-from genai.builder import ExportOptions
-from genai.builder.build import execute, plan_build
+from genai.convert import ExportOptions
+from genai.convert.build import execute, plan_build
 from genai.engine.decoder import compute as compute_pending
-from genai.model.adapters.names import module_of
-from genai.model.adapters.parameters import input_names, read_adapter, write_onnx_adapter
+from genai.lora.names import module_of
+from genai.lora.parameters import input_names, read_adapter, write_onnx_adapter
 from tools.random_weights import random_tensor
 
 FOLDER = Path(__file__).parent / "adapter_goldens"

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from genai.builder.architectures import MODEL_TYPES, find
-from genai.builder.hf_config import HFConfig
-from genai.builder.rope_scaling import LinearScaling, LongRope, YarnScaling
-from genai.builder.spec import DecoderSpec
+from genai.convert.architectures import MODEL_TYPES, find
+from genai.convert.hf_config import HFConfig
+from genai.convert.rope_scaling import LinearScaling, LongRope, YarnScaling
+from genai.convert.spec import DecoderSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = {

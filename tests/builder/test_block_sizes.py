@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.spec import ExpertsSpec
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.spec import ExpertsSpec
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.blocks import BLOCK_SIZES
 from tools.random_weights import RandomWeights

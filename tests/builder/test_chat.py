@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from genai.builder.build import resolve_model_folder
 from genai.cli.app import run
+from genai.convert.build import resolve_model_folder
 from genai.kernels.cpu.jit.native import LIBRARY
 
 TEMPLATE = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}"

@@ -17,11 +17,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import genai
-from genai.builder import build_model, plan_build
-from genai.builder.options import ExportOptions
+from genai.convert import build_model, plan_build
+from genai.convert.options import ExportOptions
 from genai.engine.decoder import compute as compute_pending
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, TokenizerError, UnsupportedModelError
-from genai.model.safetensors_file import SafetensorsFile
+from genai.weight_files.safetensors import SafetensorsFile
 
 FP32 = ExportOptions(precision="fp32")
 WEIGHTS = "model.safetensors"
@@ -321,7 +321,7 @@ def test_not_finite(checkpoint: Path, tmp_path: Path, value: float, precision: A
     with pytest.raises(InputError, match=r"model\.layers\.2\.mlp\.down_proj\.weight holds NaN or infinite values"):
         build_model(checkpoint, tmp_path / "out", ExportOptions(precision=precision))
     plan = plan_build(checkpoint, ExportOptions(precision=precision), force=True)
-    from genai.builder.build import execute
+    from genai.convert.build import execute
 
     execute(plan, tmp_path / "forced")
     assert plan.weights.replaced == ["model.layers.2.mlp.down_proj.weight"]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from genai.builder import plan_build
-from genai.builder.architectures import MODEL_TYPES, find
-from genai.builder.hf_config import HFConfig
-from genai.builder.rope_scaling import LongRope
-from genai.builder.spec import DecoderSpec
-from genai.builder.tensors import tensor_shapes
+from genai.convert import plan_build
+from genai.convert.architectures import MODEL_TYPES, find
+from genai.convert.hf_config import HFConfig
+from genai.convert.rope_scaling import LongRope
+from genai.convert.spec import DecoderSpec
+from genai.convert.tensors import tensor_shapes
 from genai.errors import ConfigError, GenaiError, InputError, UnsupportedModelError
 
 SIZES = {

@@ -12,7 +12,7 @@ import pytest
 import genai
 from genai.engine.decoder import compute as compute_pending
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
+from genai.models import loading
 from tests.kernels.cuda.devices import IS_THERE, open_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not IS_THERE, reason="kernels run on Linux through g++")]

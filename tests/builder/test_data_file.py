@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from genai.builder.graph_writer import DataFile
+from genai.convert.graph_writer import DataFile
 
 
 def test_tensors_read_back(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from tools.random_weights import RandomWeights
 
 

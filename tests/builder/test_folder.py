@@ -15,8 +15,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.folder import CONFIG, DATA, MODEL
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.folder import CONFIG, DATA, MODEL
 from genai.errors import InputError, ModelFolderError
 from tools.random_weights import RandomWeights
 

@@ -12,18 +12,18 @@ import onnx
 import pytest
 
 import genai
-from genai.builder import ExportOptions, build_model, plan_build, resolve_model_folder
-from genai.builder.build import execute
-from genai.builder.gguf.architectures import FORMS
-from genai.builder.gguf.tokenizer import write_tokenizer
 from genai.cli.app import run
+from genai.convert import ExportOptions, build_model, plan_build, resolve_model_folder
+from genai.convert.build import execute
+from genai.convert.gguf.architectures import FORMS
+from genai.convert.gguf.tokenizer import write_tokenizer
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import ModelFolderError, OptionError, UnsupportedModelError
 from genai.kernels.cpu.jit.native import LIBRARY
-from genai.model.gguf_file import GgufModel
 from genai.quant.ggml import GGML_TYPES
 from genai.text.backend import load_tokenizer
+from genai.weight_files.gguf import GgufModel
 from tools import make_gguf_goldens
 from tools.gguf_models import SHAPES, TOKENS, VOCAB, VOCABULARIES, write_adapter, write_model
 from tools.make_gguf_goldens import KINDS, STEP, VOCABULARY_KINDS, texts, write_vocabulary
@@ -228,7 +228,7 @@ def test_all_types_are_on_the_page() -> None:
 
 
 def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    from genai.model.adapters.parameters import read_adapter
+    from genai.lora.parameters import read_adapter
 
     read = read_adapter(write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"]))
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"])

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.builder import build_model, plan_build
-from genai.builder.build import execute
+from genai.convert import build_model, plan_build
+from genai.convert.build import execute
 from genai.errors import ChatTemplateError, ConfigError, GenaiError, InputError, TokenizerError, UnsupportedModelError
 
 gguf = pytest.importorskip("gguf")
@@ -114,7 +114,7 @@ def test_tensors(name: str, tmp_path: Path) -> None:
 def test_scales_that_are_no_numbers(tmp_path: Path) -> None:
     """Refused; with --force their blocks are zeros, and the tensor is named."""
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"], "Q4_0")
-    from genai.model.gguf_file import GgufFile
+    from genai.weight_files.gguf import GgufFile
 
     place = GgufFile(source).tensors["blk.0.ffn_up.weight"].first
     content = bytearray(source.read_bytes())

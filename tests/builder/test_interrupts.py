@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from genai.builder import build_model, folder as folder_module
-from genai.builder.folder import locked, unfinished_folder
+from genai.convert import build_model, folder as folder_module
+from genai.convert.folder import locked, unfinished_folder
 from genai.errors import ModelFolderError
 
 # The command line with a pause after every tensor; and what `genai chat` does first with a checkpoint.
 SLOW = """
 import sys, time
-from genai.builder.graph_writer import DataFile
+from genai.convert.graph_writer import DataFile
 append = DataFile.append
 def slow(self, *arguments):
     time.sleep(0.02)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 # onnxruntime-genai knows phi3's threshold by heart, and only generate_next_token starts anew there: append_tokens, and

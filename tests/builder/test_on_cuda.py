@@ -11,7 +11,7 @@ import pytest
 import genai
 from genai.engine.decoder import compute
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
+from genai.models import loading
 
 from ..kernels.cuda.devices import IS_THERE, open_device
 

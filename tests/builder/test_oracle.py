@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, Llama3Scaling, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, Llama3Scaling, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 pytestmark = pytest.mark.oracle

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import ExportOptions, plan_build, write_model_folder
-from genai.builder.architectures import MODEL_TYPES
+from genai.convert import ExportOptions, plan_build, write_model_folder
+from genai.convert.architectures import MODEL_TYPES
 from genai.engine.decoder import compute as compute_pending
 
 TOLERANCE = 2e-4

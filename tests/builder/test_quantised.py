@@ -13,16 +13,16 @@ import pytest
 from safetensors.numpy import save_file
 
 import genai
-from genai.builder import ExportOptions, build_model, plan_build
-from genai.builder.build import execute, open_checkpoint
-from genai.builder.hf_config import HFConfig
-from genai.builder.quantised import fp8
+from genai.convert import ExportOptions, build_model, plan_build
+from genai.convert.build import execute, open_checkpoint
+from genai.convert.hf_config import HFConfig
+from genai.convert.prequantized import fp8
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import UnsupportedModelError
 from genai.kernels.ir import HostNode, Reordered
-from genai.model.safetensors_file import SafetensorsFile
 from genai.quant.block_types import dequantise, type_of
+from genai.weight_files.safetensors import SafetensorsFile
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss
 from tools.random_weights import random_tensor
 

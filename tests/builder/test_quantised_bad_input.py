@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from genai.builder import plan_build
-from genai.builder.build import execute
+from genai.convert import plan_build
+from genai.convert.build import execute
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, UnsupportedModelError
-from genai.model.safetensors_file import SafetensorsFile
+from genai.weight_files.safetensors import SafetensorsFile
 from tools.quantised_checkpoints import write
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -194,7 +194,7 @@ def test_pickles_are_never_opened(tmp_path: Path) -> None:
 
 
 def test_merging_into_integers_is_refused(tmp_path: Path) -> None:
-    from genai.model.adapters.parameters import AdapterParameters
+    from genai.lora.parameters import AdapterParameters
 
     source, _ = write(tmp_path, "awq")
     adapter = AdapterParameters(tmp_path / "a", {}, "peft")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import genai
-from genai.builder import resolve_model_folder
 from genai.cli.app import run
+from genai.convert import resolve_model_folder
 from genai.kernels.cpu.jit.native import LIBRARY
 from tools.local_hub import LocalHub
 from tools.quantised_checkpoints import convert, write

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from genai.builder.quantised.formats import FORMATS, quantisation_of
-from genai.builder.quantised.matrices import FLOAT32, StoredMatrix
+from genai.convert.prequantized.formats import FORMATS, quantisation_of
+from genai.convert.prequantized.matrices import FLOAT32, StoredMatrix
 from genai.quant.block_types import dequantise, type_of
 
 ARRAYS = np.load(Path(__file__).parent / "checkpoint_goldens.npz")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from genai.builder import DecoderSpec
+from genai.convert import DecoderSpec
 from tools.random_weights import RandomWeights
 
 

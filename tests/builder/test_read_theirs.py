@@ -16,9 +16,9 @@ import pytest
 from safetensors.numpy import save_file
 
 import genai
-from genai.builder.architectures import find
-from genai.builder.hf_config import HFConfig
-from genai.builder.tensors import tensor_shapes
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.tensors import tensor_shapes
 from genai.engine.decoder import compute as compute_pending
 from tools.random_weights import random_tensor
 

@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 from safetensors.numpy import save_file
 
-from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.drawn(2)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from genai.builder import ExportOptions, build as build_module, folder as folder_module, resolve_model_folder
+from genai.convert import ExportOptions, build as build_module, folder as folder_module, resolve_model_folder
 from genai.errors import ModelFolderError, TokenizerError
 
 
@@ -136,9 +136,9 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, letter_tokenizer: P
 
     config = {**golden("llama_tied").config, "hidden_size": 510, "intermediate_size": 2048, "num_hidden_layers": 8}
     config |= {"head_dim": 10}
-    from genai.builder.architectures import find
-    from genai.builder.hf_config import HFConfig
-    from genai.builder.tensors import tensor_shapes
+    from genai.convert.architectures import find
+    from genai.convert.hf_config import HFConfig
+    from genai.convert.tensors import tensor_shapes
 
     folder = tmp_path / "large"
     folder.mkdir()

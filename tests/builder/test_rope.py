@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from genai.builder import DecoderSpec, Llama3Scaling, LongRope
-from genai.builder.rope import Tables, long_rope_attention_factor, long_rope_tables, rotation_tables, scaled_frequencies
+from genai.convert import DecoderSpec, Llama3Scaling, LongRope
+from genai.convert.rope import Tables, long_rope_attention_factor, long_rope_tables, rotation_tables, scaled_frequencies
 
 
 def rope_tables(spec: DecoderSpec) -> Tables:

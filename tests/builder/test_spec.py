@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, LongRope
+from genai.convert import DecoderSpec, ExportOptions, LongRope
 from genai.errors import InputError, OptionError
 
 

@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import genai
-from genai.builder import ExportOptions, build_model
-from genai.builder.architectures import find
-from genai.builder.hf_config import HFConfig
-from genai.builder.tensors import tensor_shapes
+from genai.convert import ExportOptions, build_model
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.tensors import tensor_shapes
 from genai.errors import InputError
 from genai.llm.requests import RequestBuilder
 from tools.random_weights import random_tensor

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.architectures import find
-from genai.builder.hf_config import HFConfig
-from genai.builder.rope_scaling import LongRope
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.rope_scaling import LongRope
 from genai.engine.decoder import compute as compute_pending
 from tools.random_weights import RandomWeights
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from genai.cli.app import run as run_here
-from genai.model.folders import bundled_adapter
+from genai.models.folders import bundled_adapter
 
 Capture = pytest.CaptureFixture[str]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from genai.bench import attention, kernels, speed
 from genai.cli.app import run
-from genai.measure.bench import attention, kernels, speed
 
 Capture = pytest.CaptureFixture[str]
 

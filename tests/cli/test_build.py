@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import save_file
 
-from genai.builder import DecoderSpec
+from genai.convert import DecoderSpec
 from tools.random_weights import RandomWeights
 
 GENAI = [sys.executable, "-m", "genai"]

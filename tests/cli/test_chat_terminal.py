@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from genai.engine.sampling.option_rules import DEFAULT_ORDER
-from genai.model.folders import bundled_adapter
+from genai.models.folders import bundled_adapter
 
 Open = Callable[..., Any]
 STORY = "Tell me a story about Luna and Tom."

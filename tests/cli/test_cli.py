@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from genai.cli.app import run as run_here
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 
 GENAI = [sys.executable, "-m", "genai"]
 

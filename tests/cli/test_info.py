@@ -49,7 +49,7 @@ def test_json_and_a_context() -> None:
 
 def test_a_poor_locale(tmp_path: Path) -> None:
     """A name that the terminal cannot show is escaped."""
-    from genai.model.folders import bundled_model
+    from genai.models.folders import bundled_model
 
     folder = tmp_path / "caf\u00e9\x1b[31m"
     folder.symlink_to(bundled_model())

@@ -15,7 +15,7 @@ import pytest
 from onnx import helper
 
 from genai.cli.app import run
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 
 
 @pytest.fixture

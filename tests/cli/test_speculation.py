@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from genai.cli.app import run
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 
 Capture = pytest.CaptureFixture[str]
 ASK = ["generate", "--chat", "-p", "Count from 3 to 20."]

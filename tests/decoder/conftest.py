@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 SMALL: dict[str, Any] = {

@@ -173,8 +173,8 @@ def bundled_exact(bundled_folder: Path, tmp_path_factory: pytest.TempPathFactory
 def bundled_prompts(folder: Path, count: int) -> list[tuple[list[int], list[int]]]:
     """Prompts and 64 forced tokens each, cut from running text of the model's own kind."""
     import genai
-    from genai.measure.evaluation.tasks import read_questions
-    from genai.model.folders import bundled_tasks
+    from genai.evaluate.tasks import read_questions
+    from genai.models.folders import bundled_tasks
 
     tokenizer = genai.Tokenizer(folder)
     questions = read_questions(bundled_tasks())

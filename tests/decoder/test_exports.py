@@ -14,11 +14,11 @@ from safetensors.numpy import load_file
 
 import genai
 from genai.engine.decoder import compute as compute_pending
-from genai.graph.exported_attention import find_plain_attention
-from genai.graph.reader import read_model
-from genai.graph.rows import NotFlattenable
-from genai.model.config import Config
-from genai.model.exported_decoder import flatten_exported, visible_window
+from genai.lowering.exported_attention import find_plain_attention
+from genai.lowering.rows import NotFlattenable
+from genai.models.config import Config
+from genai.models.exported_decoder import flatten_exported, visible_window
+from genai.onnx.reader import read_model
 
 EXPORTS = Path(__file__).parent / "exports"
 WINDOWS: dict[str, list[int | None]] = {

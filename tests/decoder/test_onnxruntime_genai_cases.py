@@ -19,7 +19,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai import AdapterFormat
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from tools.api_tests import WAITING
 from tools.random_weights import RandomWeights
 

@@ -13,11 +13,11 @@ import pytest
 from onnx import helper, numpy_helper
 
 from genai.engine.decoder import compute as logits_of
-from genai.graph.own_functions import own_functions
-from genai.model.config import Config
-from genai.model.decoder_graph import read_decoder
-from genai.model.loading import load_decoder
-from genai.model.memory_plan import plan_memory
+from genai.models.config import Config
+from genai.models.decoder_graph import read_decoder
+from genai.models.loading import load_decoder
+from genai.models.memory_plan import plan_memory
+from genai.onnx.own_functions import own_functions
 from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
 from genai.quant import formats
 from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format

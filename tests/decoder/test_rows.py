@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from genai.graph.flatten import analyse_rows
-from genai.graph.reader import read_model
-from genai.graph.rows import BATCH, TOKENS, Kind, NotFlattenable, RowDim, State, rows
-from genai.graph.shapes import infer_shapes
+from genai.lowering.flatten import analyse_rows
+from genai.lowering.rows import BATCH, TOKENS, Kind, NotFlattenable, RowDim, State, rows
+from genai.onnx.reader import read_model
+from genai.onnx.shapes import infer_shapes
 
 WIDTH = 12
 

@@ -16,7 +16,7 @@ import genai
 from genai.errors import SamplingError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.device import DeviceFailed
-from genai.model import loading
+from genai.models import loading
 
 from .late_executor import LateExecutor, Log
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from tools.make_beam_goldens import EOS, PATH, SPEC
 from tools.random_weights import RandomWeights
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.engine.engine import Engine
-from genai.engine.pace import Pace
+from genai.engine.prefill_budget import Pace
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.scheduler import Run, plan_step
 from tests.engine.test_engine_loop import VOCAB, FakeDecoder, FakeJob, FakeSequence

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.decoders import pack_dequantized_products
-from genai.graph.rewrites.simplify import remove_dead_code
-from genai.runtime.plan import PlanOptions, build_plan
-from genai.runtime.python_loop import run
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.decoders import pack_dequantized_products
+from genai.onnx.rewrites.simplify import remove_dead_code
+from genai.session.loop import run
+from genai.session.plan import PlanOptions, build_plan
 
 K, N = 96, 34
 TYPES = {

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.exported_attention import flat_swap, settle_shapes
-from genai.graph.ir import OnnxModel
-from genai.graph.names import GraphNames
-from genai.graph.reader import read_model
+from genai.lowering.exported_attention import flat_swap, settle_shapes
+from genai.onnx.decoder_names import GraphNames
+from genai.onnx.ir import OnnxModel
+from genai.onnx.reader import read_model
 
 NAMES = GraphNames("ids", "mask", "positions", "past.%d.key", "past.%d.value", "logits", "present.%d.key", "present.v")
 

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto
 
 from genai.errors import ExternalDataError, GraphError
-from genai.graph.reader import read_model
-from genai.graph.writer import to_proto
+from genai.onnx.reader import read_model
+from genai.onnx.writer import to_proto
 
 
 def edit_entries(path: Path, tensor: int = 1, **entries: object) -> None:

@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from onnx import TensorProto, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.constant_folding import fold_constants
-from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
-from genai.graph.shapes import infer_shapes
-from genai.graph.writer import to_proto
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.constant_folding import fold_constants
+from genai.onnx.rewrites.simplify import remove_dead_code, remove_identities
+from genai.onnx.shapes import infer_shapes
+from genai.onnx.writer import to_proto
 from tests.integrity import check_graph
 
 RULES = (remove_identities, fold_constants, remove_dead_code)

@@ -10,11 +10,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai.errors import GraphError
-from genai.graph import uses
-from genai.graph.ir import Attribute, AttributeType, Graph, Node, OnnxTensor, Value, make_node
-from genai.graph.reader import read_model
-from genai.graph.types import DataType, TensorType
-from genai.graph.writer import to_proto
+from genai.onnx import uses
+from genai.onnx.ir import Attribute, AttributeType, Graph, Node, OnnxTensor, Value, make_node
+from genai.onnx.reader import read_model
+from genai.onnx.types import DataType, TensorType
+from genai.onnx.writer import to_proto
 from tests.integrity import check_graph
 
 

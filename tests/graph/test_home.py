@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import genai
+from genai.common.paths import expanded
 from genai.errors import ModelFolderError
-from genai.graph.home import expanded
 
 
 def test_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.reader import cut_large_tensors, read_model
+from genai.onnx.reader import cut_large_tensors, read_model
 
 
 def model(sizes: list[int]) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from genai.errors import GenaiError, GraphError, ModelFolderError
-from genai.graph.reader import read_model
+from genai.onnx.reader import read_model
 
 
 def refused(source, kind=GraphError) -> GenaiError:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.ir import (
+from genai.onnx.ir import (
     Attribute,
     AttributeType,
     DataType,
@@ -22,14 +22,14 @@ from genai.graph.ir import (
     Value,
     make_node,
 )
-from genai.graph.reader import read_model
-from genai.graph.rewrites import constant_folding
-from genai.graph.rewrites.base import Level, Rewrite, pass_through, run_rewrites
-from genai.graph.rewrites.constant_folding import fold_constants
-from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
-from genai.graph.shapes import infer_shapes
-from genai.graph.types import TensorType
-from genai.graph.writer import to_proto
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites import constant_folding
+from genai.onnx.rewrites.base import Level, Rewrite, pass_through, run_rewrites
+from genai.onnx.rewrites.constant_folding import fold_constants
+from genai.onnx.rewrites.simplify import remove_dead_code, remove_identities
+from genai.onnx.shapes import infer_shapes
+from genai.onnx.types import TensorType
+from genai.onnx.writer import to_proto
 from tests.integrity import check_graph
 
 FLOAT = TensorType(DataType.FLOAT, (2, 3))

@@ -7,12 +7,12 @@ import random
 import onnx
 import pytest
 
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.constant_folding import fold_constants
-from genai.graph.rewrites.simplify import remove_dead_code, remove_identities
-from genai.graph.shapes import infer_shapes
-from genai.graph.writer import to_proto
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.constant_folding import fold_constants
+from genai.onnx.rewrites.simplify import remove_dead_code, remove_identities
+from genai.onnx.shapes import infer_shapes
+from genai.onnx.writer import to_proto
 from tests.integrity import check_graph
 
 RULES = (remove_identities, fold_constants, remove_dead_code)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.ir import OnnxModel
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.decoders import fuse_rotation
+from genai.onnx.ir import OnnxModel
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.decoders import fuse_rotation
 
 
 def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = None, **change: Any) -> OnnxModel:

@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph import onnx_inference
-from genai.graph.ir import DataType, Graph, OnnxModel, OnnxTensor, Value, make_node
-from genai.graph.reader import read_model
-from genai.graph.shapes import infer_node, infer_shapes
-from genai.graph.types import TensorType
-from genai.ops.rules import SHAPE_RULES, NodeTypes
+from genai.lowering.rules import SHAPE_RULES, NodeTypes
+from genai.onnx import onnx_inference
+from genai.onnx.ir import DataType, Graph, OnnxModel, OnnxTensor, Value, make_node
+from genai.onnx.reader import read_model
+from genai.onnx.shapes import infer_node, infer_shapes
+from genai.onnx.types import TensorType
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from genai.graph.ir import OnnxModel
-from genai.graph.reader import read_model
-from genai.graph.shapes import infer_shapes
-from genai.graph.types import DataType, TensorType
+from genai.onnx.ir import OnnxModel
+from genai.onnx.reader import read_model
+from genai.onnx.shapes import infer_shapes
+from genai.onnx.types import DataType, TensorType
 
 SAMPLE_SIZE = 150
 

@@ -7,9 +7,9 @@ import random
 import onnx
 import pytest
 
-from genai.graph.ir import OnnxModel
-from genai.graph.reader import read_model
-from genai.graph.writer import to_proto
+from genai.onnx.ir import OnnxModel
+from genai.onnx.reader import read_model
+from genai.onnx.writer import to_proto
 from tests.integrity import check_graph
 
 SAMPLE_SIZE = 150

@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.graph.ir import DataType, Graph, OnnxModel, OnnxTensor
-from genai.graph.reader import read_model
-from genai.graph.storage import FieldStorage, RawStorage, pack_codes, packed_size, unpack_codes
-from genai.graph.writer import to_proto
+from genai.onnx.ir import DataType, Graph, OnnxModel, OnnxTensor
+from genai.onnx.reader import read_model
+from genai.onnx.storage import FieldStorage, RawStorage, pack_codes, packed_size, unpack_codes
+from genai.onnx.writer import to_proto
 
 # Older onnx packages do not know the newest element types.
 NUMERIC = [dtype for dtype in DataType if dtype not in (0, 8) and int(dtype) in TensorProto.DataType.values()]

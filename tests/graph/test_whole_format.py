@@ -11,17 +11,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.text_format import Parse
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.graph.ir import AttributeType, DataType, OnnxTensor, SparseTensor
-from genai.graph.reader import read_model
-from genai.graph.types import (
-    MapType,
-    OpaqueType,
-    OptionalType,
-    SequenceType,
-    SparseTensorType,
-    TensorType,
-)
-from genai.graph.writer import to_proto
+from genai.onnx.ir import AttributeType, DataType, OnnxTensor, SparseTensor
+from genai.onnx.reader import read_model
+from genai.onnx.types import MapType, OpaqueType, OptionalType, SequenceType, SparseTensorType, TensorType
+from genai.onnx.writer import to_proto
 
 # Where `data_location` is EXTERNAL the typed fields are not, so two fields are covered by the external-data tests.
 COVERED_ELSEWHERE = {"TensorProto.external_data", "TensorProto.data_location"}

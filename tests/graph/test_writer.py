@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError, ModelFolderError, OptionError
-from genai.graph import writer
-from genai.graph.ir import Graph, OnnxModel, OnnxTensor
-from genai.graph.reader import read_model
-from genai.graph.writer import to_proto, write_model
+from genai.onnx import writer
+from genai.onnx.ir import Graph, OnnxModel, OnnxTensor
+from genai.onnx.reader import read_model
+from genai.onnx.writer import to_proto, write_model
 
 
 def model_of(*tensors: OnnxTensor) -> OnnxModel:
@@ -66,7 +66,7 @@ def test_every_kind_of_tensor_goes_out_and_comes_back(tmp_path):
 
 
 def onnx_type(number: int):
-    from genai.graph.ir import DataType
+    from genai.onnx.ir import DataType
 
     return DataType(number)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from genai.hub import client
 from genai.kernels.cpu.jit.native import LIBRARY
-from genai.model.hub import client
 from tools.local_hub import LocalHub
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "tools" / "bundled_model" / "checkpoint"

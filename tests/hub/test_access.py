@@ -8,7 +8,7 @@ import pytest
 
 import genai
 from genai.errors import AccessError, DownloadError, GenaiError, ModelFolderError, UnsupportedModelError
-from genai.model.hub.store import models, unfinished
+from genai.hub.store import models, unfinished
 from tools.local_hub import Fault, LocalHub
 
 from .conftest import left

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from genai.errors import DownloadError
-from genai.model.hub.choosing import choose, precision_in
-from genai.model.hub.listing import Listing, RemoteFile
-from genai.model.hub.references import parse
+from genai.hub.choosing import choose, precision_in
+from genai.hub.listing import Listing, RemoteFile
+from genai.hub.references import parse
 
 TOKENIZER = ["tokenizer.json", "tokenizer_config.json"]
 CHECKPOINT = ["config.json", "generation_config.json", "model.safetensors", *TOKENIZER]

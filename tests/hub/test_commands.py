@@ -16,8 +16,8 @@ import pytest
 import genai
 from genai.cli.app import run
 from genai.errors import GenaiError, ModelFolderError, OptionError
-from genai.model.folders import bundled_model
-from genai.model.hub.store import models
+from genai.hub.store import models
+from genai.models.folders import bundled_model
 from tools.checkpoint_gguf import write_gguf
 from tools.local_hub import Fault, LocalHub
 
@@ -61,7 +61,7 @@ def test_chat_with_a_name(tiny: LocalHub, cache: Path, capsys: Capture, monkeypa
 def test_a_model_that_does_not_fit_is_said_before_the_download(
     tiny: LocalHub, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("genai.kvcache.budget.available_memory", lambda: 1_000_000)
+    monkeypatch.setattr("genai.common.memory_limits.available_memory", lambda: 1_000_000)
     assert run(["chat", "org/tiny-llama", *QUESTION]) == 1
     said = capsys.readouterr().err
     assert "it will not fit into memory: its weights will take about 2.8 MB of memory, 1.0 MB are free" in said

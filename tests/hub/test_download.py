@@ -18,10 +18,10 @@ import pytest
 
 import genai
 from genai.errors import DownloadError, ModelFolderError
-from genai.model.hub import client, download
-from genai.model.hub.pull import PullHooks, pull_model
-from genai.model.hub.references import parse
-from genai.model.hub.store import models
+from genai.hub import client, download
+from genai.hub.pull import PullHooks, pull_model
+from genai.hub.references import parse
+from genai.hub.store import models
 from tools.local_hub import Fault, LocalHub
 
 from .conftest import left
@@ -421,7 +421,7 @@ def test_a_record_that_cannot_be_written(gguf: LocalHub, cache: Path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("genai.model.hub.store.PulledModel.write", full)
+        patch.setattr("genai.hub.store.PulledModel.write", full)
         with pytest.raises(DownloadError, match="cannot write") as caught:
             pull()
     assert "what has come is kept" in caught.value.fix

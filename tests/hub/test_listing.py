@@ -10,8 +10,8 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 import genai
 from genai.errors import DownloadError
-from genai.model.hub.listing import is_safe, listing_of, read_listing
-from genai.model.hub.references import Reference, parse
+from genai.hub.listing import is_safe, listing_of, read_listing
+from genai.hub.references import Reference, parse
 from tools.local_hub import Fault, LocalHub
 
 COMMIT = "a" * 40
@@ -103,7 +103,7 @@ def test_hostile_answers_end_in_errors(hub: LocalHub, monkeypatch: pytest.Monkey
         hub.faults["/api/"] = [Fault(body=body)]
         with pytest.raises(DownloadError, match=r"JSON|an object|not believed|too deeply"):
             genai.pull("org/name", quiet=True)
-    monkeypatch.setattr("genai.model.hub.client._MOST_ANSWERS", 1 << 16)
+    monkeypatch.setattr("genai.hub.client._MOST_ANSWERS", 1 << 16)
     hub.faults["/api/"] = [Fault(body=b" " * (1 << 17))]
     with pytest.raises(DownloadError, match="more than"):
         genai.pull("org/name", quiet=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from genai.errors import ModelFolderError
-from genai.model.hub.references import Reference, parse
-from genai.model.hub.store import folder_name
+from genai.hub.references import Reference, parse
+from genai.hub.store import folder_name
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import genai
+from genai.common.locks import locked
 from genai.errors import ModelFolderError, StateError
-from genai.model.hub import store
-from genai.model.hub.local import model_folder_of, pulled_model
-from genai.model.locks import locked
+from genai.hub import store
+from genai.hub.local import model_folder_of, pulled_model
 from tools.local_hub import LocalHub
 
 from .conftest import left

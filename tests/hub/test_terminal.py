@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from genai.model.hub.store import models
+from genai.hub.store import models
 from tests.cli.conftest import Terminal
 from tools.local_hub import Fault, LocalHub
 

@@ -15,8 +15,8 @@ import pytest
 from safetensors.numpy import load, save
 
 from genai.cli.app import run
-from genai.model.folders import bundled_model
-from genai.model.hub.store import models
+from genai.hub.store import models
+from genai.models.folders import bundled_model
 from genai.text.detokenizer import ByteLevel
 from tools.checkpoint_gguf import write_gguf
 from tools.local_hub import LocalHub

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.kernels.reference.weights import routing_weights
 from genai.ops.registry import KernelError, NodeSpec, find_kernel
-from genai.runtime.device import open_executor
 
 EXPERTS, HIDDEN, WIDTH, TOKENS = 5, 64, 96, 7
 SWIGLU = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.0, "activation_beta": 0.0}

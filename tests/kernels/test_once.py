@@ -106,7 +106,7 @@ def test_models_that_threads_load_at_once(tmp_path: Path) -> None:
         import sys, threading, time
         import genai
         from genai.kernels.cpu.jit.native import Library
-        from genai.model.folders import bundled_model
+        from genai.models.folders import bundled_model
 
         named, failed, together = Library._named, [], threading.Barrier({THREADS})
 

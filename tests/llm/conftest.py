@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 SPEC: dict[str, Any] = {

@@ -16,7 +16,7 @@ import pytest
 
 import genai
 from genai.errors import StateError
-from genai.llm.delivery import AsyncCompletionStream
+from genai.llm.streaming import AsyncCompletionStream
 
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1.0}
 GivenBack = Callable[[genai.Model], None]

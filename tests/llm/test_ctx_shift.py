@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import ContextShift, compute
 from genai.errors import OptionError, StateError, UnsupportedModelError
+from genai.evaluate import perplexity
 from genai.kernels.host_memory import HostMemory
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.rotation import turn_back
 from genai.kvcache.table import BlockTable
 from genai.llm.chat import ChatSession
-from genai.measure.evaluation import perplexity
 from tools.bundled_model.tasks.stories import story
 from tools.random_weights import RandomWeights
 

@@ -27,7 +27,7 @@ from genai.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
-from genai.runtime import row_program
+from genai.lowering import program
 
 PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ([], InputError, "no prompts"),
@@ -274,7 +274,7 @@ def test_a_data_file_that_shrinks_while_the_model_is_used(
 ) -> None:
     """What was copied or packed needs it no more; what is read when it is needed is refused, and no signal comes."""
     if form == "fp32, large":
-        monkeypatch.setattr(row_program, "_COPIED_BYTES", 0)
+        monkeypatch.setattr(program, "_COPIED_BYTES", 0)
     folder = tmp_path / "model"
     shutil.copytree(form_folder(form.partition(",")[0]), folder)
     onnx.save(

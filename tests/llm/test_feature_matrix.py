@@ -20,7 +20,7 @@ import genai
 from genai.engine.scheduler import Scheduler
 from genai.errors import GenaiError
 from genai.llm.completion import Completion
-from genai.model.folders import bundled_adapter
+from genai.models.folders import bundled_adapter
 
 from .test_speculation import SteadyCosts
 

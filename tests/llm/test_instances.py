@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator
 
 import genai
 from genai.errors import GrammarError, InputError, OptionError, ReplyFormatError
-from genai.llm.batch.asking import Asking
+from genai.llm.batch.requests import Asking
 from tools.schemas import problem
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import genai
 from genai.common.interrupts import InterruptsDeferred, Task, start
-from genai.llm.delivery import CompletionStream, wait_for
-from genai.ort_genai.generator import Generator, GeneratorParams
+from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from genai.llm.streaming import CompletionStream, wait_for
 
 Interrupted = Callable[[Callable[[], object], int], bool]
 

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 import genai
+from genai import devices
 from genai.errors import OptionError
+from genai.evaluate import kl_divergence, read_questions
+from genai.evaluate.divergence import keep_kv_quality
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.linear.calls import has_bfloat_products
 from genai.kernels.cuda.driver import NoDevice
 from genai.kernels.device import UnsupportedRecord
 from genai.kernels.ir import RowProgram
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
-from genai.measure.evaluation import kl_divergence, read_questions
-from genai.measure.evaluation.divergence import keep_kv_quality
-from genai.measure.model_info import describe
-from genai.model import kv_quality, loading
-from genai.model.config import Config
-from genai.model.folders import bundled_tasks
-from genai.model.kv_types import KV_TYPES, kv_types_on
-from genai.runtime import device as devices
+from genai.models import kv_quality, loading
+from genai.models.config import Config
+from genai.models.folders import bundled_tasks
+from genai.models.info import describe
+from genai.models.kv_types import KV_TYPES, kv_types_on
 
 PACKED: list[dict[str, Any]] = [{"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_dtype_force": True}]
 packed_types = pytest.mark.parametrize("options", PACKED, ids=["int8", "int4"])

@@ -11,11 +11,11 @@ import pytest
 
 import genai
 import genai.errors
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import compute
 from genai.engine.speculation.speculator import Speculator
 from genai.llm.completion import Completion
-from genai.model.folders import bundled_adapter
+from genai.models.folders import bundled_adapter
 from tools.random_weights import RandomWeights
 from tools.speculation_agreement import WAYS, ScriptedGuesses, facts, guessing, known_of
 

@@ -25,8 +25,8 @@ from genai.errors import (
     StateFileError,
     StateMismatchError,
 )
-from genai.model.folders import bundled_adapter
-from genai.model.kv_types import kv_types_on
+from genai.models.folders import bundled_adapter
+from genai.models.kv_types import kv_types_on
 from tests.drawing import Draw
 
 TEXT = "The cat and the dog went to the park. " * 6

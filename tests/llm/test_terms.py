@@ -13,7 +13,7 @@ import pytest
 
 import genai
 from genai.errors import CacheCapacityError, DeadlineError, OptionError, SamplingError, UnsupportedModelError
-from genai.model.folders import bundled_adapter
+from genai.models.folders import bundled_adapter
 
 LONG: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 

@@ -15,15 +15,15 @@ import pytest
 from numpy.typing import NDArray
 
 import genai
+from genai.compat.onnxruntime_genai.generator import GeneratorParams
+from genai.compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.engine.sampling.params import SamplingOptions, SamplingParams
-from genai.engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.errors import OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM, ChatOptions
+from genai.llm.request_options import BeamCallOptions, CallOptions
 from genai.llm.states import TextState
-from genai.llm.terms import BeamCallOptions, CallOptions
-from genai.model.model import Model, ModelOptions
-from genai.ort_genai.generator import GeneratorParams
+from genai.models.model import Model, ModelOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine import paged
 from genai.engine.decoder import compute
 from genai.kvcache.table import GONE

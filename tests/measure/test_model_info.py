@@ -15,12 +15,12 @@ import pytest
 from onnx import helper
 
 import genai as og
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
 from genai.cli.info import figures_of
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.doctor import PROGRAM_BYTES
 from genai.errors import ConfigError, ExternalDataError, GraphError, ModelFolderError, OptionError, TokenizerError
-from genai.measure.machine import PROGRAM_BYTES
-from genai.measure.model_info import describe
-from genai.model.memory_plan import usable
+from genai.models.info import describe
+from genai.models.memory_plan import usable
 from tools.random_weights import RandomWeights
 
 GIB = 2**30
@@ -147,11 +147,11 @@ def test_it_fits_with_a_smaller_context(folder: Path) -> None:
 
 def test_the_verdict_agrees_with_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest context that info names is the largest that Model takes."""
-    from genai.kvcache import budget
+    from genai.common import memory_limits
 
     available = free_for(describe(folder)["memory"]["needed_bytes"] - 100_000 * BYTES_PER_TOKEN)
     memory = describe(folder, available_bytes=available)["memory"]
-    monkeypatch.setattr(budget, "available_memory", lambda: available - PROGRAM_BYTES)
+    monkeypatch.setattr(memory_limits, "available_memory", lambda: available - PROGRAM_BYTES)
     with og.Model(folder) as model:
         assert model.context_size == memory["default_context"]
     with og.Model(folder, context_size=memory["largest_context"]) as model:
@@ -196,7 +196,7 @@ def test_40_gigabytes_take_neither_time_nor_memory(folder: Path) -> None:
     with (folder / "big.data").open("wb") as file:
         file.truncate(rows * SPEC.hidden_size * 4)
     code = (
-        "import json, resource, sys; from genai.measure.model_info import describe; "
+        "import json, resource, sys; from genai.models.info import describe; "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "facts = describe(sys.argv[1]); after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "print(json.dumps([facts['weight_bytes'], facts['memory']['loaded_weight_bytes'], "

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from genai.common.plots import Chart
 from genai.errors import InputError, OptionError
-from genai.measure.plots import Chart
 
 CHART = Chart("Speed", "threads", ["1", "16"], {"decode": [100.0, 1234.5], "prefill": [0.0, 50.0]}, "tok/s")
 

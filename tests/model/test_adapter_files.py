@@ -16,12 +16,12 @@ from safetensors.numpy import save_file
 
 import genai
 from genai import AdapterFormat, InputError, LoraAdapter, Model, ModelFolderError, OrtValue, StateError
-from genai.model.adapters.bind import bind
-from genai.model.adapters.names import Module, module_of
-from genai.model.adapters.parameters import AdapterParameters, input_names, read_adapter, write_onnx_adapter
-from genai.model.adapters.peft import write_peft
-from genai.model.adapters.store import base_identity
-from genai.model.folders import bundled_adapter
+from genai.lora.bind import bind
+from genai.lora.names import Module, module_of
+from genai.lora.parameters import AdapterParameters, input_names, read_adapter, write_onnx_adapter
+from genai.lora.peft import write_peft
+from genai.lora.store import base_identity
+from genai.models.folders import bundled_adapter
 
 RANK = 4
 MODULE = "model.layers.{}.self_attn.q_proj"
@@ -272,7 +272,7 @@ def test_folders_that_are_none(tmp_path: Path, peft_folder: Callable[..., Path])
 
 
 def adapted(name: str, a: Any = (4, 256), b: Any = (256, 4), value: float = 0.1) -> AdapterParameters:
-    from genai.model.adapters.parameters import Pair
+    from genai.lora.parameters import Pair
 
     pair = Pair(np.full(a, value, np.float32), np.full(b, value, np.float32))
     return AdapterParameters(Path("here"), {name: pair}, "peft")

@@ -13,6 +13,7 @@ import pytest
 
 from genai import Model
 from genai.cli.terminal import read_stdin
+from genai.common.reading import read_text_file
 from genai.errors import (
     ConfigError,
     DeviceError,
@@ -22,8 +23,7 @@ from genai.errors import (
     NotSupportedYetError,
     OptionError,
 )
-from genai.model.config import Config
-from genai.model.reading import read_text_file
+from genai.models.config import Config
 
 
 def minimal() -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_model_data_is_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [Config, lambda folder: read_text_file(folder / "genai_config.json")])
 def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.model.reading._MOST_BYTES", 1000)
+    monkeypatch.setattr("genai.common.reading._MOST_BYTES", 1000)
     (tmp_path / "genai_config.json").symlink_to("/dev/zero")
     with pytest.raises(GenaiError, match="cannot be read") as caught:
         read(tmp_path)
@@ -233,7 +233,7 @@ def test_a_file_without_end(read: Callable[[Path], object], tmp_path: Path, monk
 
 
 def test_a_stream_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.model.reading._MOST_BYTES", 1000)
+    monkeypatch.setattr("genai.common.reading._MOST_BYTES", 1000)
     with Path("/dev/zero").open("rb") as endless, pytest.raises(InputError, match="stdin: cannot be read"):
         monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=endless))
         read_stdin()

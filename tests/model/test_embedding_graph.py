@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import genai as og
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(

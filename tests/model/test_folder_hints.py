@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from genai import LLM, Config, InferenceSession
-from genai.builder.build import resolve_model_folder
-from genai.builder.checkpoint import is_checkpoint
+from genai.convert.build import resolve_model_folder
+from genai.convert.checkpoint import is_checkpoint
 from genai.errors import ModelFolderError, did_you_mean
-from genai.graph.reader import read_model
 from genai.kernels.cpu.jit.native import LIBRARY
+from genai.onnx.reader import read_model
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from genai.errors import GenaiError, InputError, ModelFolderError
-from genai.model.gguf_file import GgufFile, GgufModel, is_gguf
+from genai.weight_files.gguf import GgufFile, GgufModel, is_gguf
 
 gguf = pytest.importorskip("gguf")
 ALIGNED = 32

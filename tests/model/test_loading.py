@@ -16,7 +16,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import genai as og
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.errors import (
     CacheCapacityError,
     ConfigError,
@@ -28,7 +28,7 @@ from genai.errors import (
     UnsupportedModelError,
     UnsupportedOpError,
 )
-from genai.measure.model_info import describe
+from genai.models.info import describe
 from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(
@@ -238,7 +238,7 @@ def test_a_vocabulary_that_the_graph_does_not_tell(folder: Path, dense: bool) ->
 
 
 def test_a_vocabulary_beyond_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai.model.decoder_graph.available_memory", lambda: 1000)
+    monkeypatch.setattr("genai.models.decoder_graph.available_memory", lambda: 1000)
     refused(folder, CacheCapacityError, "vocab_size 64")
 
 
@@ -319,11 +319,11 @@ def test_no_error_of_a_folder_leaves_as_it_came(folder: Path, monkeypatch: pytes
     def fail(*args: Any, **options: Any) -> None:
         raise IndexError("nobody foresaw this")
 
-    monkeypatch.setattr("genai.model.decoder_graph.count_weights", fail)
+    monkeypatch.setattr("genai.models.decoder_graph.count_weights", fail)
     refused(folder, UnsupportedModelError, "cannot be loaded", "IndexError: nobody foresaw this")
     with pytest.raises(UnsupportedModelError, match="nobody foresaw this"):
         describe(folder)
-    monkeypatch.setattr("genai.model.decoder_graph.count_weights", lambda graph: np.zeros(2**50))
+    monkeypatch.setattr("genai.models.decoder_graph.count_weights", lambda graph: np.zeros(2**50))
     refused(folder, CacheCapacityError, "needs more memory")
     monkeypatch.setattr("genai.text.tokenizer.load_tokenizer", fail)
     with pytest.raises(UnsupportedModelError, match="nobody foresaw this"):

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from genai.session.inference_session import InferenceSession
+from genai.compat.onnxruntime.inference_session import InferenceSession
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 

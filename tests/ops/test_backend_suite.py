@@ -9,7 +9,7 @@ import zlib
 import pytest
 from onnx.backend.test.loader import load_model_tests
 
-from genai.session.inference_session import InferenceSession
+from genai.compat.onnxruntime.inference_session import InferenceSession
 from tools.conformance import KNOWN_FAILURES, run_suite
 
 NUM_CASES = 2033

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from genai.session.inference_session import InferenceSession
+from genai.compat.onnxruntime.inference_session import InferenceSession
 
 pytestmark = pytest.mark.oracle
 MS = "com.microsoft"

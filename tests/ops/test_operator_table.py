@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genai.graph.node import OURS
+from genai.onnx.node import OURS
 from genai.ops import registry
 from tools.operator_table import DOMAINS, PAGE, page, rows
 

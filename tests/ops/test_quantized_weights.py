@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from genai.graph.own_functions import own_functions
-from genai.graph.reader import read_model
+from genai.compat.onnxruntime.inference_session import InferenceSession
+from genai.onnx.own_functions import own_functions
+from genai.onnx.reader import read_model
 from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
 from genai.quant import formats
 from genai.quant.formats import GRIDS, ROW, QuantizedWeight, row_scaled_format, uniform_format
 from genai.quant.rounding import round_to_nearest
-from genai.session.inference_session import InferenceSession
 
 ROWS, COLUMNS, OPSET = 70, 384, 22
 OURS, MS = "genai", "com.microsoft"
@@ -143,7 +143,7 @@ def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> Non
     weight, x = made("Q3_K"), numbers(2, COLUMNS)
     path, again = tmp_path / "model.onnx", tmp_path / "again.onnx"
     onnx.save(model_of(spell_product(weight), x), path)
-    from genai.session.options import SessionOptions
+    from genai.compat.onnxruntime.options import SessionOptions
 
     options = SessionOptions()
     options.optimized_model_filepath = str(again)

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 
 import genai
 from genai import AdapterFormat, InputError, OptionError, StateError
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import compute
-from genai.model.adapters.parameters import read_adapter
+from genai.lora.parameters import read_adapter
 from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(

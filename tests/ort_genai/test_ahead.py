@@ -15,8 +15,8 @@ import genai
 from genai.errors import SamplingError, StateError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.device import DeviceFailed
-from genai.model import loading
-from genai.model.folders import bundled_adapter
+from genai.models import loading
+from genai.models.folders import bundled_adapter
 
 from ..engine.late_executor import LateExecutor, Log
 

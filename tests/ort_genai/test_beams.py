@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.errors import ContextOverflowError, InputError, NotSupportedYetError, OptionError, StateError
 from tools.make_beam_goldens import SPEC
 from tools.random_weights import RandomWeights

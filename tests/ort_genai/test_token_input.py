@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.compat.onnxruntime_genai.tensor import Tensor
+from genai.compat.onnxruntime_genai.token_rows import token_rows
 from genai.errors import InputError
-from genai.ort_genai.token_rows import token_rows
-from genai.text.tensor import Tensor
 
 
 def filled(rows: list[list[int]], lengths: tuple[int, ...]) -> Tensor:

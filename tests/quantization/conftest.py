@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import genai
-from genai.quantization import CalibrationDataReader
+from genai.compat.onnxruntime_quantization import CalibrationDataReader
 
 
 class Feeds(CalibrationDataReader):

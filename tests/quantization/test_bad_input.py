@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 import genai
-import genai.quantization as q
+import genai.compat.onnxruntime_quantization as q
 
 from .conftest import Feeds, images, make, small_model
 

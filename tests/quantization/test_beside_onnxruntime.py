@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-import genai.quantization as ours
+import genai.compat.onnxruntime_quantization as ours
 
 from .conftest import Feeds, apart, images, initializers, make, op_types, run_here, run_there
 

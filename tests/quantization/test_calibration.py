@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-import genai.quantization as q
+import genai.compat.onnxruntime_quantization as q
 from genai.quant.histograms import Extremes
-from genai.quantization.calibrate import Observations
+from genai.quantize.onnx_graph.calibrate import Observations
 
 from . import shapes
 from .conftest import Feeds, apart, images, initializers, make, op_types, run_here

@@ -8,8 +8,8 @@ import pytest
 from onnx import helper
 
 import genai
-import genai.quantization as q
-from genai.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
+import genai.compat.onnxruntime_quantization as q
+from genai.compat.onnxruntime_quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig
 
 from .conftest import Feeds, apart, images, make, op_types, run_here
 
@@ -132,7 +132,7 @@ def test_products_of_two_activations(tmp_path):
 
 
 def test_what_one_file_cannot_hold(small_path, tmp_path, monkeypatch):
-    from genai.quantization import writing
+    from genai.quantize.onnx_graph import writing
 
     monkeypatch.setattr(writing, "MAX_PROTOBUF_BYTES", 50)
     with pytest.raises(genai.GraphError, match="use_external_data_format=True"):

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 import genai
-import genai.quantization.matmul_nbits_quantizer as ours
-from genai.quantization import QuantFormat
+import genai.compat.onnxruntime_quantization.matmul_nbits_quantizer as ours
+from genai.compat.onnxruntime_quantization import QuantFormat
 
 from .conftest import Feeds, apart, make, run_here
 

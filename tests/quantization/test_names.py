@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import genai
-import genai.quantization as ours
-from genai.quantization.refused import REASONS
+import genai.compat.onnxruntime_quantization as ours
+from genai.compat.onnxruntime_quantization.refused import REASONS
 from tools.name_table import QUANTIZATION
 
 pytestmark = pytest.mark.oracle

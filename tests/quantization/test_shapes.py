@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-import genai.quantization as ours
+import genai.compat.onnxruntime_quantization as ours
 
 from . import shapes
 from .conftest import Feeds, apart, run_here, run_there

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.build import build_model
-from genai.quantizer import QuantizeOptions
-from genai.quantizer.source import FloatModel
-from genai.quantizer.streaming import StreamedDecoder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.build import build_model
+from genai.quantize import QuantizeOptions
+from genai.quantize.source import FloatModel
+from genai.quantize.streaming import StreamedDecoder
 from tools.random_weights import RandomWeights
 
 ROOT = Path(__file__).parents[2]

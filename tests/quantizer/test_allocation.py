@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from genai.quantizer.allocation import Candidate, cheapest, smallest, total_bytes, total_loss
+from genai.quantize.allocation import Candidate, cheapest, smallest, total_bytes, total_loss
 
 
 def candidates(seed: int, count: int) -> dict[str, list[Candidate]]:

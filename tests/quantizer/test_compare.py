@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genai.errors import ModelFolderError, OptionError
-from genai.quantizer.compare import Variant, compare, judged, parse_variants
+from genai.quantize.compare import Variant, compare, judged, parse_variants
 
 from .conftest import quick
 

@@ -13,23 +13,23 @@ import pytest
 from onnx import helper, numpy_helper
 
 from genai import Model
-from genai.builder import ExportOptions
-from genai.builder.build import build_model
+from genai.convert import ExportOptions
+from genai.convert.build import build_model
 from genai.errors import InputError
+from genai.evaluate.scored_text import pending_logits
 from genai.kernels.cpu.linear.calls import has_bfloat_products
-from genai.measure.evaluation.scored_text import pending_logits
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
 from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS, InputStatistics
-from genai.quantizer import quantize_model
-from genai.quantizer.calibration import CalibrationText
-from genai.quantizer.flow import Flow
-from genai.quantizer.folding import find_fold
-from genai.quantizer.quality import Evaluation
-from genai.quantizer.sites import Site
-from genai.quantizer.source import FloatModel
-from genai.quantizer.statistics import gather
-from genai.quantizer.streaming import StreamedDecoder, batches_of, nothing_instead
+from genai.quantize import quantize_model
+from genai.quantize.calibration import CalibrationText
+from genai.quantize.flow import Flow
+from genai.quantize.folding import find_fold
+from genai.quantize.quality import Evaluation
+from genai.quantize.sites import Site
+from genai.quantize.source import FloatModel
+from genai.quantize.statistics import gather
+from genai.quantize.streaming import StreamedDecoder, batches_of, nothing_instead
 from tools.peers.checkpoint import make_checkpoint
 from tools.peers.shapes import SHAPES
 

@@ -11,12 +11,12 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from genai.builder.spec import ExpertsSpec
+from genai.convert.spec import ExpertsSpec
 from genai.errors import InputError, OptionError
-from genai.graph.reader import read_model
+from genai.onnx.reader import read_model
 from genai.quant.methods import METHODS
-from genai.quantizer import Report, quantize_model
-from genai.quantizer.choices import FORMS, FormatChoice
+from genai.quantize import Report, quantize_model
+from genai.quantize.choices import FORMS, FormatChoice
 
 from .conftest import quick, small_folder
 from .test_float_models import engine_logits

@@ -21,16 +21,16 @@ import pytest
 
 from genai import Model
 from genai.errors import InputError, ModelFolderError, OptionError, StateError, UnsupportedModelError
-from genai.measure.evaluation.prediction import kl_rows, log_softmax, normalizers
-from genai.model.folders import bundled_model
+from genai.evaluate.prediction import kl_rows, log_softmax, normalizers
+from genai.models.folders import bundled_model
 from genai.quant.methods import METHODS
-from genai.quantizer import Report, quantize_model
-from genai.quantizer.calibration import written_text
-from genai.quantizer.options import QuantizeOptions, parse_size
-from genai.quantizer.report import read_report
-from genai.quantizer.source import FloatModel
-from genai.quantizer.streaming import StreamedDecoder
-from genai.quantizer.workspace import FinishedMatrices
+from genai.quantize import Report, quantize_model
+from genai.quantize.calibration import written_text
+from genai.quantize.options import QuantizeOptions, parse_size
+from genai.quantize.report import read_report
+from genai.quantize.source import FloatModel
+from genai.quantize.streaming import StreamedDecoder
+from genai.quantize.workspace import FinishedMatrices
 from genai.text.tokenizer import Tokenizer
 
 from .conftest import CHECKPOINT, quick, small_folder

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai.quantizer import sensitivity
-from genai.quantizer.calibration import CalibrationText
-from genai.quantizer.options import QuantizeOptions
-from genai.quantizer.quality import Evaluation
-from genai.quantizer.source import FloatModel
-from genai.quantizer.streaming import StreamedDecoder
-from genai.quantizer.targets import candidate_choices
-from genai.quantizer.workspace import FinishedMatrices
+from genai.quantize import sensitivity
+from genai.quantize.calibration import CalibrationText
+from genai.quantize.options import QuantizeOptions
+from genai.quantize.quality import Evaluation
+from genai.quantize.source import FloatModel
+from genai.quantize.streaming import StreamedDecoder
+from genai.quantize.targets import candidate_choices
+from genai.quantize.workspace import FinishedMatrices
 
 from .conftest import small_folder
 

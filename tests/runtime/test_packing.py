@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.graph.tensor import OnnxTensor
-from genai.runtime.weights import WeightStore
+from genai.onnx.tensor import OnnxTensor
+from genai.session.packed_weights import WeightStore
 
 
 def test_each_weight_is_packed_once_counted_and_its_pages_released(monkeypatch: pytest.MonkeyPatch) -> None:

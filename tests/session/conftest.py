@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from genai.session.inference_session import InferenceSession
+from genai.compat.onnxruntime.inference_session import InferenceSession
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from genai.bench.session import bench_session
 from genai.errors import InputError
-from genai.measure.bench.session import bench_session
 from genai.session.arguments import NodeArg
 from genai.session.arrays import Peer, differences, load_arrays, random_feed, save_arrays
 

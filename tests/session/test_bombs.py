@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import genai
-from genai.session import preparing
+from genai.session import prepare
 
 FLOAT, INT64, STRING, BOOL = 1, 7, 8, 9
 SIDE = 1 << 17
@@ -270,8 +270,8 @@ def test_the_limit_is_what_the_machine_has_left(make_model, monkeypatch):
     model = make_model([_node("Add", "x", "y")], {"x": (FLOAT, [64, 1]), "y": (FLOAT, [1, 64])}, {"z": (FLOAT, None)})
     feed = {"x": COLUMN[:64], "y": ROW[:, :64]}
     make: Callable[[], Any] = lambda: genai.InferenceSession(model).run(None, feed)  # noqa: E731
-    monkeypatch.setattr(preparing, "available_memory", lambda: 64 * 64 * 4)
+    monkeypatch.setattr(prepare, "available_memory", lambda: 64 * 64 * 4)
     assert make()[0].shape == (64, 64)
-    monkeypatch.setattr(preparing, "available_memory", lambda: 64 * 64 * 4 - 1)
+    monkeypatch.setattr(prepare, "available_memory", lambda: 64 * 64 * 4 - 1)
     with pytest.raises(genai.Fail, match="takes 16384 bytes, allowed are 16383"):
         make()

@@ -8,13 +8,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 import genai as ort
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.byte_tables import tabulate_bytes
-from genai.graph.rewrites.simplify import remove_dead_code
-from genai.graph.shapes import infer_shapes
 from genai.kernels.cpu.arrays.byte_functions import looked_up
 from genai.kernels.cpu.program.thread_pool import Threads
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.byte_tables import tabulate_bytes
+from genai.onnx.rewrites.simplify import remove_dead_code
+from genai.onnx.shapes import infer_shapes
 from tests.integrity import check_graph
 
 

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import genai
-from genai.session.options import (
+from genai.compat.onnxruntime.options import (
     _REFUSED,
     _WITHOUT_EFFECT,
     KEEPS_QDQ,

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import genai as ort
+from genai import devices
 from genai.errors import DeviceError
 from genai.kernels.cuda.driver import CudaError
-from genai.runtime import device as devices
 from genai.session.cuda_operators import TABLE
 from tests.kernels.cuda.devices import GPU, IS_THERE, Device
 

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 import pytest
 
+from genai import devices
 from genai.kernels.cuda.sources import CudaKernel
-from genai.runtime import device as devices
 from tests.kernels.cuda.devices import IS_THERE, Device
 from tools.graph_fuzz.checking import check_seed
 

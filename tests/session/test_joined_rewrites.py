@@ -10,13 +10,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 import genai as ort
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
-from genai.graph.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
-from genai.graph.rewrites.reshapes import fold_known_reshapes
-from genai.graph.rewrites.simplify import remove_dead_code
-from genai.graph.shapes import infer_shapes
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
+from genai.onnx.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
+from genai.onnx.rewrites.reshapes import fold_known_reshapes
+from genai.onnx.rewrites.simplify import remove_dead_code
+from genai.onnx.shapes import infer_shapes
 from tests.integrity import check_graph
 
 ROWS, TERMS, COLUMNS = 5, 96, 96

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 import genai
-from genai.session.refused import REASONS
+from genai.compat.refused import REASONS
 from tools.name_table import RUNTIME
 
 pytestmark = pytest.mark.oracle
@@ -147,8 +147,9 @@ def test_a_seed_for_the_process(make_model, restored_seed):
 
 
 def test_threads_for_all_sessions(add_model):
-    from genai.runtime.device import open_executor
-    from genai.session import machine, preparing
+    from genai.compat.onnxruntime import module
+    from genai.devices import open_executor
+    from genai.session import prepare
 
     seen = []
 
@@ -159,8 +160,8 @@ def test_threads_for_all_sessions(add_model):
     options = genai.SessionOptions()
     options.use_per_session_threads = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "open_executor", opened)
-        patch.setattr(machine, "_global_threads", [0])
+        patch.setattr(prepare, "open_executor", opened)
+        patch.setattr(module, "_global_threads", [0])
         genai.InferenceSession(add_model, options)
         genai.set_global_thread_pool_sizes(1, 1)
         genai.InferenceSession(add_model, options)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import genai as ort
-from genai.session import machine
+from genai.compat.onnxruntime import module
 
 
 class Producer:
@@ -76,7 +76,7 @@ def members(subject: Any) -> list[tuple[str, Any, list[inspect.Parameter]]]:
     [
         lambda add: ort.OrtValue, lambda add: ort.OrtDevice, lambda add: ort.OrtMemoryInfo, lambda add: add,
         lambda add: ort.OrtValue(MEMORY.copy()), lambda add: ort.OrtValue([MEMORY]), lambda add: add.io_binding(),
-        lambda add: ort.SessionOptions(), lambda add: ort.RunOptions(), lambda add: machine,
+        lambda add: ort.SessionOptions(), lambda add: ort.RunOptions(), lambda add: module,
     ],
     ids="OrtValue OrtDevice OrtMemoryInfo session tensor sequence binding options run_options machine".split(),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import genai as ort
-from genai.session import providers
+from genai.compat.onnxruntime import providers
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnxruntime_provider"
 

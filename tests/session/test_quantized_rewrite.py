@@ -7,12 +7,12 @@ import pytest
 from onnx import TensorProto, helper
 
 import genai as ort
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.convolutions import fold_pad_into_conv
-from genai.graph.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
-from genai.graph.rewrites.simplify import remove_dead_code
-from genai.graph.shapes import infer_shapes
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.convolutions import fold_pad_into_conv
+from genai.onnx.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
+from genai.onnx.rewrites.simplify import remove_dead_code
+from genai.onnx.shapes import infer_shapes
 from tests.integrity import check_graph
 
 STEP = 0.05

@@ -12,26 +12,21 @@ import pytest
 from onnx import helper
 
 import genai as ort
-from genai.graph.reader import read_model
-from genai.graph.rewrites.base import Level, run_rewrites
-from genai.graph.rewrites.composites import fuse_gelu, fuse_layer_norm
-from genai.graph.rewrites.constant_folding import lift_constants
-from genai.graph.rewrites.convolutions import (
+from genai.onnx.reader import read_model
+from genai.onnx.rewrites.base import Level, run_rewrites
+from genai.onnx.rewrites.composites import fuse_gelu, fuse_layer_norm
+from genai.onnx.rewrites.constant_folding import lift_constants
+from genai.onnx.rewrites.convolutions import (
     fold_conv_batch_norm,
     fold_pad_into_conv,
     fuse_conv_activation,
     fuse_conv_addition,
 )
-from genai.graph.rewrites.linear import fuse_linear, fuse_linear_activation
-from genai.graph.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
-from genai.graph.rewrites.reshapes import fold_known_shapes
-from genai.graph.rewrites.simplify import (
-    merge_transposes,
-    remove_dead_code,
-    remove_identities,
-    share_subexpressions,
-)
-from genai.graph.shapes import infer_shapes
+from genai.onnx.rewrites.linear import fuse_linear, fuse_linear_activation
+from genai.onnx.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
+from genai.onnx.rewrites.reshapes import fold_known_shapes
+from genai.onnx.rewrites.simplify import merge_transposes, remove_dead_code, remove_identities, share_subexpressions
+from genai.onnx.shapes import infer_shapes
 from tests.integrity import check_graph
 
 X = (1, [2, 4])

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import genai
+from genai.common import reading
 from genai.errors import ContextOverflowError, StateError, TokenizerError
 from genai.llm.chat import ChatSession
-from genai.model import reading
 from genai.text import backend
 
 SLOW = {"type": "Split", "pattern": {"Regex": "(a{1,7}){1,7}c"}, "behavior": "Isolated", "invert": False}

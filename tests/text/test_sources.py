@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from genai.common import reading
 from genai.errors import TokenizerError
-from genai.model import reading
 from genai.text.sources import choosing, parts, ranks, tekken as tekken_form, vocab_merges, word_piece
 from genai.text.tokenizer import Tokenizer
 from tools.text_goldens.forms import FORMS, RESERVED, SOURCES, tekken, tokens, write_form

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from genai.compat.onnxruntime_genai.tensor import Tensor
 from genai.errors import InputError
-from genai.text.tensor import Tensor
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float16, np.float32, np.bool_, np.uint8, ml_dtypes.bfloat16])

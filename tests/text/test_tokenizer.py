@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend, decoders
 
+from genai.compat.onnxruntime_genai.tensor import Tensor
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, OptionError, TokenizerError
-from genai.model.config import Config
+from genai.models.config import Config
 from genai.text.files import generation_defaults
-from genai.text.tensor import Tensor
 from genai.text.tokenizer import Tokenizer
 
 

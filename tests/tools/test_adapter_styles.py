@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genai.model.folders import bundled_tasks
+from genai.models.folders import bundled_tasks
 from tools.bundled_model.adapter_scores import STYLES, ask, load, scores
 from tools.bundled_model.held_out import read_questions
 from tools.bundled_model.styles import as_pirate, in_words, with_words, without_style

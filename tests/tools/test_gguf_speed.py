@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("gguf")
 
 import genai
-from genai.builder import build_model
-from genai.model.gguf_file import GgufFile
+from genai.convert import build_model
+from genai.weight_files.gguf import GgufFile
 from tools import gguf_speed
 
 

@@ -14,7 +14,7 @@ import pytest
 import genai
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
+from genai.models import loading
 from tests.kernels.cuda.host_driver import COMPILER, HostDriver
 from tests.kernels.cuda.test_cupy_driver import fake_cupy
 from tools import cuda_steps, gpu_day

@@ -8,8 +8,8 @@ from onnx import numpy_helper
 
 import genai
 from genai.engine.decoder import compute
-from genai.graph.reader import read_model
-from genai.model.folders import bundled_model
+from genai.models.folders import bundled_model
+from genai.onnx.reader import read_model
 from tools.outlier_model import make
 
 PROMPT = [1, 5, 9, 200, 31, 7]

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("gguf")
 
-from genai.quantizer import QuantizeOptions, quantize_model
-from genai.quantizer.source import FloatModel
+from genai.quantize import QuantizeOptions, quantize_model
+from genai.quantize.source import FloatModel
 from tools.quantisation_curves import subject as subject_module
 from tools.quantisation_curves.gguf_peers import write_importance
 from tools.quantisation_curves.ours import curve_ways, table_ways

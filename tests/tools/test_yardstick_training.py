@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 import genai  # noqa: E402
-from genai.builder import ExportOptions, build_model  # noqa: E402
+from genai.convert import ExportOptions, build_model  # noqa: E402
 from genai.engine.decoder import compute  # noqa: E402
 from tools.bundled_model.checkpoint import load_checkpoint  # noqa: E402
 from tools.bundled_model.model import PebbleConfig  # noqa: E402

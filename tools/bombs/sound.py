@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 import genai
 from genai import AdapterFormat
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.model.folders import bundled_model
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.models.folders import bundled_model
 from tools.gguf_models import SHAPES, write_adapter, write_model
 from tools.random_weights import RandomWeights
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import genai
-from genai.builder import build_model
+from genai.convert import build_model
+from genai.hub import client
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.run import run_batch
-from genai.measure.model_info import describe
-from genai.model.adapters.describe import find_adapters
-from genai.model.hub import client
+from genai.lora.describe import find_adapters
+from genai.models.info import describe
 from tools.local_hub import LocalHub
 
 from .files import adapter_bomb, checkpoint_bomb, gguf_bomb, state_bomb

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from genai.llm.llm import LLM
-from genai.model.folders import bundled_adapter, bundled_model, bundled_tasks
+from genai.models.folders import bundled_adapter, bundled_model, bundled_tasks
 
 from ..arguments import positive
 from .held_out import is_right, read_questions

@@ -1,6 +1,6 @@
 """The shipped folder from the float checkpoint: INT4 projections, INT8 tied embedding and head.
 
-The folder is written by the toolkit's own builder (genai.builder), with onnx and numpy alone.
+The folder is written by the toolkit's own builder (genai.convert), with onnx and numpy alone.
 """
 
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors.numpy import load_file
 
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.options import Precision
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.options import Precision
 
 KEPT = ("MODEL_CARD.md",)  # written by people; survives a new export
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from genai.measure.evaluation.tasks import Question as TaskQuestion, evaluate
-from genai.model.model import Model
+from genai.evaluate.tasks import Question as TaskQuestion, evaluate
+from genai.models.model import Model
 
 from .held_out import Question
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from safetensors.numpy import load_file, save_file
 
 from genai import AdapterFormat
-from genai.builder.tensors import tensor_shapes
+from genai.convert.tensors import tensor_shapes
 
 from .shapes import Shape
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ml_dtypes
 
-from genai.builder.tensors import tensor_shapes
+from genai.convert.tensors import tensor_shapes
 from tools.random_weights import RandomWeights
 
 from .shapes import Shape

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genai.measure.machine.processor import read_processor
+from genai.doctor.processor import read_processor
 
 from .cases import Measured
 

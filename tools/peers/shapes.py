@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from genai.builder.architectures import find
-from genai.builder.hf_config import HFConfig
-from genai.builder.spec import DecoderSpec
-from genai.builder.tensors import tensor_shapes
+from genai.convert.architectures import find
+from genai.convert.hf_config import HFConfig
+from genai.convert.spec import DecoderSpec
+from genai.convert.tensors import tensor_shapes
 
 # INT4 in blocks of 32 with a float16 scale each: what an engine must read of a matrix, at least.
 _BYTES_PER_WEIGHT = 4 / 8 + 2 / 32

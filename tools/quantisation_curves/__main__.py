@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from genai.measure.evaluation.tasks import read_questions
-from genai.model.folders import bundled_tasks
+from genai.evaluate.tasks import read_questions
+from genai.models.folders import bundled_tasks
 
 from . import gguf_peers, onnx_peer, ours
 from .points import Points

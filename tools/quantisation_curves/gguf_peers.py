@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quantizer.source import FloatModel
+from genai.quantize.source import FloatModel
 from tools.peers.engines.ik_llama import IkLlama
 from tools.peers.engines.llama_cpp import LlamaCpp
 from tools.peers.processes import run_logged

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from genai.builder import ExportOptions, build_model
-from genai.quantizer.source import FloatModel
+from genai.convert import ExportOptions, build_model
+from genai.quantize.source import FloatModel
 
 from .points import Points, point
 from .subject import Measuring

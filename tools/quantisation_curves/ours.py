@@ -9,9 +9,9 @@ from typing import Any
 
 import genai
 from genai.errors import OptionError
-from genai.measure.evaluation.tasks import Question, evaluate
+from genai.evaluate.tasks import Question, evaluate
 from genai.quant.methods import METHODS
-from genai.quantizer.run import quantize_model
+from genai.quantize.run import quantize_model
 
 from .points import Points, point
 from .subject import Subject

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from genai.quantizer.quality import Quality
+from genai.quantize.quality import Quality
 
 
 @dataclass(frozen=True)

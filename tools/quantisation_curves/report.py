@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from genai.quantizer.compare import unbeaten
-from genai.quantizer.svg import Scatter, Series
+from genai.common.svg import Scatter, Series
+from genai.quantize.compare import unbeaten
 
 from .ours import MAKER, ORDER, SIZES, TARGETS
 from .points import Point

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai import Tokenizer
-from genai.quantizer.calibration import CalibrationText, read_text
-from genai.quantizer.flow import Flow
-from genai.quantizer.options import QuantizeOptions
-from genai.quantizer.quality import Evaluation, Quality
-from genai.quantizer.source import FloatModel
-from genai.quantizer.statistics import gather
-from genai.quantizer.streaming import StreamedDecoder, batches_of
+from genai.quantize.calibration import CalibrationText, read_text
+from genai.quantize.flow import Flow
+from genai.quantize.options import QuantizeOptions
+from genai.quantize.quality import Evaluation, Quality
+from genai.quantize.source import FloatModel
+from genai.quantize.statistics import gather
+from genai.quantize.streaming import StreamedDecoder, batches_of
 
 # Sequences and their length, for calibration and for evaluation.
 SAMPLES, LENGTH, EVAL_SAMPLES = 32, 512, 12

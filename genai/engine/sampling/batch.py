@@ -18,8 +18,8 @@ from genai.common.forks import renew_locks
 from genai.kernels.device import Executor, TokenChoice
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
+from ...devices import open_executor
 from ...errors import SamplingError
-from ...runtime.device import open_executor
 from ..decoder import Logits
 from .masks import MaskFiller
 from .plan import RowSampler

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
-from .ref_chains import depth
+from .schema_depth import depth
 
 if TYPE_CHECKING:
     from .params import SamplingParams

@@ -17,14 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Unpack
 
+from ...common.single import Single
 from ...engine.sampling.params import SamplingOptions, SamplingParams
 from ...errors import GenaiError, MissingPackageError, StateError, whole_number
-from ...model.identity import model_identity
-from ...runtime.single import Single
+from ...models.identity import model_identity
 from ...text.tokenizer import Tokenizer
 from ..llm import LLM
+from ..map_requests import attempt
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
-from ..questions import attempt
 
 # Items that a worker gets at a time, and how often: its engine is full while the next ones are on their way to it.
 _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER = 64, 2

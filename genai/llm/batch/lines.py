@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...common.reading import json_object
 from ...errors import InputError, MissingPackageError, OptionError
-from ...model.reading import json_object
 from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
 
 FORMATS = ("jsonl", "text", "csv", "tsv", "parquet")

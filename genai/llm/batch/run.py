@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
-from .asking import Asking
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
-from .openai_form import AnswerForm
+from .openai_format import AnswerForm
+from .requests import Asking
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...common.reading import file_bytes
 from ...errors import TokenizerError
-from ...model.reading import file_bytes
 from ..files import TOKENIZER_NAME, FolderFacts
 from .parts import Conversion, ModelFormatError
 from .sentencepiece import convert_sentencepiece

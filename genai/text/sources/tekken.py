@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...common.reading import json_object
 from ...errors import TokenizerError
-from ...model.reading import json_object
 from ..tokenizer_limits import MAX_VALUES
 from .parts import MAX_TOKENS, Conversion, Json, ModelFormatError, added_token
 from .ranks import checked_ranks, decoded, ranked_tokenizer

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...common.reading import file_text
 from ...errors import TokenizerError, kind_of
-from ...model.reading import file_text
 from ..tokenizer_limits import MAX_VALUES
 from . import expressions
 from .parts import MAX_TOKENS, Conversion, Json, ModelFormatError, byte_level, byte_pairs, cut_by

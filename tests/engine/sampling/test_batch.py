@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import OptionError, SamplingError
-from genai.runtime.device import open_executor
 
 EOS = 1
 ALONE = open_executor(threads=1)

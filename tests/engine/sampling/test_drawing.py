@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, SamplingPlan, plan_sampling
 from genai.kernels.device import Executor
 from genai.kernels.reference import sampling as reference
-from genai.runtime.device import open_executor
 
 Distribution = Callable[..., np.ndarray]
 ALONE = open_executor(threads=1)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from genai.cli.options import FLAGS
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.option_rules import SAMPLERS
 from genai.engine.sampling.params import DRAWING, SamplingOptions, SamplingParams, with_defaults
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import OptionError
 from genai.kernels.sampling import Setting, Step
-from genai.runtime.device import open_executor
 
 Distribution = Callable[..., np.ndarray]
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "sampling.md").read_text(encoding="utf-8")

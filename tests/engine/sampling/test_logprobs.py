@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler, token_logprobs
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import SamplingError
 from genai.kernels.device import Executor
 from genai.kernels.reference.sampling import log_softmax
-from genai.runtime.device import open_executor
 
 ALONE = open_executor(threads=1)
 

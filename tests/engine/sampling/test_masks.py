@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.grammar import Grammar
 from genai.engine.sampling.guidance import Guidance, Matcher, TokenBytes
@@ -16,7 +17,6 @@ from genai.engine.sampling.masks import FilledMask, MaskFiller
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import GrammarError, SamplingError
-from genai.runtime.device import open_executor
 
 from .test_every_sampler import EFFECTIVE
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import genai
-from genai.model import loading
-from genai.runtime import device as devices
+from genai import devices
+from genai.models import loading
 
 from .devices import GPU, IS_THERE, open_device
 from .host_driver import HostDriver

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import genai
-from genai.model import loading
+from genai.models import loading
 from tools.cuda_host_time import load as simulated
 from tools.simulated_gpu import SimulatedGpu
 

@@ -13,7 +13,7 @@ from genai.engine.decoder import ContextShift, compute
 from genai.errors import DeviceError
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
+from genai.models import loading
 
 from .host_driver import HostDriver
 from .late_driver import LateDriver

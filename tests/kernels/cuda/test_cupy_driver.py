@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import genai
+from genai import devices
 from genai.errors import DeviceError
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.compiler import KernelCompiler
 from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import CudaError, NoDevice
 from genai.kernels.cuda.sources import CudaKernel
-from genai.runtime import device as devices
 
 from .device_array import DeviceArray, within
 from .host_driver import HostDriver, LaunchError, build
@@ -345,7 +345,7 @@ def test_auto_takes_the_cpu_and_says_so_once(
 def test_importing_the_toolkit_imports_no_cupy() -> None:
     import subprocess
 
-    code = "import sys, genai, genai.runtime.device, genai.kernels.cuda.executor; assert 'cupy' not in sys.modules"
+    code = "import sys, genai, genai.devices, genai.kernels.cuda.executor; assert 'cupy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -19,9 +19,8 @@ from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
 from genai.kernels.ir import Attention, Product, weights_of
-from genai.measure import model_info
-from genai.model import loading
-from genai.model.folders import bundled_adapter
+from genai.models import info, loading
+from genai.models.folders import bundled_adapter
 
 from ...drawing import Draw
 from .host_driver import HostDriver
@@ -205,7 +204,7 @@ def test_what_a_model_needs_on_a_device_is_said_before_it_is_loaded(
     if not isinstance(driver, HostDriver):
         pytest.skip("a GPU's memory is not counted so")
     monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(driver, 1))
-    memory = model_info.describe(bundled_folder, context_size=256, device="cuda")["memory"]
+    memory = info.describe(bundled_folder, context_size=256, device="cuda")["memory"]
     assert memory["device"] == "cuda" and memory["available_bytes"] == driver.free_bytes()
     assert memory["mapped_weight_bytes"] == 0 and memory["fits"]
     with load(cache_bytes=memory["cache_bytes"]) as model:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.paged import PagedDecoder
 from genai.errors import DeviceError, StateMismatchError
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
-from genai.model.kv_types import kv_types_on
+from genai.models import loading
+from genai.models.kv_types import kv_types_on
 from tools.random_weights import RandomWeights
 
 from .devices import GPU, open_device

@@ -14,19 +14,19 @@ import pytest
 from onnx import helper
 
 import genai
+from genai import devices
+from genai.bench import speed
 from genai.cli.app import run
+from genai.compat.refused import is_cuda_available
+from genai.doctor import checkup
 from genai.errors import CacheCapacityError, ConfigError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
-from genai.measure.bench import speed
-from genai.measure.machine import checkup
-from genai.measure.model_info import describe
-from genai.model import kv_types, loading
-from genai.model.chosen_device import ChosenDevice
-from genai.model.model import check_model_options
-from genai.runtime import device as devices
-from genai.session.refused import is_cuda_available
+from genai.models import kv_types, loading
+from genai.models.chosen_device import ChosenDevice
+from genai.models.info import describe
+from genai.models.model import check_model_options
 
 from .test_cupy_driver import CONTEXTS, CUDARuntimeError, NVRTCError, Stream, fake_cupy
 
@@ -231,7 +231,7 @@ def test_a_key_that_is_pressed_while_cupy_is_imported_ends_the_process(
 
 def test_a_gpu_is_looked_for_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.setattr("genai.builder.references.loadable", lambda *_, **__: pytest.fail("it was looked for"))
+    monkeypatch.setattr("genai.convert.resolve.loadable", lambda *_, **__: pytest.fail("it was looked for"))
     with pytest.raises(DeviceError, match="CuPy is not installed") as raised:
         genai.LLM("somebody/something", device="cuda", pull=True)
     assert "pip install cupy-cuda13x" in raised.value.fix
@@ -472,7 +472,7 @@ def test_drafts_are_where_the_model_is(
             assert made.decoder.executor.device == llm.model.decoder.executor.device
             found.append(llm.model.decoder.executor.device)
     assert found == ["cuda:1", "cpu", "cpu"] and opened == ["cuda:1", "cuda:1"]
-    monkeypatch.setattr("genai.measure.bench.speculation.bench_speculation", lambda *_, **__: iter(()))
+    monkeypatch.setattr("genai.bench.speculation.bench_speculation", lambda *_, **__: iter(()))
     assert run(["bench", "speculation", str(bundled_folder), "--draft", str(asking), "-r", "1"]) == 0
     assert opened == ["cuda:1", "cuda:1"]
 

@@ -9,10 +9,10 @@ import pytest
 
 import genai
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.model import loading
-from genai.model.folders import bundled_model
-from genai.quantizer import quantize_model
-from genai.quantizer.options import QuantizeOptions
+from genai.models import loading
+from genai.models.folders import bundled_model
+from genai.quantize import quantize_model
+from genai.quantize.options import QuantizeOptions
 
 from .host_driver import HostDriver
 

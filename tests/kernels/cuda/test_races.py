@@ -17,7 +17,7 @@ from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.lowering import apply_kernel
 from genai.kernels.ir import Branch, Norm, Product
 from genai.kernels.reference.executor import ReferenceExecutor
-from genai.model import loading
+from genai.models import loading
 
 from .host_driver import HostDriver, LaunchError
 from .programs import MadeUpConstants, program, relative_error, step_of

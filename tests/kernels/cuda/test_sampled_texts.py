@@ -12,7 +12,7 @@ import pytest
 import genai
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.logits import DeviceLogits, LogitsBlock, LogitsMemory
-from genai.model import loading
+from genai.models import loading
 
 from .host_driver import HostDriver
 

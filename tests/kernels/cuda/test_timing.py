@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import genai
+from genai.bench import attention, lora
+from genai.bench.kernels import bench_kernels
+from genai.bench.speed import prefill_seconds
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.measure.bench import attention, lora
-from genai.measure.bench.kernels import bench_kernels
-from genai.measure.bench.speed import prefill_seconds
 
 from .late_driver import LateDriver
 from .programs import Load

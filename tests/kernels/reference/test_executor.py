@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.decoder import Decoder, compute as logits_of
 from genai.kernels import ir
 from genai.kernels.device import Executor, StepCancelled, UnsupportedRecord
 from genai.kernels.ir import BlockWeight, Branch, Columns, DenseWeight, HostNode, Product, Record, Unary
 from genai.kernels.reference.executor import KNOWN, ReferenceExecutor
-from genai.model.config import Config
-from genai.model.loading import load_decoder
-from genai.runtime.device import open_executor
+from genai.models.config import Config
+from genai.models.loading import load_decoder
 
 Run = Callable[..., Any]
 

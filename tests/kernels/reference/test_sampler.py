@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.kernels.reference.sampling import ReferenceSampler
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
-from genai.runtime.device import open_executor
 
 CPU, REFERENCE = open_executor(threads=1), open_executor("reference")
 OPTIONS: list[dict[str, Any]] = [

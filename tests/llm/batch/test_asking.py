@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai.errors import GenaiError, InputError, OptionError
-from genai.llm.batch.asking import Asking, PromptTemplate
+from genai.llm.batch.requests import Asking, PromptTemplate
 
 
 def test_templates() -> None:

@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 
 from genai.errors import InputError, MissingPackageError, OptionError
 from genai.llm.batch import input_file, lines as lines_module
-from genai.llm.batch.asking import Asking, PromptTemplate
 from genai.llm.batch.lines import Lines, open_lines
+from genai.llm.batch.requests import Asking, PromptTemplate
 
 
 def fields(lines: Lines) -> list[Any]:

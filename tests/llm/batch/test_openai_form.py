@@ -11,7 +11,7 @@ import pytest
 
 from genai.engine.sampling.batch import TokenLogprob
 from genai.errors import GenaiError, InputError
-from genai.llm.batch.openai_form import CHAT, COMPLETIONS, AnswerForm, read_body
+from genai.llm.batch.openai_format import CHAT, COMPLETIONS, AnswerForm, read_body
 from genai.llm.completion import ChatReply, Completion, Timings
 from genai.llm.mapping import Answer
 from genai.text.parsing import Reply, ToolCall

@@ -19,9 +19,9 @@ import pytest
 
 import genai
 from genai.errors import InputError, OptionError
-from genai.llm.batch.asking import Asking, PromptTemplate
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.page import page, write_page
+from genai.llm.batch.requests import Asking, PromptTemplate
 from genai.llm.batch.run import BatchProgress, run_batch
 from tests.drawing import Draw
 

@@ -10,15 +10,15 @@ import pytest
 
 import genai
 from genai import ContextOverflowError, Model, OptionError
+from genai.bench import lora
 from genai.cli.app import run
-from genai.measure.bench import lora
 
 
 def test_made_up_adapters_are_like_trained_ones(bundled: Model) -> None:
     """Factors of q, k and v apart, though the graph has them in one product."""
     made = lora.made_up_adapter(bundled, 8, 0)
     adapters = genai.Adapters(bundled)
-    adapters.load(genai.model.folders.bundled_adapter("words"), "rank 4")
+    adapters.load(genai.models.folders.bundled_adapter("words"), "rank 4")
     numbers = adapters.info("rank 4")["bytes"] / 4
     assert 0.95 * 8 * numbers < made.nbytes < 8 * numbers
 

@@ -11,24 +11,17 @@ import numpy as np
 import pytest
 
 import genai
-from genai.builder import DecoderSpec, ExportOptions, write_model_folder
-from genai.builder.spec import ExpertsSpec
+from genai.bench import speed
+from genai.bench.attention import bench_attention
+from genai.bench.ceilings import Ceiling, traffic_of
+from genai.bench.kernels import bench_kernels
+from genai.bench.speed import bench_decode, bench_prefill, bench_startup, sweep_batch, sweep_context, sweep_threads
+from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.convert.spec import ExpertsSpec
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
+from genai.evaluate.model_diff import diff_models
 from genai.kernels.ir import Experts as ExpertsRecord, Product
-from genai.measure.bench import speed
-from genai.measure.bench.attention import bench_attention
-from genai.measure.bench.ceilings import Ceiling, traffic_of
-from genai.measure.bench.kernels import bench_kernels
-from genai.measure.bench.speed import (
-    bench_decode,
-    bench_prefill,
-    bench_startup,
-    sweep_batch,
-    sweep_context,
-    sweep_threads,
-)
-from genai.measure.evaluation.model_diff import diff_models
-from genai.model.model import Model
+from genai.models.model import Model
 from tools.random_weights import RandomWeights
 
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from genai import Model
-from genai.builder import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
 from tools.random_weights import RandomWeights
 
 SMALL: dict[str, Any] = {

@@ -18,9 +18,9 @@ from genai import Model
 from genai.cli.app import run as run_here
 from genai.cli.evaluate import _tell
 from genai.common.progress import ProgressLine
-from genai.measure.evaluation import ScoringProgress, kl_divergence, perplexity
-from genai.measure.evaluation.model_diff import DEFAULT_TOLERANCE
-from genai.model import kv_quality
+from genai.evaluate import ScoringProgress, kl_divergence, perplexity
+from genai.evaluate.model_diff import DEFAULT_TOLERANCE
+from genai.models import kv_quality
 
 
 def run(*arguments: str, text: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -13,7 +13,7 @@ import pytest
 
 from genai import Model, Tokenizer
 from genai.errors import InputError, OptionError, VocabularyMismatchError
-from genai.measure.evaluation import kl_divergence, perplexity
+from genai.evaluate import kl_divergence, perplexity
 
 Reference = Callable[[Model, list[int]], np.ndarray]
 

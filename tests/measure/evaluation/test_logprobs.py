@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from genai.devices import open_executor
 from genai.errors import ModelOutputError
-from genai.measure.evaluation.prediction import kl_rows, log_softmax, normalizers, row_blocks, target_logprobs
-from genai.runtime.device import open_executor
+from genai.evaluate.prediction import kl_rows, log_softmax, normalizers, row_blocks, target_logprobs
 
 
 def test_against_a_sum_without_rounding() -> None:

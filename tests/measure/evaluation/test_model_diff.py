@@ -24,14 +24,9 @@ from genai.errors import (
     UnsupportedModelError,
     VocabularyMismatchError,
 )
-from genai.measure.evaluation import (
-    ModelDiff,
-    diff_models,
-    diff_with_onnxruntime,
-    encode_prompt,
-)
-from genai.measure.evaluation.model_diff import _compared, _errors, layer_of
-from genai.measure.evaluation.values import TracedValue, _feed, trace_values
+from genai.evaluate import ModelDiff, diff_models, diff_with_onnxruntime, encode_prompt
+from genai.evaluate.model_diff import _compared, _errors, layer_of
+from genai.evaluate.values import TracedValue, _feed, trace_values
 
 PROMPT = "What is 12 + 7? Count from 3 to 7."
 TOKENS = np.random.default_rng(0).integers(3, 800, 23)

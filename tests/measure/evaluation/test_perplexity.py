@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import genai.measure.evaluation.scored_text as scored_text
+import genai.evaluate.scored_text as scored_text
 from genai import Model, Tokenizer
+from genai.common.reading import read_text_file
 from genai.errors import InputError, ModelOutputError, OptionError, UnsupportedModelError
-from genai.measure.evaluation import ScoringProgress, encode_prompt, perplexity
-from genai.model.reading import read_text_file
+from genai.evaluate import ScoringProgress, encode_prompt, perplexity
 
 Reference = Callable[[Model, list[int]], np.ndarray]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from genai.errors import OptionError
-from genai.measure.evaluation.scored_text import checked_window, chunks, plan_windows
+from genai.evaluate.scored_text import checked_window, chunks, plan_windows
 
 
 @st.composite

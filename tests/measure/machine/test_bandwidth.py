@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from genai.measure.machine import speeds
-from genai.measure.machine.speeds import Bandwidth, buffer_size, measure_bandwidth
+from genai.doctor import speeds
+from genai.doctor.speeds import Bandwidth, buffer_size, measure_bandwidth
 
 MIB = 2**20
 

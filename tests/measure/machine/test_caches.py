@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from genai.doctor.caches import inspect_caches, kernel_key, remove_stale
+from genai.doctor.checkup import Place, check_cache
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cpu.jit.native import LIBRARY
-from genai.measure.machine.caches import inspect_caches, kernel_key, remove_stale
-from genai.measure.machine.checkup import Place, check_cache
 
 KEY, OLD, OLDER = "a" * 32, "b" * 32, "0123456789abcdef" * 2
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from genai.measure.machine import checkup
-from genai.measure.machine.checkup import CHECKS, Finding, Mark, Place, examine, usable
-from genai.measure.machine.processor import KernelPath
+from genai.doctor import checkup
+from genai.doctor.checkup import CHECKS, Finding, Mark, Place, examine, usable
+from genai.doctor.processor import KernelPath
 
 Write = Callable[[str, object], Path]
 GIB = 2**30
@@ -107,7 +107,7 @@ def test_a_large_cache_is_said(place: Place, write: Write) -> None:
 
 
 def test_an_unsteady_measurement_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    from genai.measure.machine import speeds
+    from genai.doctor import speeds
 
     unsteady = speeds.Bandwidth(20e9, 5e9, 30e9, 2**28, 1)
     monkeypatch.setattr(speeds, "measure_bandwidth", lambda *arguments, **options: unsteady)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genai.measure.machine.processor import find_gpus
+from genai.doctor.processor import find_gpus
 
 Write = Callable[[str, object], Path]
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from genai.measure.machine.processor import find_kernel_path, vector_registers
+from genai.doctor.processor import find_kernel_path, vector_registers
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
@@ -40,7 +40,7 @@ def test_this_machine() -> None:
 def test_variables_that_narrow_the_kernels_are_seen() -> None:
     """Numba reads its variables when imported, so this takes a process of its own."""
     code = (
-        "import dataclasses, json, os; from genai.measure.machine.processor import find_kernel_path; "
+        "import dataclasses, json, os; from genai.doctor.processor import find_kernel_path; "
         "print(json.dumps(dataclasses.asdict(find_kernel_path(os.environ))))"
     )
     environment = {**os.environ, "NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_DISABLE_JIT": "1"}

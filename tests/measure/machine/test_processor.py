@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genai.common.cores import read_sysctl, request_tiles
-from genai.measure.machine.processor import read_processor
+from genai.doctor.processor import read_processor
 
 Write = Callable[[str, object], Path]
 Sysctl = Callable[[str], str]

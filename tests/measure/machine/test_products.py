@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from genai.measure.machine.processor import read_processor
-from genai.measure.machine.speeds import measure_products
+from genai.doctor.processor import read_processor
+from genai.doctor.speeds import measure_products
 
 
 def test_a_plain_processor_is_measured_in_float32_alone() -> None:

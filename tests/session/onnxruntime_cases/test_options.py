@@ -221,9 +221,9 @@ def test_global_threadpool(ort, dense):
     """Only here: onnxruntime's pool is for good once it is made, and would reach other tests."""
     if ort.__name__ == "onnxruntime":
         pytest.skip("it cannot be taken back")
-    from genai.session import machine
+    from genai.compat.onnxruntime import module
 
-    before = machine.global_threads()
+    before = module.global_threads()
     try:
         ort.set_global_thread_pool_sizes(2, 2)
         options = ort.SessionOptions()

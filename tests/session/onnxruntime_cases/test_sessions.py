@@ -427,7 +427,7 @@ def test_symlinks(ort, make_model, tmp_path, data, is_inside):
 @pytest.fixture
 def backend(ort):
     """The module of ONNX's interface for backends."""
-    return importlib.import_module("genai.session.backend" if ort is genai else "onnxruntime.backend")
+    return importlib.import_module("genai.compat.onnxruntime.backend" if ort is genai else "onnxruntime.backend")
 
 
 def test_run_model_backend(backend, product, x):
@@ -443,7 +443,7 @@ def test_run_model_backend(backend, product, x):
 
 
 def test_what_the_backend_refuses(product, x):
-    module = importlib.import_module("genai.session.backend")
+    module = importlib.import_module("genai.compat.onnxruntime.backend")
     for call in (
         lambda: module.prepare(product, device="no device"),
         lambda: module.prepare(product, intra_op_threads=1),

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import genai
-from genai.builder import ExportOptions, build_model
+from genai.convert import ExportOptions, build_model
 
 from ..cases import Job
 from ..processes import PeerError

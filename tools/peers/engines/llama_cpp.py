@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from genai.measure.machine.processor import read_processor
+from genai.doctor.processor import read_processor
 
 from ..processes import PeerError, run_logged
 from .base import WORKERS, InEnvironment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from genai.builder import ExportOptions, build_model
+from genai.convert import ExportOptions, build_model
 
 from ..adapter import add_adapter_inputs, write_adapter_file
 from ..processes import run_logged

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from genai.measure.machine.speeds import measure_bandwidth, measure_products
+from genai.doctor.speeds import measure_bandwidth, measure_products
 
 # More than a last-level cache that many machines' worth of cores share.
 _BUFFER_BYTES = 2**30

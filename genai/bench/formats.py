@@ -1,0 +1,130 @@
+"""Products with weights of every form, on matrices that are made up: what each reads, and at which speed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.ir import Branch, Columns, FormWeight, Product, RowProgram, RowsType, Weight
+from genai.kernels.weights import WeightFormat, packed_bytes
+from genai.quant import formats
+from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format, uniform_grid
+
+from ..devices import open_executor
+from .ceilings import BUFFER_BYTES, bandwidth
+from .kernels import BenchRow, step_seconds
+
+# Rows and columns of a matrix, and the bytes of all matrices together: as many as plain reading goes through.
+_SIZE, _BYTES = (4096, 4096), BUFFER_BYTES
+_TWO_BITS = (-31.0, -13.0, 1.0, 17.0)
+_THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
+
+Grid = NDArray[np.float32]
+_KINDS = ("data", "grid", "scales", "multipliers", "offset_scales", "offsets")
+# What is measured: usual forms of each family, and their grids where they are not integers.
+FORMS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
+    **{f"uniform {bits} by 32": (uniform_format(bits, 32), None) for bits in (2, 3, 4, 5, 6, 8)},
+    **{f"uniform {bits} by 128": (uniform_format(bits, 128), None) for bits in (2, 3, 4)},
+    "uniform 3 by 32, zero points": (uniform_format(3, 32, zero_points=True), None),
+    "uniform 4 by row": (uniform_format(4, ROW), None),
+    "Q2_K": (formats.Q2_K, None),
+    "Q3_K": (formats.Q3_K, None),
+    "Q4_K": (formats.Q4_K, None),
+    "Q5_K": (formats.Q5_K, None),
+    "Q6_K": (formats.Q6_K, None),
+    "IQ4_XS": (formats.IQ4_XS, GRIDS["iq4"]),
+    "IQ4_NL": (formats.IQ4_NL, GRIDS["iq4"]),
+    "MXFP4": (formats.MXFP4, GRIDS["mxfp4"]),
+    "NF4 by 64": (uniform_format(4, 64), GRIDS["nf4"]),
+    "grid of 4 bits, scale per row": (row_scaled_format(4, 32), GRIDS["iq4"]),
+    "grid of 3 bits, scale per row": (row_scaled_format(3, 32), np.array(_THREE_BITS, np.float32)),
+    "grid of 2 bits, scale per row": (row_scaled_format(2, 32), np.array(_TWO_BITS, np.float32)),
+}
+
+
+class _MadeUp:
+    """Constants by name, shared by all matrices of a form: what lies after the last space only tells them apart."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._arrays = arrays
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self._arrays[name.rpartition(" ")[0] or name]
+
+    def packed(self, weight: Weight) -> None:
+        """They stay."""
+
+
+def bench_forms(
+    *, rows: Sequence[int], threads: int | None = None, repeat: int = 5, names: Sequence[str] = (), exact: bool = False
+) -> Iterator[BenchRow]:
+    """Per form and number of rows: the time of a product, its bytes per second, and their share of plain reading.
+
+    Args:
+        rows: numbers of rows. threads: None = the physical cores.
+        names: of FORMS; none = all.
+        exact: with activations in float32.
+    """
+    for name in names or FORMS:
+        form, grid = FORMS[name]
+        arrays = _arrays(form, uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid)
+        executor = open_executor(threads=threads)
+        program = _program(form, arrays, exact)
+        function = executor.compile(program)
+        first = next(part.branch.weight for part in program.records if isinstance(part, Product))
+        nbytes = executor.packed_bytes(first, program.constants)
+        count = sum(isinstance(part, Product) for part in program.parts)
+        for tokens in rows:
+            given = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
+            seconds = step_seconds(function, tokens, given, repeat) / count
+            read = bandwidth(threads)()
+            yield {
+                "form": name,
+                "bits": 8 * nbytes / (_SIZE[0] * _SIZE[1]),
+                "rows": tokens,
+                "ms": 1e3 * seconds,
+                "GB/s": nbytes / seconds / 1e9,
+                "of bandwidth": nbytes / seconds / read,
+                "TOP/s": 2.0 * _SIZE[0] * _SIZE[1] * tokens / seconds / 1e12,
+            }
+        executor.close()
+
+
+def _arrays(form: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
+    """Constants of one matrix."""
+    rng = np.random.default_rng(0)
+    rows, columns = _SIZE
+    blocks, groups = form.blocks(columns), form.groups(columns)
+    arrays: dict[str, NDArray[Any]] = {
+        "data": rng.integers(0, 256, (rows, form.padded(columns) * form.bits // 8), dtype=np.uint8),
+        "grid": grid,
+        "scales": np.exp2(-rng.integers(4, 8, (rows, groups)).astype(np.float32)),
+    }
+    if grid is not GRIDS["mxfp4"]:
+        arrays["scales"] *= np.float32(0.75)  # no powers of two
+    if form.multiplier_bits:
+        arrays["multipliers"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.multiplier_bits)), dtype=np.uint8)
+    if form.offset_bits:
+        arrays["offset_scales"] = arrays["scales"]
+        arrays["offsets"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.offset_bits)), dtype=np.uint8)
+    return arrays
+
+
+def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> RowProgram:
+    """As many products of x as do not fit in a cache."""
+    rows, columns = _SIZE
+    count = max(2, round(_BYTES / (form.bits_per_weight(columns) / 8 * rows * columns)))
+    records = []
+    for number in range(count):
+        data, grid, scales, multipliers, offset_scales, offsets = (
+            f"{kind} {number}" if kind in arrays else "" for kind in _KINDS
+        )
+        weight = FormWeight(data, grid, scales, multipliers, offset_scales, offsets, rows, columns, form)
+        records.append(Product("copy", Branch(weight), f"y {number}", exact))
+    types = {name: RowsType((1, -1, columns), columns) for name in ("x", "copy")}
+    types |= {record.out: RowsType((1, -1, rows), rows) for record in records}
+    parts = (Columns("x", 0, "copy"), *records)
+    return RowProgram(parts=parts, types=types, constants=_MadeUp(arrays), outputs=(), given=("x",))

@@ -1,0 +1,194 @@
+"""The products of a model one kind at a time: seconds and ceilings by number of rows, with either numerics."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from genai.kernels import ir as record_types
+from genai.kernels.device import Executor, StepContext, StepFunction
+from genai.kernels.ir import Product, RowProgram, branches
+
+from ..engine.paged import PagedDecoder
+from ..errors import UnsupportedModelError
+from ..lora.targets import without_places
+from ..models.model import Model
+from .ceilings import measure_of, share_of
+
+BenchRow = dict[str, Any]
+
+
+def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iterator[BenchRow]:
+    """Per kind of product (shape and format of its weights) and number of rows: the time of one, and its shares.
+
+    All matrices of a kind are multiplied one after another, so that none of them waits in a cache for its turn.
+    Mixtures of experts are left out: what they read depends on which experts the rows choose.
+
+    Args:
+        rows: numbers of rows; each is run with decode numerics, and with prefill numerics where the device has them.
+
+    Raises:
+        UnsupportedModelError: no product of the model is a record.
+    """
+    decoder = model.decoder
+    program = without_places(decoder.program) if isinstance(decoder, PagedDecoder) else None
+    work = _work(program) if program is not None else []
+    if program is None or not work:
+        raise UnsupportedModelError(
+            "the products of this model cannot be measured alone",
+            "none of them is part of a program of records",
+            "use `genai bench decode` and `genai bench prefill`",
+        )
+    executor = decoder.executor
+    kinds: dict[str, list[_Work]] = {}
+    for one in work:
+        kinds.setdefault(_kind(one, executor, program.constants), []).append(one)
+    measure = measure_of(executor, "bandwidth")
+    read = None if measure is None else measure()
+    for kind, alike in kinds.items():
+        step = _Step(alike, program, executor)
+        for count in rows:
+            for prefill in (False, True):
+                if not prefill or step.has_prefill:
+                    yield _row(kind, step, count, prefill, step.seconds(count, prefill, repeat), read)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is measured as one product: a product, or two behind a gate.
+
+    Attributes:
+        records: the last one makes the result. gate: name of the activation; "" = one product.
+    """
+
+    records: tuple[record_types.Record, ...]
+    gate: str = ""
+
+    @property
+    def weights(self) -> tuple[record_types.Weight, ...]:
+        return tuple(branch.weight for record in self.records for branch in branches(record))
+
+
+def _work(program: RowProgram) -> list[_Work]:
+    """The products of a program in order; two that only a gate reads are one."""
+    records = program.records
+    makers = {record.out: record for record in records if isinstance(record, Product)}
+    uses = Counter([*(name for part in program.parts for name in part.inputs), *program.outputs])
+    found: dict[str, _Work] = {}
+    for record in records:
+        if isinstance(record, Product):
+            found[record.out] = _Work((record,))
+        elif isinstance(record, record_types.GatedProduct):
+            found[record.out] = _Work((record,), record.activation)
+        elif isinstance(record, record_types.Gate) and uses[record.gate] == uses[record.up] == 1:
+            gate, up = makers.get(record.gate), makers.get(record.up)
+            if gate is not None and up is not None and gate.x == up.x:
+                found[record.out] = _Work((gate, up, record), record.activation)
+                del found[gate.out], found[up.out]
+    return list(found.values())
+
+
+def _kind(work: _Work, executor: Executor, constants: record_types.Constants) -> str:
+    weight = work.weights[0]
+    if isinstance(weight, record_types.BlockWeight):
+        form = f"int{weight.bits} by {weight.block_size}"
+    elif isinstance(weight, record_types.FormWeight):
+        form = str(weight.form)
+    else:
+        form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
+    gate = f", {work.gate} of two" if work.gate else ""
+    return f"{weight.rows} x {weight.columns} {form}{gate}"
+
+
+class _Step:
+    """All products of a kind as one program, ready to run.
+
+    Attributes:
+        one: the first of them; the others are alike.
+        has_prefill: whether the device has kernels of their own for the rows of long prompts.
+    """
+
+    def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
+        self.one, self._count = alike[0], len(alike)
+        self._program, self.executor = _alone(alike, program), executor
+        self._function = executor.compile(self._program)
+        per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
+        self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one product reads."""
+        return sum(self.executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
+
+    def arithmetic(self, prefill: bool) -> str | None:
+        """The instructions that multiply; None where the device has none of their own for so many rows."""
+        return self.executor.arithmetic(self.one.records[0], self._program.constants, prefill=prefill)
+
+    def seconds(self, count: int, prefill: bool, repeat: int) -> float:
+        """Median time of one product."""
+        types = self._program.types
+        given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
+        return step_seconds(self._function, count, given, repeat, prefill=prefill) / self._count
+
+
+def step_seconds(
+    function: StepFunction, count: int, given: Mapping[str, Any], repeat: int, *, prefill: bool = False
+) -> float:
+    """Median time of a step of so many rows; the first one, which finds memory cold, is left out."""
+    step = _context(count, prefill)
+    function.run(step, given)
+    return statistics.median(function.seconds(step, given) for _ in range(repeat))
+
+
+def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:
+    """A program of these products. Values of one width are one array, so that little is copied per step."""
+    records = [record for work in alike for record in work.records]
+    made = {name for record in records for name in record.outputs}
+    read = dict.fromkeys(name for record in records for name in record.inputs if name not in made)
+    given = {name: f"given {program.types[name].width} per {program.types[name].per.value}" for name in read}
+    types = {name: program.types[name] for name in (*made, *read)}
+    types |= {
+        shared: record_types.RowsType((1, -1, types[name].width), types[name].width, types[name].per)
+        for name, shared in given.items()
+    }
+    copies = [record_types.Columns(shared, 0, name) for name, shared in given.items()]
+    return replace(
+        program, parts=(*copies, *records), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(given.values()))
+    )
+
+
+def _context(count: int, prefill: bool) -> StepContext:
+    """One sequence of so many tokens."""
+    numbers = np.arange(count, dtype=np.int64)
+    return StepContext(
+        tokens=np.zeros(count, np.int64),
+        positions=numbers,
+        cu_seqlens_q=np.array([0, count], np.int32),
+        context_lens=np.array([count], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        slot_mapping=numbers,
+        num_decode_sequences=0 if prefill else 1,
+        logits_indices=numbers,
+        rope_table=np.zeros(1, np.int32),
+    )
+
+
+def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read: float | None) -> BenchRow:
+    numbers = sum(weight.rows * weight.columns for weight in step.one.weights)
+    operations = 2.0 * numbers * count / seconds
+    measure = measure_of(step.executor, step.arithmetic(prefill) or "fp32")
+    return {
+        "product": kind,
+        "rows": count,
+        "numerics": "prefill" if prefill else "decode",
+        "ms": 1e3 * seconds,
+        "GB/s": step.weight_bytes / seconds / 1e9,
+        "of bandwidth": step.weight_bytes / seconds / read if read else None,
+        "TOP/s": operations / 1e12,
+        "of products": share_of(measure, operations),
+    }

@@ -1,0 +1,141 @@
+"""What adapters cost: the same runs without places for them, with places that nobody uses, and with adapters."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.adapter_mix import AdapterMix
+from ..engine.decoder import compute
+from ..errors import ContextOverflowError, OptionError
+from ..lora.bind import bind
+from ..lora.names import FUSED, Module
+from ..lora.parameters import MOST_RANK, AdapterParameters, Pair
+from ..models.model import Model
+from .speed import BenchRow, Progress, silent
+
+_SPREAD = 0.01
+
+
+def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
+    """An adapter of one rank on every projection of a model, in its device's memory.
+
+    Those that the graph has in one product (q, k and v) have factors of their own, as in adapters that are trained.
+    """
+    places = model.adapter_places()
+    rng = np.random.default_rng(seed)
+
+    def made(*shape: int) -> NDArray[np.float32]:
+        return rng.standard_normal(shape, np.float32) * np.float32(_SPREAD)
+
+    pairs = {}
+    for module, parts in places.parts.items():
+        inner = [Module(module.layer, name) for name in FUSED.get(module.projection, ())]
+        if not inner or not all(one in places.parts for one in inner):
+            rows = sum(part.width for part in parts)
+            pairs[str(module)] = Pair(made(rank, parts[0].place.columns), made(rows, rank))
+    adapter = AdapterParameters(Path("made up"), pairs, "peft")
+    return model.decoder.executor.load_adapter(bind(adapter, places))
+
+
+def bench_lora(
+    load: Callable[[bool], Model],
+    *,
+    ranks: Sequence[int],
+    batches: Sequence[int],
+    context: int,
+    tokens: int,
+    prompt: int,
+    repeat: int = 5,
+    progress: Progress = silent,
+) -> Iterator[BenchRow]:
+    """Rows of figures; runs that are compared take turns.
+
+    Args:
+        load: the model, without or with places for adapters.
+        ranks: of made-up adapters on every projection. batches: sequences that decode together, each with an adapter
+            of its own. context, tokens: prompt and steps of a decoding run. prompt: tokens of a prefill run.
+
+    Returns:
+        Per rank and batch (the last row of a rank is prefill): tok/s of the model without places; and how much
+        more time it takes with places and no adapter, and with adapters, as a share; medians over the turns.
+
+    Raises:
+        ContextOverflowError: a run exceeds the model's context. OptionError: a rank that no adapter may have.
+    """
+    if max(ranks) > MOST_RANK:
+        raise OptionError(f"rank {max(ranks)}", f"adapters have ranks of 1 to {MOST_RANK}", "measure one of those")
+    with load(False) as plain, load(True) as placed:
+        longest = max(context + tokens + 1, prompt + 1)
+        if longest > plain.context_size:
+            raise ContextOverflowError(
+                f"a run needs {longest} tokens", f"the context holds {plain.context_size}", "ask for fewer tokens"
+            )
+        total, done = len(ranks) * (len(batches) + 1) * (repeat + 1), 0
+        for rank in ranks:
+            adapters = [made_up_adapter(placed, rank, seed) for seed in range(max(batches))]
+            mixes = [AdapterMix.of([(one, bytes([seed % 256]), 1.0)]) for seed, one in enumerate(adapters)]
+            for batch in [*batches, 0]:
+                used, none = mixes[: batch or 1], [None] * (batch or 1)
+                rounds = []
+                for turn in range(repeat + 1):
+                    progress(done, total)
+                    done += 1
+                    found = [
+                        _decode(model, own, context, tokens) if batch else _prefill(model, own[0], prompt)
+                        for model, own in ((plain, none), (placed, none), (placed, used))
+                    ]
+                    if turn:
+                        rounds.append(found)
+                seconds = statistics.median(base for base, _, _ in rounds)
+                yield {
+                    "run": f"decode, batch {batch}" if batch else f"prefill, {prompt} tokens",
+                    "rank": rank,
+                    "tok/s": (batch * tokens if batch else prompt) / seconds,
+                    "places share": statistics.median(one / base - 1 for base, one, _ in rounds),
+                    "adapters share": statistics.median(one / base - 1 for base, _, one in rounds),
+                    "adapter MiB": adapters[0].nbytes / 2**20,
+                }
+
+
+def _decode(model: Model, mixes: Sequence[Any], context: int, tokens: int) -> float:
+    """Seconds of so many steps of all sequences together."""
+    decoder = model.decoder
+    rng = np.random.default_rng(0)
+    sequences = [decoder.open() for _ in mixes]
+    try:
+        for sequence, mix in zip(sequences, mixes, strict=True):
+            decoder.adapt(sequence, mix)
+            sequence.append(rng.integers(0, decoder.vocab_size, context).tolist())
+        compute(decoder, sequences)
+        decoder.executor.wait()
+        begin = time.perf_counter()
+        for step in range(tokens):
+            for sequence in sequences:
+                sequence.append([step % decoder.vocab_size])
+            compute(decoder, sequences)
+        decoder.executor.wait()
+        return time.perf_counter() - begin
+    finally:
+        for sequence in sequences:
+            sequence.close()
+
+
+def _prefill(model: Model, mix: Any, prompt: int) -> float:
+    """Seconds until a prompt is computed."""
+    decoder, sequence = model.decoder, model.decoder.open()
+    try:
+        decoder.adapt(sequence, mix)
+        sequence.append(np.random.default_rng(0).integers(0, decoder.vocab_size, prompt).tolist())
+        begin = time.perf_counter()
+        compute(decoder, [sequence])
+        decoder.executor.wait()
+        return time.perf_counter() - begin
+    finally:
+        sequence.close()

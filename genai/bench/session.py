@@ -1,0 +1,83 @@
+"""What `genai bench session` measures: loading, runs and time per operator, beside onnxruntime if asked for."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..compat.onnxruntime.inference_session import InferenceSession
+from ..compat.onnxruntime.options import SessionOptions
+from ..session.arrays import Peer, check_dims, random_feed
+
+# A measurement ends after this, however many runs it was asked for.
+MAX_SECONDS = 30.0
+CREATIONS = 5
+PAUSE_SECONDS = 0.05
+
+
+def bench_session(
+    model: Path, *, dims: Mapping[str, int], repeat: int = 10, threads: int = 0, compare: bool = False
+) -> dict[str, Any]:
+    """Figures of a model on made-up inputs: milliseconds of making a session and of a run (medians and least).
+
+    Args:
+        dims: extents of symbolic dimensions.
+        repeat: runs after a first one that is not counted.
+        threads: 0 = the physical cores.
+        compare: measure onnxruntime in turn with us, one by one, and give the ratios of the medians.
+
+    Raises:
+        GenaiError: the model cannot be loaded or run.
+    """
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    session = InferenceSession(model, options)
+    peer = Peer(str(model), threads) if compare else None
+    makers: list[Callable[[], Any]] = [lambda: InferenceSession(model, options)]
+    check_dims(session.get_inputs(), dims)
+    feed = random_feed(session.get_inputs(), dims)
+    runs: list[Callable[[], Any]] = [lambda: session.run(None, feed)]
+    if peer is not None:
+        makers.append(lambda: Peer(str(model), threads))
+        runs.append(lambda: peer.run(feed))
+    result: dict[str, Any] = {"model": model.name}
+    result |= _figures("create", _alternating(makers, CREATIONS))
+    result |= _figures("run", _alternating(runs, repeat))
+    return result
+
+
+def _figures(what: str, times: list[list[float]]) -> dict[str, Any]:
+    """Ours, and where there are two onnxruntime's and the ratio of both."""
+    ours, *theirs = times
+    found: dict[str, Any] = {f"{what}_ms": statistics.median(ours), f"{what}_least_ms": min(ours)}
+    if theirs:
+        median = statistics.median(theirs[0])
+        found |= {f"onnxruntime_{what}_ms": median, f"onnxruntime_{what}_least_ms": min(theirs[0])}
+        found[f"{what}_ratio"] = statistics.median(ours) / median
+    return {**found, f"{what}s": len(ours)}
+
+
+def _alternating(runs: list[Callable[[], Any]], repeat: int) -> list[list[float]]:
+    """Milliseconds per run of each, taken in turn so that disturbances hit both.
+
+    Where there are two, each has a pause and a run that does not count before its own: onnxruntime's threads go on
+    spinning for a while after a run, on the cores that the other side needs.
+    """
+    times: list[list[float]] = [[] for _ in runs]
+    deadline = time.perf_counter() + MAX_SECONDS
+    for run in runs:
+        run()
+    for _ in range(repeat):
+        for run, taken in zip(runs, times, strict=True):
+            if len(runs) > 1:
+                time.sleep(PAUSE_SECONDS)
+                run()
+            began = time.perf_counter()
+            run()
+            taken.append((time.perf_counter() - began) * 1e3)
+        if time.perf_counter() > deadline:
+            break
+    return times

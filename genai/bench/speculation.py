@@ -1,0 +1,120 @@
+"""What speculation gains and costs: the same replies with and without it, in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ContextOverflowError, OptionError
+from ..llm.llm import LLM
+from ..models.model import Model
+from .speculation_cases import built_in_cases
+from .speed import BenchRow, Progress, silent
+
+
+class Case(NamedTuple):
+    """A prompt, and the reply that is given to it; None = whatever the model says."""
+
+    name: str
+    prompt: str
+    reply: str | None = None
+
+
+class _Given:
+    """A logits processor that lets a sequence be continued in one way only."""
+
+    def __init__(self, length: int, reply: Sequence[int]) -> None:
+        self._length, self._reply = length, reply
+
+    def __call__(self, token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> None:
+        logits[:] = -np.inf
+        logits[self._reply[len(token_ids) - self._length]] = 0
+
+
+def bench_speculation(
+    model: Model,
+    speculation: Any,
+    *,
+    cases: Sequence[Case] = (),
+    tokens: int = 256,
+    batch: int = 1,
+    repeat: int = 5,
+    progress: Progress = silent,
+) -> Iterator[BenchRow]:
+    """Rows of figures, one per case; runs without and with speculation take turns.
+
+    Replies that are given to a model whatever it computes take the time of its own: so a model that copies badly, or
+    has random weights, can be measured as well.
+
+    Args:
+        speculation: as genai.LLM takes it.
+        cases: prompts; () = those of `built_in_cases`. tokens: most tokens of a reply. batch: sequences that are
+            answered together, all with the same prompt.
+
+    Returns:
+        Per case: tok/s of decoding without and with speculation over the batch, how many times faster it is (medians),
+        the least of these, and how many tokens were guessed and kept in the last run.
+
+    Raises:
+        OptionError: the speculation is "off". ContextOverflowError: a prompt does not fit.
+    """
+    if speculation == "off":
+        raise OptionError('speculation = "off"', "there is nothing to measure", 'use "lookup", or name a draft model')
+    with LLM(model, max_sequences=batch) as plain, LLM(model, max_sequences=batch, speculation=speculation) as guessing:
+        chosen = cases or [Case(name, *texts) for name, texts in built_in_cases().items()]
+        total, done = len(chosen) * (repeat + 1), 0
+        for case in chosen:
+            prompt, options = _request(plain, case, tokens)
+            rounds: list[tuple[float, float]] = []
+            proposed = accepted = count = 0
+            for turn in range(repeat + 1):
+                progress(done, total)
+                done += 1
+                speeds = []
+                for llm in (plain, guessing) if turn % 2 else (guessing, plain):
+                    seconds, found = _timed(llm, [prompt] * batch, options)
+                    speeds.append(sum(len(one.token_ids) - 1 for one in found) / seconds)
+                    if llm is guessing:
+                        proposed = sum(one.proposed_tokens for one in found)
+                        accepted = sum(one.accepted_tokens for one in found)
+                        count = len(found[0].token_ids)
+                if turn:
+                    rounds.append((speeds[0], speeds[1]) if turn % 2 else (speeds[1], speeds[0]))
+            ratios = [fast / slow for slow, fast in rounds]
+            yield {
+                "reply": case.name,
+                "tokens": count,
+                "plain tok/s": statistics.median(slow for slow, _ in rounds),
+                "guessing tok/s": statistics.median(fast for _, fast in rounds),
+                "times": statistics.median(ratios),
+                "least times": min(ratios),
+                "guesses": proposed,
+                "kept": accepted,
+            }
+
+
+def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, Any]]:
+    """A case's prompt, and its options."""
+    prompt = llm.encode(case.prompt)
+    if len(prompt) + 2 > llm.context_size:
+        raise ContextOverflowError(
+            f"the prompt {case.name!r} has {len(prompt)} tokens", f"the context holds {llm.context_size}", "shorten it"
+        )
+    options: dict[str, Any] = {"max_tokens": min(tokens, llm.context_size - len(prompt)), "ignore_eos": True}
+    if case.reply is not None:
+        reply = llm.encode(case.reply)
+        options["max_tokens"] = min(options["max_tokens"], len(reply))
+        options |= {"logits_processors": [_Given(len(prompt), reply)], "temperature": 0}
+    return prompt, options
+
+
+def _timed(llm: LLM, prompts: Sequence[list[int]], options: Mapping[str, Any]) -> tuple[float, Any]:
+    """Seconds from the first token to the last, the longest of the batch, and the completions."""
+    time.sleep(0.01)  # threads of the other one sleep again
+    found = llm.generate(prompts, **options)
+    return max(one.timings.decode_seconds for one in found), found

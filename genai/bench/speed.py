@@ -1,0 +1,251 @@
+"""Decode, prefill and start as medians over several runs, with their share of what the machine can do; and sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai.common.interrupts import temporary_folder
+
+from ..compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from ..errors import ContextOverflowError, GenaiError
+from ..models.model import Model
+from .ceilings import Ceiling, ceiling_of, traffic_of
+
+BenchRow = dict[str, Any]
+Progress = Callable[[int, int], None]
+"""Told how many of how many runs are done."""
+
+
+def silent(done: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
+def bench_decode(
+    model: Model, *, context: int, tokens: int, batch: int = 1, repeat: int = 5, progress: Progress = silent
+) -> BenchRow:
+    """Time `tokens` decode steps of `batch` sequences after `context` prompt tokens.
+
+    Returns:
+        The arguments; tokens_per_second over the whole batch (median; slowest, fastest); and bandwidth, bytes per
+        second as measured after each run, with the share of it that the weights and the cache account for.
+
+    Raises:
+        ContextOverflowError: context + tokens exceed the model's context.
+    """
+    traffic = traffic_of(model)
+    ceiling = None
+    if traffic is not None:
+        # A step is counted with the context in the middle of the run.
+        unit = traffic.decode_bytes(context + tokens // 2, batch) / batch
+        ceiling = ceiling_of(model, "bandwidth", unit, "bandwidth")
+    figures = _timed(lambda: batch * tokens / decode_seconds(model, context, tokens, batch), repeat, ceiling, progress)
+    return {"context": context, "tokens": tokens, "batch": batch, **figures}
+
+
+def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progress = silent) -> BenchRow:
+    """Time one prompt of `tokens` tokens.
+
+    Returns:
+        tokens; tokens_per_second (median; slowest, fastest); operations per second of registers alone in the
+        arithmetic that prompts are computed in, and the share of it that the products with weights account for.
+
+    Raises:
+        ContextOverflowError: the prompt exceeds the model's context.
+    """
+    traffic = traffic_of(model)
+    ceiling = None
+    if traffic is not None:
+        name, unit = f"{traffic.arithmetic} operations", float(traffic.prefill_operations(1))
+        ceiling = ceiling_of(model, name, unit, traffic.arithmetic)
+    return {"tokens": tokens, **_timed(lambda: tokens / prefill_seconds(model, tokens), repeat, ceiling, progress)}
+
+
+def sweep_context(
+    models: Sequence[Model], lengths: Sequence[int], *, tokens: int = 32, repeat: int = 3, progress: Progress = silent
+) -> Iterator[BenchRow]:
+    """Per length and model: the prefill of such a prompt, and decoding after it."""
+    for length in lengths:
+        for model in models:
+            prefill = bench_prefill(model, tokens=length, repeat=repeat, progress=progress)
+            decode = bench_decode(model, context=length, tokens=tokens, repeat=repeat, progress=progress)
+            cache = {"cache": model.info.kv_dtype} if len(models) > 1 else {}
+            yield {"context": length, **cache, **_in_short("prefill", prefill), **_in_short("decode", decode)}
+
+
+def sweep_batch(
+    model: Model, sizes: Sequence[int], *, context: int, tokens: int, repeat: int = 3, progress: Progress = silent
+) -> Iterator[BenchRow]:
+    """Per batch size: decoding, over the whole batch and per sequence."""
+    for size in sizes:
+        found = bench_decode(model, context=context, tokens=tokens, batch=size, repeat=repeat, progress=progress)
+        total = found["tokens_per_second"]
+        yield {"batch": size, "tok/s": total, "per sequence": total / size, "share": found.get("share")}
+
+
+def sweep_threads(
+    load: Callable[[int], Model],
+    counts: Sequence[int],
+    *,
+    context: int,
+    tokens: int,
+    repeat: int = 3,
+    progress: Progress = silent,
+) -> Iterator[BenchRow]:
+    """Per number of threads: decoding and prefill; `load` gives the model with so many threads."""
+    for count in counts:
+        with load(count) as model:
+            decode = bench_decode(model, context=context, tokens=tokens, repeat=repeat, progress=progress)
+            prefill = bench_prefill(model, tokens=context, repeat=repeat, progress=progress)
+        yield {"threads": count, **_in_short("decode", decode), **_in_short("prefill", prefill)}
+
+
+def _in_short(what: str, found: BenchRow) -> BenchRow:
+    return {f"{what} tok/s": found["tokens_per_second"], f"{what} share": found.get("share")}
+
+
+def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progress: Progress) -> dict[str, float]:
+    """Speeds of `repeat` runs after one that does not count, the ceiling, and the share of it; medians."""
+    progress(0, repeat + 1)
+    run()
+    speeds, ceilings = [], []
+    for done in range(repeat):
+        progress(done + 1, repeat + 1)
+        speeds.append(run())
+        if ceiling is not None:
+            ceilings.append(ceiling.measure())
+    found = {"tokens_per_second": statistics.median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
+    if ceiling is not None:
+        found[ceiling.name] = statistics.median(ceilings)
+        shares = (speed * ceiling.unit / limit for speed, limit in zip(speeds, ceilings, strict=True))
+        found["share"] = statistics.median(shares)
+    return found
+
+
+def decode_seconds(model: Model, context: int, tokens: int, batch: int) -> float:
+    """Seconds that `tokens` steps of `batch` sequences take, after prompts of `context` tokens."""
+    with _generator(model, batch, context + tokens + 1) as generator:
+        generator.append_tokens(_prompt(model, batch, context))
+        generator.generate_next_token()
+        begin = time.perf_counter()
+        for _ in range(tokens):
+            generator.generate_next_token()
+        return time.perf_counter() - begin
+
+
+def prefill_seconds(model: Model, tokens: int) -> float:
+    """Seconds until the logits after a prompt of `tokens` tokens are there."""
+    with _generator(model, 1, tokens + 1) as generator:
+        prompt = _prompt(model, 1, tokens)
+        begin = time.perf_counter()
+        generator.append_tokens(prompt)
+        model.decoder.executor.wait()
+        return time.perf_counter() - begin
+
+
+def _generator(model: Model, batch: int, length: int) -> Generator:
+    """For so many tokens; min_length keeps an EOS from ending a run early."""
+    if length > model.context_size:
+        raise ContextOverflowError(
+            f"the run needs {length} tokens", f"the context holds {model.context_size}", "ask for fewer tokens"
+        )
+    params = GeneratorParams(model)
+    params.set_search_options(do_sample=False, batch_size=batch, max_length=length, min_length=length)
+    return Generator(model, params)
+
+
+def _prompt(model: Model, batch: int, tokens: int) -> list[list[int]]:
+    size = (batch, tokens)
+    rows: list[list[int]] = np.random.default_rng(0).integers(0, model.config.model.vocab_size, size).tolist()
+    return rows
+
+
+_TIMEOUT_SECONDS = 600.0
+# Prints the seconds since the clock that the parent names: packages loaded, model loaded, first token chosen.
+_WORKER = """
+import json, sys, time
+folder, tokens, threads, device, started = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], float(sys.argv[5])
+import genai
+from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from genai.models.model import Model
+marks = [time.time() - started]
+model = Model(folder, threads=threads or None, device=device or None)
+marks.append(time.time() - started)
+params = GeneratorParams(model)
+params.set_search_options(do_sample=False, max_length=tokens + 2)
+generator = Generator(model, params)
+generator.append_tokens([[3 + i % 97 for i in range(tokens)]])
+generator.generate_next_token()
+marks.append(time.time() - started)
+from genai.devices import compile_seconds
+marks.append(compile_seconds())
+print(json.dumps(marks), flush=True)
+"""
+
+
+def bench_startup(
+    folder: Path,
+    *,
+    tokens: int = 128,
+    threads: int | None = None,
+    device: str | None = None,
+    cold: bool = False,
+    repeat: int = 5,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Seconds from the start of a process until packages are loaded, the model is, and the first token is there.
+
+    Args:
+        tokens: length of the prompt.
+        device: as in genai.Model.
+        cold: begin every time with an empty kernel cache.
+
+    Returns:
+        The medians, what compiling kernels took of it, and slowest and fastest of the last.
+
+    Raises:
+        GenaiError: a process failed; its own message is in it.
+    """
+    count, runs = repeat + (not cold), []
+    for done in range(count):
+        progress(done, count)
+        runs.append(_run(folder, tokens, threads or 0, device or "", cold))
+    counted = runs if cold else runs[1:]
+    packages, loaded, first, compiling = (statistics.median(times) for times in zip(*counted, strict=True))
+    last = [run[2] for run in counted]
+    return {
+        "prompt": tokens,
+        "cold": cold,
+        "packages s": packages,
+        "model s": loaded,
+        "first token s": first,
+        "compiling s": compiling,
+        "slowest s": max(last),
+        "fastest s": min(last),
+    }
+
+
+def _run(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> list[float]:
+    with temporary_folder(Path(tempfile.gettempdir()), "genai-bench-", mode=0o700) as empty:
+        environment = {**os.environ, **({"GENAI_CACHE_DIR": str(empty)} if cold else {})}
+        started = time.time()
+        command = [sys.executable, "-c", _WORKER, str(folder), str(tokens), str(threads), device, repr(started)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    if result.returncode:
+        raise GenaiError(
+            f"the model in {folder} could not be started in a process of its own",
+            result.stderr.strip().splitlines()[-1] if result.stderr.strip() else f"exit status {result.returncode}",
+            "try `genai generate` with it",
+        )
+    marks: list[float] = json.loads(result.stdout.splitlines()[-1])
+    return marks

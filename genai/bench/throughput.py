@@ -1,0 +1,226 @@
+"""Many requests: all at once, arriving at random, and a reply that is watched while another prompt is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..engine.adapter_mix import AdapterMix
+from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine, Job
+from ..engine.sampling.params import SamplingParams
+from ..engine.sampling.plan import RowSampler, plan_sampling
+from ..errors import ContextOverflowError, OptionError
+from ..models.model import Model
+from .speed import BenchRow, Progress, silent
+
+# Of the requests per second that the engine finished when all came at once.
+_LOAD = 0.7
+# Lengths are drawn evenly from this part of the mean to as much above it.
+_SPREAD = 0.5
+_PERCENTILES = (50, 95, 99)
+# A watched reply goes on this long alone, and a long prompt comes then.
+_SHORT_PROMPT, _ALONE_STEPS, _LONGEST_REPLY = 16, 64, 4096
+
+
+class TimedJob:
+    """A job of random tokens (see engine.Job) that notes when each of its tokens comes."""
+
+    wants_prompt_logits = cancelled = keeps_sequence = False
+    adapters: AdapterMix | None = None
+    deadline: float | None = None
+    origin: Any = None
+    priority = 0
+    sequence: Any = None
+    row: RowSampler
+
+    def __init__(self, prompt: Sequence[int], count: int, vocab_size: int, *, watched: bool) -> None:
+        self.prompt, self.num_prompt, self.max_length = prompt, len(prompt), len(prompt) + count
+        self._plan = plan_sampling(SamplingParams(temperature=0.0), vocab_size=vocab_size)
+        self.is_watched = watched
+        self.arrival = 0.0
+        self.times: list[float] = []
+        self.error: BaseException | None = None
+
+    def take_siblings(self) -> Sequence[Job]:
+        return ()
+
+    def start(self, sequence: Any) -> None:
+        sequence.append(self.prompt)
+        self.adopt(sequence)
+
+    def adopt(self, sequence: Any) -> None:
+        self.sequence = sequence
+        self.row = RowSampler(self._plan, sequence.tokens, seed=0, row=0, prompt_length=self.num_prompt)
+
+    def note_reused(self, num_tokens: int) -> None:
+        pass
+
+    def take_prompt_logits(self, logits: Any, start: int) -> None:
+        raise AssertionError("nobody asked for them")
+
+    def take(self, token: int, logprob: Any) -> bool:
+        self.times.append(time.perf_counter())
+        self.sequence.append([token])
+        return len(self.sequence.tokens) < self.max_length
+
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        raise AssertionError("nobody proposes tokens")
+
+    def expire(self) -> BaseException | None:
+        raise AssertionError("it has no deadline")
+
+    def keep(self, sequence: Any) -> None:
+        raise AssertionError("nobody asked for it")
+
+    def finish(self, error: BaseException | None) -> None:
+        self.sequence, self.error = None, error
+
+
+def bench_throughput(
+    model: Model,
+    *,
+    requests: int = 64,
+    prompt: int = 128,
+    tokens: int = 64,
+    rate: float | None = None,
+    long_prompt: int = 2048,
+    max_sequences: int = DEFAULT_MAX_SEQUENCES,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Iterator[BenchRow]:
+    """Measure the engine under load, with prompts of random tokens.
+
+    Args:
+        requests: how many. prompt, tokens: mean lengths; they vary by half.
+        rate: requests per second that arrive, at random moments; None = 0.7 of what was finished when all came at once.
+        long_prompt: tokens that a request reads while another one's reply is watched.
+        max_sequences: requests that run side by side.
+
+    Returns:
+        Three rows. "at once" and "arriving": prompt and generated tokens per second; seconds to the first token (ttft)
+        and milliseconds between two tokens (itl), as percentiles. "watched": itl of a reply alone and while another
+        request reads a long prompt, and that prompt's time beside what it takes alone.
+
+    Raises:
+        ContextOverflowError: a request would not fit.
+        OptionError: a number is out of range.
+    """
+    if requests < 1 or (rate is not None and not 0 < rate < float("inf")):
+        raise OptionError(
+            f"requests = {requests}, rate = {rate}", "at least one request comes, at a rate above 0", "correct them"
+        )
+    longest = max(int((prompt + tokens) * (1 + _SPREAD)) + 2, long_prompt + 1, _ALONE_STEPS * 2)
+    if longest > model.context_size:
+        raise ContextOverflowError(
+            f"a request has {longest} tokens", f"the context holds {model.context_size}", "ask for fewer tokens"
+        )
+    load = _Load(model, max_sequences, requests, progress)
+    rng = np.random.default_rng(seed)
+    lengths = [[_drawn(rng, mean) for mean in (prompt, tokens)] for _ in range(requests)]
+    load.run([load.job(rng, 64, 4) for _ in range(4)], [0.0] * 4)  # kernels are compiled
+
+    jobs = [load.job(rng, *one) for one in lengths]
+    seconds = load.run(jobs, [0.0] * requests)
+    rate = rate or _LOAD * requests / seconds
+    yield {"run": "at once", "requests/s": requests / seconds, **_figures(jobs, seconds)}
+
+    jobs = [load.job(rng, *one, watched=True) for one in lengths]
+    seconds = load.run(jobs, np.cumsum(rng.exponential(1 / rate, requests)).tolist())
+    yield {"run": "arriving", "requests/s": rate, **_figures(jobs, seconds)}
+    yield {"run": "watched", **_watched(load, rng, long_prompt)}
+
+
+class _Load:
+    """Requests of one model, run by an engine on this thread."""
+
+    def __init__(self, model: Model, max_sequences: int, requests: int, progress: Progress) -> None:
+        self._model, self._max_sequences = model, max_sequences
+        self._progress, self._total, self._done = progress, 2 * requests, 0
+
+    def job(self, rng: np.random.Generator, prompt: int, tokens: int, *, watched: bool = False) -> TimedJob:
+        vocab_size = self._model.decoder.vocab_size
+        return TimedJob(rng.integers(0, vocab_size, prompt).tolist(), tokens, vocab_size, watched=watched)
+
+    @property
+    def context_size(self) -> int:
+        return self._model.context_size
+
+    def engine(self) -> Engine:
+        return Engine(self._model.decoder, self._model.sampler, self._max_sequences)
+
+    def run(self, jobs: Sequence[TimedJob], arrivals: Sequence[float]) -> float:
+        """Seconds until all are over, each submitted so many seconds after the begin."""
+        engine = self.engine()
+        begin = time.perf_counter()
+        coming = sorted(zip(arrivals, range(len(jobs)), strict=True), reverse=True)
+        while coming or engine.has_work:
+            while coming and begin + coming[-1][0] <= time.perf_counter():
+                arrival, index = coming.pop()
+                jobs[index].arrival = begin + arrival
+                engine.submit(jobs[index])
+                self._done += 1
+                self._progress(min(self._done, self._total), self._total)
+            if engine.has_work:
+                engine.step()
+            else:
+                time.sleep(max(0.0, begin + coming[-1][0] - time.perf_counter()))
+        _check(jobs)
+        return time.perf_counter() - begin
+
+
+def _watched(load: _Load, rng: np.random.Generator, long_prompt: int) -> BenchRow:
+    alone = load.job(rng, long_prompt, 1)
+    alone_seconds = load.run([alone], [0.0])
+    engine = load.engine()
+    reply = load.job(rng, _SHORT_PROMPT, min(load.context_size - _SHORT_PROMPT, _LONGEST_REPLY), watched=True)
+    engine.submit(reply)
+    _step_until(engine, lambda: len(reply.times) > _ALONE_STEPS)
+    quiet = np.diff(reply.times[1:])
+    prompt = load.job(rng, long_prompt, 1)
+    before, begin = len(reply.times), time.perf_counter()
+    engine.submit(prompt)
+    _step_until(engine, lambda: bool(prompt.times) or prompt.error is not None)
+    seconds = time.perf_counter() - begin
+    busy = np.diff(reply.times[before - 1 :])
+    reply.cancelled = True
+    engine.step()
+    _check([reply, prompt])
+    return {
+        **{f"itl alone p{p} ms": float(np.percentile(quiet, p)) * 1e3 for p in _PERCENTILES},
+        **{f"itl p{p} ms": float(np.percentile(busy, p)) * 1e3 for p in _PERCENTILES},
+        "itl longest ms": float(busy.max()) * 1e3,
+        "prompt alone s": alone_seconds,
+        "prompt s": seconds,
+    }
+
+
+def _step_until(engine: Engine, done: Callable[[], bool]) -> None:
+    while engine.has_work and not done():
+        engine.step()
+
+
+def _check(jobs: Sequence[TimedJob]) -> None:
+    for job in jobs:
+        if job.error is not None:
+            raise job.error
+
+
+def _drawn(rng: np.random.Generator, mean: int) -> int:
+    return int(rng.integers(max(1, int(mean * (1 - _SPREAD))), int(mean * (1 + _SPREAD)) + 1))
+
+
+def _figures(jobs: Sequence[TimedJob], seconds: float) -> BenchRow:
+    first = [job.times[0] - job.arrival for job in jobs]
+    between = np.concatenate([np.diff(job.times) for job in jobs])
+    found: BenchRow = {
+        "prompt tok/s": sum(job.num_prompt for job in jobs) / seconds,
+        "generated tok/s": sum(len(job.times) for job in jobs) / seconds,
+    }
+    for name, values, unit in (("ttft", first, 1.0), ("itl", between, 1e3)):
+        if len(values):
+            suffix = "ms" if unit > 1 else "s"
+            found |= {f"{name} p{p} {suffix}": float(np.percentile(values, p)) * unit for p in _PERCENTILES}
+    return found

@@ -1,0 +1,166 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai.common.cores import read_sysctl, system_file
+
+# Where the system cannot be asked at all: small enough for any machine that runs language models.
+UNKNOWN_MEMORY_BYTES = 2 * 2**30
+# cgroup v1 writes "no limit" as a number near 2**63.
+_NO_LIMIT = 2**60
+
+
+@dataclass(frozen=True)
+class MemoryBound:
+    """One thing that limits the memory of this process.
+
+    Attributes:
+        source: "system", "control group /path", "ulimit -v", or how it was guessed.
+        limit: the most bytes it allows.
+        free: bytes of that which can still be taken; negative where more is in use than allowed.
+    """
+
+    source: str
+    limit: int
+    free: int
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can still take without swapping or being killed: the tightest of `memory_bounds`.
+
+    Args:
+        root: where proc and sys are mounted.
+    """
+    return max(tightest_bound(memory_bounds(root)).free, 0)
+
+
+def tightest_bound(bounds: list[MemoryBound]) -> MemoryBound:
+    """The bound that leaves least."""
+    return min(bounds, key=lambda bound: bound.free)
+
+
+def memory_bounds(root: Path = Path("/")) -> list[MemoryBound]:
+    """Everything known to limit this process's memory, at least one entry.
+
+    On Linux MemAvailable; for the process's control group (v1 and v2) and each of its ancestors, the limit less what
+    is in use, where page cache of files counts as free because it is dropped before anything is killed; and what
+    `ulimit -v` leaves. On macOS what the system calls free; on other systems with POSIX sysconf, half of the physical
+    memory; elsewhere UNKNOWN_MEMORY_BYTES.
+    """
+    bounds = [*_system_bound(root / "proc"), *_group_bounds(root), *_address_space_bound(root / "proc")]
+    return bounds or [_guessed_bound()]
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for people: "512 B", "1.5 KiB", "3.2 GiB"."""
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _system_bound(proc: Path) -> Iterator[MemoryBound]:
+    available = _statistics(proc / "meminfo", "MemAvailable:")
+    if available:
+        total = _statistics(proc / "meminfo", "MemTotal:")
+        yield MemoryBound("system", 1024 * max(total, available), 1024 * available)
+
+
+def _group_bounds(root: Path) -> Iterator[MemoryBound]:
+    """One bound for every limited control group that this process is in."""
+    mounts = root / "sys" / "fs" / "cgroup"
+    for line in system_file(root / "proc" / "self" / "cgroup").splitlines():
+        fields = line.split(":", 2)
+        if len(fields) < 3:
+            continue
+        _, controllers, path = fields
+        if controllers == "":
+            bounds, bases = _v2_bounds, (mounts, mounts / "unified")
+        elif "memory" in controllers.split(","):
+            bounds, bases = _v1_bounds, (mounts / "memory", mounts / controllers)
+        else:
+            continue
+        for base in dict.fromkeys(bases):
+            # Inside a container the group's own path may not exist below the mount; its root then is the container's.
+            group = base / path.strip("/")
+            for folder in (group, *group.parents):
+                if folder.is_relative_to(base):
+                    yield from bounds(folder, f"control group /{folder.relative_to(base).as_posix().strip('.')}")
+
+
+def _v2_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
+    """memory.max kills; above memory.high the group is slowed down until it hardly moves."""
+    usage = _number(folder / "memory.current")
+    for name in ("memory.max", "memory.high"):
+        limit = _number(folder / name)
+        if limit is not None and usage is not None:
+            cache = _statistics(folder / "memory.stat", "inactive_file", "active_file")
+            yield MemoryBound(source, limit, limit - usage + min(cache, usage))
+
+
+def _v1_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
+    limit, usage = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
+    # A container does not see the groups above its own; this figure knows of their limits.
+    inherited = _statistics(folder / "memory.stat", "hierarchical_memory_limit")
+    if limit is not None and usage is not None:
+        limit = min(limit, inherited or limit)
+        if limit < _NO_LIMIT:
+            cache = _statistics(folder / "memory.stat", "total_inactive_file", "total_active_file")
+            yield MemoryBound(source, limit, limit - usage + min(cache, usage))
+
+
+def _address_space_bound(proc: Path) -> Iterator[MemoryBound]:
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    used = _statistics(proc / "self" / "status", "VmSize:")
+    if limit != resource.RLIM_INFINITY and used:
+        yield MemoryBound("ulimit -v", limit, limit - used * 1024)
+
+
+def _guessed_bound() -> MemoryBound:
+    physical = _physical_memory()
+    percent = _free_percent()
+    if not physical:
+        return MemoryBound("a guess, as the system does not say", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES)
+    if percent is not None:
+        return MemoryBound("system", physical, physical * percent // 100)
+    return MemoryBound("half of the physical memory", physical, physical // 2)
+
+
+def _free_percent() -> int | None:
+    """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
+    told = read_sysctl("kern.memorystatus_level")
+    return int(told) if told.isdecimal() and int(told) <= 100 else None
+
+
+def _physical_memory() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if there is no such file or it says "max"."""
+    text = system_file(path)
+    return int(text) if text.isdecimal() else None
+
+
+def _statistics(path: Path, *names: str) -> int:
+    """Sum of the named entries of a file of "name number" lines; what is missing or no number counts as 0."""
+    total = 0
+    for line in system_file(path).splitlines():
+        fields = line.split()
+        if len(fields) > 1 and fields[0] in names and fields[1].isdecimal():
+            total += int(fields[1])
+    return total

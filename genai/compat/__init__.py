@@ -1,0 +1,1 @@
+"""Other libraries' names over this one: shims that nothing below imports."""

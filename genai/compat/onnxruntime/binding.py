@@ -1,0 +1,176 @@
+"""I/O binding: inputs and outputs that stay between runs, as in onnxruntime."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, empty, upload
+from genai.kernels.cuda.driver import Driver
+
+from ...errors import InputError
+from .errors import InvalidArgument, typed_errors
+from .values import OrtValue, device_of, element_dtype, on_host, value_from_dlpack
+
+if TYPE_CHECKING:
+    from .inference_session import InferenceSession
+
+
+@typed_errors
+class IOBinding:
+    """Keeps what goes into and comes out of a session. Made by `InferenceSession.io_binding`."""
+
+    def __init__(self, session: InferenceSession) -> None:
+        arguments = [*session.get_inputs(), *session.get_overridable_initializers()]
+        self._input_names = [argument.name for argument in arguments]
+        self._output_names = [argument.name for argument in session.get_outputs()]
+        self._inputs: dict[str, Any] = {}
+        self._outputs: dict[str, OrtValue | None] = {}
+        self._devices: dict[str, Driver | None] = {}
+        self._results: dict[str, OrtValue] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
+        """Use an array as input; it is read at each run."""
+        self._bind_input(name, np.asarray(arr_on_cpu))
+
+    def bind_input(
+        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+    ) -> None:
+        """Use memory by address, which must stay valid and hold `shape` elements. A DLPack object is safer: pass it
+        to `bind_ortvalue_input` through `OrtValue.from_dlpack`."""
+        driver = device_of(device_type, device_id)
+        self._bind_input(name, _memory(element_type, shape, buffer_ptr, driver))
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Use an OrtValue as input."""
+        self._bind_input(name, ortvalue if isinstance(ortvalue, OrtValue) else OrtValue(value_from_dlpack(ortvalue)))
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Ask for an output on a device; with `buffer_ptr`, `element_type` and `shape`, write it there."""
+        driver = device_of(device_type, device_id)
+        _check_name("output", name, self._output_names)
+        self._devices[name] = driver
+        if buffer_ptr is None:
+            self._outputs[name] = None
+            return
+        if element_type is None or shape is None:
+            raise InvalidArgument(
+                f"output {name!r} is bound to memory without type or shape", "both are needed", "pass both"
+            )
+        self._outputs[name] = OrtValue(_memory(element_type, shape, buffer_ptr, driver))
+
+    def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
+        """Write an output into an OrtValue."""
+        _check_name("output", name, self._output_names)
+        if not isinstance(ortvalue, OrtValue):
+            kind = type(ortvalue).__name__
+            raise InvalidArgument(f"a {kind} for output {name!r}", "results go to OrtValues", "pass one")
+        self._outputs[name] = ortvalue
+
+    def clear_binding_inputs(self) -> None:
+        """Forget all inputs."""
+        self._inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget all outputs."""
+        self._outputs.clear()
+        self._devices.clear()
+        self._results.clear()
+
+    def synchronize_inputs(self) -> None:
+        """Wait until what others do on the GPUs of bound inputs is done, as with memory that is bound by address."""
+        for driver in _drivers(self._inputs.values()):
+            driver.settle()
+
+    def synchronize_outputs(self) -> None:
+        """Nothing to wait for: results are there when a run returns."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """Results of the last run, in the order in which they were bound."""
+        return list(self._results.values())
+
+    get_outputs_as_ortvaluevector = get_outputs
+
+    def copy_outputs_to_cpu(self) -> list[Any]:
+        """Copies of the results of the last run."""
+        found = on_host([value.value for value in self._results.values()])
+        return [np.array(value) if isinstance(value, np.ndarray) else value for value in found]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Outputs that were bound, in order."""
+        return list(self._outputs)
+
+    def feed(self) -> dict[str, Any]:
+        """The bound inputs."""
+        return dict(self._inputs)
+
+    def accept(self, names: Sequence[str], results: Sequence[Any]) -> None:
+        """Take the results of a run. Raises InputError: a result does not fit the memory bound for it."""
+        self._results = {}
+        wanted = [self._placed(name, result) for name, result in zip(names, results, strict=True)]
+        for name, result in zip(names, on_host(wanted), strict=True):
+            self._results[name] = result if isinstance(result, OrtValue) else OrtValue(result)
+        for driver in _drivers(self._results.values()):
+            driver.synchronize()
+        for value in self._results.values():
+            if isinstance(value.value, DeviceTensor):
+                value.value.region.verify()
+
+    def _placed(self, name: str, result: Any) -> Any:
+        """A result where it was asked for, as an OrtValue; itself if it is yet to be copied to the host."""
+        bound, driver = self._outputs.get(name), self._devices.get(name)
+        if bound is not None:
+            bound.update_inplace(result)
+            return bound
+        if driver is None or (isinstance(result, DeviceTensor) and result.region.driver is driver):
+            return result if driver is None else OrtValue(result)
+        (array,) = on_host([result])
+        return OrtValue(upload(driver, array) if isinstance(array, np.ndarray) and not array.dtype.hasobject else array)
+
+    def _bind_input(self, name: str, value: Any) -> None:
+        _check_name("input", name, self._input_names)
+        self._inputs[name] = value
+
+
+def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise InvalidArgument(
+            f"failed to find {kind} {name!r}", f"the model's {kind}s are {', '.join(known)}", "rename it"
+        )
+
+
+def _drivers(values: Iterable[Any]) -> list[Driver]:
+    """The devices that values lie on, each once."""
+    bare = [value.value if isinstance(value, OrtValue) else value for value in values]
+    return list({id(one.region.driver): one.region.driver for one in bare if isinstance(one, DeviceTensor)}.values())
+
+
+def _memory(element_type: Any, shape: Sequence[int], address: int, driver: Driver | None) -> Any:
+    """An array over memory that the caller vouches for."""
+    dtype, count = element_dtype(element_type), math.prod(shape)
+    # Libraries give empty arrays no address.
+    if address < 0 or (address == 0 and count) or any(size < 0 for size in shape):
+        raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
+    if not count:
+        return np.zeros(tuple(shape), dtype) if driver is None else empty(driver, shape, dtype)
+    if driver is not None:
+        nbytes = count * dtype.itemsize
+        return DeviceTensor(Region(driver, driver.borrow(address, nbytes)), 0, shape, dtype)
+    buffer = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(buffer), dtype, count).reshape(tuple(shape))
+
+
+SessionIOBinding = IOBinding

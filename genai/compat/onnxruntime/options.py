@@ -1,0 +1,363 @@
+"""Options of sessions and runs, under onnxruntime's names.
+
+What steers only onnxruntime's own machinery (memory arena and patterns, inter-op threads, log identifiers) is accepted
+and has no effect here, which docs/session.md says; everything else is obeyed or raises (`check_entries`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, OptionError, did_you_mean, whole_number
+from ...onnx.rewrites.base import Level
+from ..refused import REASONS, refusing_method
+from .adapter_format import LoraAdapter
+from .errors import typed_errors
+
+if TYPE_CHECKING:
+    from .values import OrtValue
+
+
+class GraphOptimizationLevel(IntEnum):
+    """How far the graph may be rewritten; each level includes those before it."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+    @property
+    def level(self) -> Level:
+        """The rewrites' own name for it."""
+        return Level(min(int(self), int(Level.ALL)))
+
+
+class ExecutionMode(IntEnum):
+    """Kept for scripts: steps always run one after another, and kernels share their work among threads."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(IntEnum):
+    """Kept for scripts: nodes run in the order of the graph."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+class _Entries:
+    """Key-value entries of onnxruntime's configuration."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, str] = {}
+
+    def _add(self, key: str, value: str) -> None:
+        """Add an entry of onnxruntime's configuration, or ours, "session.max_value_bytes", which limits what a single
+        value of the graph may take. What a session does not obey is refused when it is made (docs/session.md); entries
+        of runs have no effect here."""
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise OptionError(
+                f"config entry {key!r}: {value!r}", "keys and values of config entries are strings", "pass str(value)"
+            )
+        self._entries[key] = value
+
+    def _get(self, key: str) -> str:
+        """An entry that was added. Raises OptionError: there is none of that key."""
+        if key not in self._entries:
+            raise OptionError(
+                f"there is no config entry {key!r}",
+                f"set are: {', '.join(sorted(self._entries)) or 'none'}",
+                "add it first",
+            )
+        return self._entries[key]
+
+
+@typed_errors
+class SessionOptions(_Entries):
+    """Options of an InferenceSession.
+
+    Attributes:
+        intra_op_num_threads: threads that share a kernel's work; 0 = the physical cores.
+        graph_optimization_level: how far the graph may be rewritten.
+        optimized_model_filepath: where to write the rewritten model; "" = nowhere.
+        enable_profiling: record every step; `InferenceSession.end_profiling` writes the trace.
+        profile_file_prefix: how the trace's file name begins.
+
+    Without effect, for scripts written for onnxruntime: enable_cpu_mem_arena, enable_mem_pattern, enable_mem_reuse,
+    execution_mode, execution_order, inter_op_num_threads, log_severity_level, log_verbosity_level, logid and
+    use_deterministic_compute (runs are always deterministic). With use_per_session_threads False the number of threads
+    is that of `set_global_thread_pool_sizes`.
+    """
+
+    enable_cpu_mem_arena: bool = True
+    enable_mem_pattern: bool = True
+    enable_mem_reuse: bool = True
+    enable_profiling: bool = False
+    execution_mode: ExecutionMode = ExecutionMode.ORT_SEQUENTIAL
+    execution_order: ExecutionOrder = ExecutionOrder.DEFAULT
+    graph_optimization_level: GraphOptimizationLevel = GraphOptimizationLevel.ORT_ENABLE_ALL
+    inter_op_num_threads: int = 0
+    intra_op_num_threads: int = 0
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    logid: str = ""
+    optimized_model_filepath: str = ""
+    profile_file_prefix: str = "onnxruntime_profile_"
+    use_deterministic_compute: bool = False
+    use_per_session_threads: bool = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._dims_by_name: dict[str, int] = {}
+        self._dims_by_denotation: dict[str, int] = {}
+        self._initializers: dict[str, Any] = {}
+        self._external_files: dict[str, bytes] = {}
+        self._providers: list[tuple[str, dict[str, Any]]] = []
+        self._load_cancelled = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in _SESSION_OPTIONS:
+            raise OptionError(
+                f"SessionOptions has no option {name!r}", f"it has {', '.join(sorted(_SESSION_OPTIONS))}", "rename it"
+            )
+        kind = _SESSION_OPTIONS.get(name)
+        object.__setattr__(self, name, value if kind is None else _checked("SessionOptions", name, kind, value))
+
+    add_session_config_entry, get_session_config_entry = _Entries._add, _Entries._get
+
+    def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
+        """Give every dimension of this symbolic name a fixed extent."""
+        self._dims_by_name[name] = _extent(name, value)
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
+        """Give every dimension of this denotation (such as DATA_BATCH) a fixed extent."""
+        self._dims_by_denotation[denotation] = _extent(denotation, value)
+
+    def add_initializer(self, name: str, value: OrtValue) -> None:
+        """Put a value in place of the initializer of that name."""
+        self._initializers[name] = value
+
+    def add_external_initializers(self, names: list[str], values: list[OrtValue]) -> None:
+        """Put values in place of several initializers."""
+        if len(names) != len(values):
+            raise OptionError(f"{len(names)} names and {len(values)} values", "each needs the other", "check the lists")
+        self._initializers.update(zip(names, values, strict=True))
+
+    def add_external_initializers_from_files_in_memory(
+        self, file_names: list[str], buffers: list[bytes], lengths: list[int]
+    ) -> None:
+        """Give the contents of external data files, which then need not exist."""
+        if not len(file_names) == len(buffers) == len(lengths):
+            raise OptionError(
+                f"{len(file_names)} names, {len(buffers)} buffers and {len(lengths)} lengths",
+                "each file needs all three",
+                "check the lists",
+            )
+        for name, buffer, length in zip(file_names, buffers, lengths, strict=True):
+            self._external_files[name] = bytes(memoryview(buffer)[:length])
+
+    def add_provider(self, provider_name: str, options: dict[str, Any] | None = None) -> None:
+        """Ask for an execution provider; see `InferenceSession`."""
+        self._providers.append((provider_name, dict(options or {})))
+
+    def set_load_cancellation_flag(self, value: bool) -> None:
+        """True calls off loading, also from another thread while it goes on: ModelLoadCanceled."""
+        self._load_cancelled = bool(value)
+
+    add_provider_for_devices = refusing_method("add_provider_for_devices", REASONS["OrtEpDevice"])
+    clear_ep_context_data_read_func = refusing_method("clear_ep_context_data_read_func", REASONS["ModelCompiler"])
+    set_ep_context_data_read_func = refusing_method("set_ep_context_data_read_func", REASONS["ModelCompiler"])
+    set_provider_selection_policy = refusing_method("set_provider_selection_policy", REASONS["OrtEpDevice"])
+    set_provider_selection_policy_delegate = refusing_method(
+        "set_provider_selection_policy_delegate", REASONS["OrtEpDevice"]
+    )
+
+    def has_providers(self) -> bool:
+        """Whether `add_provider` was called."""
+        return bool(self._providers)
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Native operator libraries are refused: they are code for onnxruntime's own interface.
+
+        Raises:
+            OptionError: always.
+        """
+        raise OptionError(
+            f"custom operator library {path!r}",
+            "native libraries for onnxruntime cannot be loaded here",
+            "register the operators in Python with @genai.register_op",
+        )
+
+
+@typed_errors
+class RunOptions(_Entries):
+    """Options of one run.
+
+    Attributes:
+        terminate: set it from another thread to stop the run between two steps.
+        logid, log_severity_level, log_verbosity_level, only_execute_path_to_fetches: without effect.
+    """
+
+    terminate: bool = False
+    logid: str = ""
+    log_severity_level: int = -1
+    log_verbosity_level: int = 0
+    only_execute_path_to_fetches: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in _RUN_OPTIONS:
+            raise OptionError(f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "rename it")
+        kind = _RUN_OPTIONS.get(name)
+        object.__setattr__(self, name, value if kind is None else _checked("RunOptions", name, kind, value))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._adapters: list[LoraAdapter] = []
+
+    def add_active_adapter(self, adapter: LoraAdapter) -> None:
+        """Let the arrays of an adapter stand for inputs that are not fed; of two with one name the later counts.
+
+        Raises:
+            InputError: it is no LoraAdapter, or none was loaded into it.
+        """
+        if not isinstance(adapter, LoraAdapter) or adapter.arrays is None:
+            raise InputError(
+                f"the adapter is {'empty' if isinstance(adapter, LoraAdapter) else 'a ' + type(adapter).__name__}",
+                "its arrays stand for inputs of the model", "pass a LoraAdapter on which Load(path) was called",
+            )  # fmt: skip
+        self._adapters.append(adapter)
+
+    @property
+    def adapter_values(self) -> dict[str, NDArray[Any]]:
+        """The arrays of the active adapters by name."""
+        return {name: array for adapter in self._adapters for name, array in (adapter.arrays or {}).items()}
+
+    add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
+
+
+_RUN_OPTIONS = {name: type(getattr(RunOptions, name)) for name in sorted(RunOptions.__annotations__)}
+_SESSION_OPTIONS = {name: type(getattr(SessionOptions, name)) for name in SessionOptions.__annotations__}
+# The numbers that onnxruntime's levels of logging have; -1 leaves the choice to the environment, or the session.
+_SEVERITIES = range(-1, 5)
+
+
+def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
+    """A value as an option takes it: what onnxruntime converts is converted, what it refuses is an OptionError."""
+    wanted, why = f"give a {kind.__name__}", f"it is a {kind.__name__}"
+    if kind is str and isinstance(value, str | Path | bytes):
+        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    if issubclass(kind, IntEnum):
+        # onnxruntime converts no numbers: 99 may be a slip, GraphOptimizationLevel.ORT_ENABLE_ALL is none.
+        if isinstance(value, kind):
+            return value
+        members = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
+        why, wanted = f"it is a member of {kind.__name__}", f"give one of {members}"
+    elif kind is bool and (value is None or isinstance(value, int | float | np.generic)):
+        return bool(value)
+    elif kind is int and isinstance(value, int | np.integer) and not isinstance(value, bool):
+        number = int(value)
+        if name.endswith("num_threads") and number < 0:
+            why, wanted = "it must not be negative", "give a number of threads, or 0 for one per core"
+        elif name == "log_severity_level" and number not in _SEVERITIES:
+            why, wanted = "it is from 0 (everything) to 4 (fatal errors only), or -1 (as it was)", "give one of these"
+        elif abs(number) >= 1 << 31:
+            why, wanted = "it is a number of 32 bits", "give a smaller one"
+        else:
+            return number
+    raise OptionError(f"{owner}.{name} = {value!r:.80} of type {type(value).__name__}", why, wanted)
+
+
+def _extent(name: str, value: int) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+        raise OptionError(f"dimension {name!r} = {value!r}", "an extent is a whole number from 0", "give one")
+    return int(value)
+
+
+MAX_VALUE_BYTES = "session.max_value_bytes"
+WEIGHTS_FILE = "session.optimized_model_external_initializers_file_name"
+WEIGHTS_LEAST_BYTES = "session.optimized_model_external_initializers_min_size_in_bytes"
+WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
+KEEPS_QDQ = "session.disable_quant_qdq"
+RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
+OBEYED = frozenset({MAX_VALUE_BYTES, WEIGHTS_FILE, WEIGHTS_LEAST_BYTES, WEIGHTS_FOLDER, KEEPS_QDQ, RECORDS_ASSIGNMENT})
+
+# They steer onnxruntime's memory, threads and own rewrites; no result and no file depends on them.
+_WITHOUT_EFFECT = frozenset(
+    """
+    optimization.constant_folding_max_output_size_in_bytes optimization.enable_cast_chain_elimination
+    optimization.minimal_build_optimizations session.allow_released_opsets_only session.debug_layout_transformation
+    session.disable_aot_function_inlining session.disable_double_qdq_remover session.disable_model_compile
+    session.disable_prepacking session.disable_qdq_constant_folding session.dynamic_block_base
+    session.enable_dq_matmulnbits_fusion session.enable_quant_qdq_cleanup session.enable_saved_runtime_optimizations
+    session.fail_on_suboptimal_compiled_model session.force_spinning_stop session.function_expansion_byte_limit
+    session.function_expansion_node_limit session.graph_optimizations_loop_level session.kernel_dispatch_policy
+    session.prepack.enable_parallel session.qdq_matmulnbits_accuracy_level session.qdq_matmulnbits_block_size
+    session.qdqisint8allowed session.use_device_allocator_for_initializers session.use_env_allocators
+    session.use_external_initializer_file_buffers_directly session.use_ort_model_bytes_directly
+    session.use_ort_model_bytes_for_initializers session.x64quantprecision
+    """.split()
+)
+_PREFIXES_WITHOUT_EFFECT = (
+    "arena.", "ep.cpu.", "ep.cuda.", "memory.", "mlas.", "session.external_data_loader.", "session.inter_op.",
+    "session.intra_op.", "session.moe.offload.",
+)  # fmt: skip
+
+_ORT_FORMAT = "models are read and written in ONNX's own format"
+_ONE_PROVIDER = "nodes are divided among providers by what each supports"
+_NO_CONTEXT = "no provider here keeps compiled models"
+# Key -> values that ask for nothing, and why others are refused.
+_REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "ep.context_embed_mode": (("0",), _NO_CONTEXT),
+    "ep.context_enable": (("0",), _NO_CONTEXT),
+    "ep.context_file_path": ((), _NO_CONTEXT),
+    "ep.context_model_external_initializers_file_name": ((), _NO_CONTEXT),
+    "optimization.disable_specified_optimizers": ((), "rewrites are chosen by graph_optimization_level alone"),
+    "optimization.enable_gelu_approximation": (("0",), "GELU is computed as the model defines it"),
+    "session.collect_node_memory_stats_to_file": ((), "no such file is written"),
+    "session.compile_only": (("0",), _NO_CONTEXT),
+    "session.disable_cpu_ep_fallback": (("0",), "what no provider takes always runs on the CPU"),
+    "session.intra_op_thread_affinities": ((), "threads are not bound to processors"),
+    "session.layer_assignment_settings": ((), _ONE_PROVIDER),
+    "session.load_model_format": (("ONNX",), _ORT_FORMAT),
+    "session.name_based_layer_assignment": ((), _ONE_PROVIDER),
+    "session.node_partition_config_file": ((), _ONE_PROVIDER),
+    "session.resource_cuda_partitioning_settings": ((), _ONE_PROVIDER),
+    "session.save_external_prepacked_constant_initializers": (("0",), "packed weights are not written to files"),
+    "session.save_model_format": (("ONNX",), _ORT_FORMAT),
+    "session.set_denormal_as_zero": (("0",), "denormal numbers are computed with, not replaced"),
+    "session.strict_shape_type_inference": (("0",), "shapes that contradict each other are refused where they matter"),
+}
+
+
+def check_entries(entries: Mapping[str, str]) -> None:
+    """Look through the entries of a session's options; unknown ones are warned about.
+
+    Raises:
+        OptionError: an entry asks for what is not there, or an obeyed one has an impossible value.
+    """
+    for key, value in entries.items():
+        harmless, why = _REFUSED.get(key, ((), ""))
+        if why and value not in ("", *harmless):
+            raise OptionError(f"config entry {key} = {value!r}", why, "leave it out")
+        if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
+            hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
+            warnings.warn(f"the config entry {key!r} is unknown and has no effect; {hint}", stacklevel=6)
+    for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
+        if key in entries and whole_number(entries[key]) is None:
+            raise OptionError(f"config entry {key} = {entries[key]!r:.80}", "it is a number of bytes", "correct it")
+    for key in (KEEPS_QDQ, RECORDS_ASSIGNMENT):
+        if entries.get(key, "0") not in ("0", "1"):
+            raise OptionError(f"config entry {key} = {entries[key]!r}", "it is '0' or '1'", "correct it")
+    folder = entries.get(WEIGHTS_FOLDER)
+    if folder is not None and not Path(folder).is_dir():
+        raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")

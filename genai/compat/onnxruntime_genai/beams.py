@@ -1,0 +1,180 @@
+"""BeamGenerator: a Generator with num_beams above 1, as onnxruntime-genai runs it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine.beam_batch import BeamOutput, BeamSearch, advance_all
+from ...engine.beams import BeamOptions, OrtGenaiBeams
+from ...engine.sampling.params import SamplingParams
+from ...engine.sampling.plan import plan_sampling
+from ...errors import ContextOverflowError, InputError, StateError
+from ...models.model import Model
+from .generator import Generator, GeneratorParams
+from .log import log
+from .token_rows import token_rows
+
+
+class BeamGenerator(Generator):
+    """A beam search per prompt of the batch; made by Generator(model, params) where num_beams is above 1.
+
+    get_sequence(i) gives the outputs, num_return_sequences per prompt, the best first, once the search is over. Before
+    that, reading one ends it, as there: what runs counts as finished.
+
+    Raises:
+        OptionError: more sequences to return than beams, or do_sample.
+    """
+
+    def __init__(self, model: Model, params: GeneratorParams) -> None:
+        super().__init__(model, params)
+        options = self._options
+        self._beam_options = BeamOptions(
+            options["num_beams"], options["length_penalty"], options["early_stopping"], options["num_return_sequences"]
+        )
+        # What draws has no meaning, and the seed neither.
+        sampling = SamplingParams.from_search_options({**options, "do_sample": False, "random_seed": -1})
+        self._plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        self._searches: list[BeamSearch] = []
+        self._prompts: list[list[int]] = []
+        self._beam_tokens: NDArray[np.int32] | None = None
+
+    def append_tokens(self, tokens: Any) -> None:
+        """Append the prompts, once; see Generator.append_tokens. Rows of an array that end in pad_token_id lose it."""
+        self._check_running()
+        if self._searches:
+            raise StateError(
+                "append_tokens after the search began", "its beams have gone different ways", "make a new Generator"
+            )
+        config = self._model.config.model
+        rows = token_rows(tokens, len(self._sequences), config.vocab_size, config.pad_token_id)
+        longest = max(map(len, rows))
+        if longest > self.max_length:
+            raise ContextOverflowError(
+                f"{longest} tokens exceed max_length {self.max_length}",
+                f"the model's context_length is {config.context_length}",
+                "shorten the prompt, or raise max_length if the context allows",
+            )
+        for row, sequence in zip(rows, self._sequences, strict=True):
+            sequence.append(row)
+        self._prompts = rows
+        self._searches = [self._search(row, sequence) for row, sequence in zip(rows, self._sequences, strict=True)]
+        last = [row[-1] for row in rows for _ in range(self._beam_options.num_beams)]
+        self._beam_tokens = np.array(last, np.int32)
+        log("append_next_tokens", "{count}, token_count {width}", count=longest, width=longest)
+
+    def _search(self, prompt: list[int], sequence: Any) -> BeamSearch:
+        # Shorter prompts are filled up to the longest one there, and count with their fill.
+        room = self.max_length - max(map(len, self._prompts)) + len(prompt)
+        policy = OrtGenaiBeams[BeamOutput](self._beam_options, len(prompt), room, self._plan.stop_ids)
+        return BeamSearch(self._decoder, self._model.sampler, sequence, self._plan, policy)
+
+    def generate_next_token(self) -> None:
+        """One step of all beams; after the end, nothing.
+
+        Raises:
+            StateError: nothing was appended yet.
+        """
+        self._check_running()
+        self._begun()
+        if self.is_done():
+            return
+        chosen = advance_all(self._decoder, self._searches, self._options["chunk_size"] or None)
+        self._open = [beam.sequence for search in self._searches for beam in search.beams]
+        pad, count = self._pad_token(), self._beam_options.num_beams
+        shown = [[one.token for one in row] + [pad] * (count - len(row)) for row in chosen]
+        self._beam_tokens = np.array(shown, np.int32).reshape(-1)
+
+    def is_done(self) -> bool:
+        """Whether no search can find better outputs, or they have max_length tokens."""
+        return bool(self._searches) and all(
+            search.policy.is_done or search.policy.length >= search.policy.max_length for search in self._searches
+        )
+
+    def _begun(self) -> list[BeamSearch]:
+        if not self._searches:
+            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+        return self._searches
+
+    def get_next_tokens(self) -> NDArray[np.int32]:
+        """The last token of each beam, int32 [B * num_beams], the best beam of each prompt first.
+
+        Raises:
+            StateError: nothing was appended yet.
+        """
+        self._begun()
+        assert self._beam_tokens is not None
+        return self._beam_tokens.copy()
+
+    def get_sequence(self, index: int) -> NDArray[np.int32]:
+        """Prompt and output, int32 [L], without the EOS: that of rank i % num_return_sequences of its prompt.
+
+        Raises:
+            InputError: index outside 0..B * num_return_sequences - 1. StateError: nothing was appended yet.
+        """
+        searches, wanted = self._begun(), self._beam_options.num_return_sequences
+        most = len(searches) * wanted
+        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < most:
+            raise InputError(f"get_sequence({index!r})", f"there are {most} outputs", f"use 0 to {most - 1}")
+        prompt, rank = divmod(int(index), wanted)
+        self._conclude()
+        finished = searches[prompt].policy.finished
+        if rank >= len(finished):
+            why = "masks and a small vocabulary left no more beams"
+            raise StateError(f"prompt {prompt} has {len(finished)} outputs", why, "ask for fewer")
+        output = finished[rank][1]
+        return np.array([*self._prompts[prompt], *output.tokens], np.int32)
+
+    def get_scores(self) -> NDArray[np.float64]:
+        """Scores of the outputs, float64 [B * num_return_sequences]: log-probability by length ** length_penalty."""
+        self._begun()
+        self._conclude()
+        wanted = self._beam_options.num_return_sequences
+        return np.array([score for search in self._searches for score, _ in search.policy.finished[:wanted]])
+
+    def _conclude(self) -> None:
+        for search in self._searches:
+            if not search.policy.is_done:
+                search.conclude()
+
+    def token_count(self) -> int:
+        """Tokens of each running beam, prompt included; 0 before the prompt."""
+        return max((search.policy.length for search in self._searches), default=0)
+
+    def close(self) -> None:
+        """See Generator.close."""
+        for search in getattr(self, "_searches", ()):
+            search.close()
+        super().close()
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise StateError(
+            f"{call} with num_beams = {self._beam_options.num_beams}",
+            "the beams of a search are no sequences that the caller could change or take one by one",
+            "leave it out, or use num_beams = 1",
+        )
+
+    def _without_beams(self, call: str) -> Generator:
+        self._refuse(call)
+
+    def rewind_to(self, length: int) -> None:
+        """Raises StateError: beams cannot go back."""
+        self._refuse("rewind_to")
+
+    def get_logits(self) -> NDArray[np.float32]:
+        """Raises StateError: logits of a step are gone when beams were chosen."""
+        self._refuse("get_logits")
+
+    def set_logits(self, logits: Any) -> None:
+        """Raises StateError: see get_logits."""
+        self._refuse("set_logits")
+
+    def get_output(self, name: str) -> NDArray[np.float32]:
+        """Raises StateError: see get_logits."""
+        self._refuse("get_output")
+
+    def get_input(self, name: str) -> NDArray[Any]:
+        """Raises StateError: see get_logits."""
+        self._refuse("get_input")

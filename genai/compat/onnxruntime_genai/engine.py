@@ -1,0 +1,444 @@
+"""Engine and Request: the conversations of onnxruntime-genai's continuous batching, over our engine.
+
+A request keeps its tokens and their keys and values from turn to turn. `Engine.run` computes a step of all turns that
+run, and gives what happened as events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntFlag
+from typing import Any
+
+import numpy as np
+
+from ...common.single import Single
+from ...engine.adapter_mix import AdapterMix
+from ...engine.decoder import Logits
+from ...engine.engine import Engine as Core
+from ...engine.sampling.batch import TokenLogprob
+from ...engine.sampling.params import SamplingParams
+from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
+from ...engine.sampling.strings import StopStrings
+from ...errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError, kind_of
+from ...models.model import Model
+from ...text.tokenizer import Tokenizer, TokenizerStream
+from ...text.vocabulary import guidance_of
+from ..refused import GENERATING_PAGE, refusing_method
+from .token_rows import token_row
+from .turn_options import RequestOptions, TurnOptions
+
+# As many turns as onnxruntime-genai runs side by side where a folder does not say.
+_MOST_RUNNING, _MOST_SCHEDULED = 16, 256
+
+
+class EngineEventFlags(IntFlag):
+    """What an event says."""
+
+    NONE = 0
+    TOKEN = 1
+    TURN_FINISHED = 2
+    CAPACITY_BLOCKED = 4
+    FAILED = 8
+    RETRYABLE = 16
+
+
+FinishReason = Enum(
+    "FinishReason",
+    "NONE EOS STOP_STRING MAX_GENERATED_TOKENS MAX_SESSION_TOKENS CANCELLED FAILED",
+    module=__name__,
+    start=0,
+)
+EngineErrorCode = Enum(
+    "EngineErrorCode",
+    "NONE CAPACITY_DEFERRED EXECUTION_CAPACITY_EXCEEDED RETRYABLE_EXECUTION REQUEST_UNSERVICEABLE "
+    "ENGINE_CONTRACT_FAILURE ENGINE_EXECUTION_FAILURE",
+    module=__name__,
+    start=0,
+)
+
+
+@dataclass(frozen=True)
+class TurnUsage:
+    """Tokens of a turn; zeros before its end. cached_prompt_tokens were in the cache."""
+
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EngineEvent:
+    """What happened to a turn.
+
+    Attributes:
+        token: that was generated; None in an event without one, such as an EOS.
+        matched_stop_string_index: which stop string ended it. error: what ended it, where it failed.
+    """
+
+    request: Request
+    turn_id: int
+    token: int | None
+    flags: EngineEventFlags
+    finish_reason: Any = FinishReason.NONE
+    error_code: Any = EngineErrorCode.NONE
+    matched_stop_string_index: int | None = None
+    usage: TurnUsage = field(default_factory=TurnUsage)
+    error: BaseException | None = None
+
+
+class EngineEventBuffer(Sequence[EngineEvent]):
+    """The events of a run; made by Engine.create_event_buffer."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._events: list[EngineEvent] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._events[index]
+
+    def fill(self, events: deque[EngineEvent]) -> None:
+        """Take as many as fit, in place of those before."""
+        self._events = [events.popleft() for _ in range(min(self.capacity, len(events)))]
+
+
+@dataclass(frozen=True)
+class EngineCapabilities:
+    """Limits: turns side by side, tokens of a request, tokens of a step."""
+
+    configured_max_batch_size: int
+    max_request_length: int
+    max_scheduled_tokens: int
+
+
+class RequestEngine(Single):
+    """Runs requests of a model side by side. All calls come from the thread that made it.
+
+    Args:
+        model: the model.
+
+    >>> import genai as og                                    # doctest: +SKIP
+    >>> engine = og.Engine(model)                             # doctest: +SKIP
+    >>> events = engine.create_event_buffer(16)               # doctest: +SKIP
+    >>> request = engine.create_request()                     # doctest: +SKIP
+    >>> turn = request.begin_turn(tokenizer.encode("Hi"))     # doctest: +SKIP
+    >>> while engine.has_pending_requests():                  # doctest: +SKIP
+    ...     for event in engine.run(events):
+    ...         print(event.token, event.finish_reason)
+    """
+
+    def __init__(self, model: Model) -> None:
+        if not isinstance(model, Model):
+            raise InputError(f"Engine needs a Model, not {type(model).__name__}", "it runs one", "pass a Model")
+        self.model = model
+        self._core = Core(model.decoder, model.sampler, _MOST_RUNNING)
+        self._events: deque[EngineEvent] = deque()
+        self._thread = threading.get_ident()
+        self._tokenizer: Tokenizer | None = None
+
+    def create_request(self, *, options: RequestOptions | None = None) -> Request:
+        """A new conversation."""
+        self._check_thread()
+        if options is not None and not isinstance(options, RequestOptions):
+            raise InputError(f"options is {kind_of(options)}", "RequestOptions are expected", "pass them")
+        limit = 0 if options is None else options.max_session_tokens
+        if limit > self.model.context_size:
+            raise OptionError(
+                f"max_session_tokens = {limit}", f"the context holds {self.model.context_size}", "use at most that"
+            )
+        return Request(self, limit or self.model.context_size)
+
+    def create_event_buffer(self, capacity: int) -> EngineEventBuffer:
+        """Room for so many events of a run; those that do not fit come with the next one."""
+        if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
+            raise OptionError(f"capacity = {capacity!r:.40}", "a whole number of at least 1 is expected", "pass one")
+        return EngineEventBuffer(int(capacity))
+
+    def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:
+        """Compute a step, if no events wait, and fill the buffer with what happened; returns it.
+
+        Raises:
+            StateError: another thread calls, or the model was closed.
+        """
+        self._check_thread()
+        if not isinstance(buffer, EngineEventBuffer):
+            raise InputError(
+                f"run({type(buffer).__name__})", "an EngineEventBuffer is expected", "use create_event_buffer"
+            )
+        _ = self.model.decoder
+        if not self._events and self._core.has_work:
+            self._core.step()
+        buffer.fill(self._events)
+        return buffer
+
+    def has_pending_requests(self) -> bool:
+        """Whether a turn runs or waits, or events wait to be taken."""
+        return bool(self._events) or self._core.has_work
+
+    def get_capabilities(self) -> EngineCapabilities:
+        """See EngineCapabilities."""
+        budget = min(self.model.decoder.token_budget, _MOST_SCHEDULED)
+        return EngineCapabilities(_MOST_RUNNING, self.model.context_size, budget)
+
+    def max_draft_tokens_per_proposal(self) -> int:
+        """0: callers cannot propose tokens."""
+        return 0
+
+    get_speculative_stats = refusing_method(
+        "get_speculative_stats", "it guesses nothing; LLM(speculation=…) does", GENERATING_PAGE
+    )
+
+    # --- for requests ------------------------------------------------------------------------------------------------
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise StateError(
+                "Engine operations must be called from the Engine owner thread.",
+                "another thread made this engine, and a step may be in progress there",
+                "make the engine on the thread that runs it, or use LLM, which any thread may call",
+            )
+
+    def _submit(self, turn: _Turn) -> None:
+        self._core.submit(turn)
+
+    def _say(self, event: EngineEvent) -> None:
+        self._events.append(event)
+
+    def _stream(self) -> TokenizerStream:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self.model)
+        return self._tokenizer.create_stream()
+
+
+Engine = RequestEngine
+"""Its name in that API."""
+
+
+class Request(Single):
+    """A conversation: its turns follow each other. Made by Engine.create_request.
+
+    Attributes:
+        engine: that runs it. max_session_tokens: most tokens of all its turns.
+    """
+
+    def __init__(self, engine: Engine, max_session_tokens: int) -> None:
+        self.engine, self.max_session_tokens = engine, max_session_tokens
+        self._tokens: list[int] = []
+        self._kept: Any = None  # the sequence between two turns
+        self._starts: dict[int, int] = {}  # tokens before each turn
+        self._turn: _Turn | None = None
+        self._seed: int | None = None
+        self._closed = False
+
+    def begin_turn(self, tokens: Any, turn_options: TurnOptions | None = None) -> int:
+        """Append tokens and let the model answer; returns the turn's id, 1 for the first.
+
+        Raises:
+            StateError: a turn is in progress, or the request is closed.
+            InputError: no tokens, or ids outside the vocabulary. OptionError: options that contradict each other.
+            ContextOverflowError: they leave no room for an answer.
+        """
+        self._check_open()
+        if self._turn is not None:
+            raise StateError(
+                "BeginTurn is only valid for a new request or after the current turn is complete.",
+                "one turn of a request runs at a time",
+                "run the engine until its TURN_FINISHED event, or cancel it",
+            )
+        if turn_options is not None and (not isinstance(turn_options, TurnOptions) or turn_options.request is not self):
+            raise InputError("turn_options are not of this request", "they depend on it", "make TurnOptions(request)")
+        options = TurnOptions(self) if turn_options is None else turn_options
+        new = token_row(tokens, self.engine.model.config.model.vocab_size)
+        if len(self._tokens) + len(new) >= self.max_session_tokens:
+            raise ContextOverflowError(
+                f"{len(new)} tokens after {len(self._tokens)}",
+                f"the request may have {self.max_session_tokens} tokens, the answer included",
+                "shorten them, rewind to the start of a turn, or begin a new request",
+            )
+        params = options.sampling()
+        turn_id = len(self._starts) + 1
+        self._turn = _Turn(self, turn_id, [*self._tokens, *new], len(self._tokens), params, options)
+        self._starts[turn_id] = len(self._tokens)
+        self.engine._submit(self._turn)
+        return turn_id
+
+    def cancel_turn(self, turn_id: int) -> bool:
+        """Let a turn end where it is, with the next run; False if it does not run."""
+        self._check_open()
+        if self._turn is None or self._turn.turn_id != turn_id:
+            return False
+        self._turn.cancelled = True
+        return True
+
+    def rewind_to_start_of_turn(self, turn_id: int) -> None:
+        """Forget a turn and those after it.
+
+        Raises:
+            StateError: a turn is in progress. InputError: there is no such turn.
+        """
+        self._check_open()
+        if self._turn is not None:
+            raise StateError("a turn is in progress", "only completed turns can be taken back", "cancel it first")
+        if turn_id not in self._starts:
+            known = ", ".join(map(str, self._starts)) or "none"
+            raise InputError(f"Cannot rewind to unknown Turn ID {turn_id}.", f"turns: {known}", "give one of these")
+        start = self._starts[turn_id]
+        self._starts = {turn: begin for turn, begin in self._starts.items() if turn < turn_id}
+        del self._tokens[start:]
+        if self._kept is not None:
+            self._kept.rewind(start)
+
+    set_draft_tokens = refusing_method(
+        "set_draft_tokens", "tokens are proposed by the engine itself, not by callers", GENERATING_PAGE
+    )
+
+    def close(self) -> None:
+        """End the conversation and give its part of the cache back; a turn in progress is cancelled."""
+        self.engine._check_thread()
+        self._closed = True
+        if self._turn is not None:
+            self._turn.cancelled = True
+        self._drop()
+
+    def _check_open(self) -> None:
+        self.engine._check_thread()
+        if self._closed:
+            raise StateError("Cannot use a closed request.", "close() gave its tokens back", "create another request")
+
+    def _drop(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
+
+    def _seed_of(self, options: TurnOptions, params: SamplingParams) -> int:
+        """The seed of a turn: a request goes on with its own, as positions differ."""
+        if options.seed is not None or self._seed is None:
+            self._seed = request_seed(params) if options.seed is None else options.seed
+        return self._seed
+
+    def _ended(self, turn: _Turn) -> None:
+        self._drop()
+        self._turn, self._tokens, self._kept = None, turn.tokens, turn.kept
+        if self._closed:
+            self._drop()
+
+
+class _Turn:
+    """A job of the engine; see genai.engine.engine.Job."""
+
+    adapters: AdapterMix | None = None
+    wants_prompt_logits = False
+    keeps_sequence = is_watched = True
+    priority = 0
+    deadline: float | None = None
+
+    def __init__(
+        self,
+        request: Request,
+        turn_id: int,
+        prompt: list[int],
+        num_before: int,
+        params: SamplingParams,
+        options: TurnOptions,
+    ) -> None:
+        model = request.engine.model
+        self.request, self.turn_id, self._prompt, self._num_before = request, turn_id, prompt, num_before
+        self.origin = request._kept
+        self.sequence: Any = None
+        self.row: RowSampler
+        self.num_prompt = len(prompt)
+        most = params.max_tokens or request.max_session_tokens
+        self.max_length = min(request.max_session_tokens, len(prompt) + most)
+        self.cancelled = False
+        self.tokens, self.kept = prompt[:num_before], None
+        self._plan = plan_sampling(
+            params,
+            vocab_size=model.decoder.vocab_size,
+            eos_token_ids=model.config.model.eos_token_ids,
+            matcher=None if options.grammar is None else guidance_of(model).matcher(options.grammar),
+        )
+        self._seed = request._seed_of(options, params)
+        self._stops, self._texts = StopStrings(options.stops), options.stops
+        self._stream = request.engine._stream() if options.stops else None
+        self._cached = self._generated = 0
+        self._said: EngineEvent | None = None  # the last one
+
+    def take_siblings(self) -> Sequence[_Turn]:
+        return ()
+
+    def start(self, sequence: Any) -> None:
+        self._cached = 0
+        sequence.append(self._prompt[len(sequence.tokens) :])
+        self.adopt(sequence)
+
+    def adopt(self, sequence: Any) -> None:
+        self.sequence = sequence
+        self.row = RowSampler(self._plan, sequence.tokens, seed=self._seed, prompt_length=len(self._prompt))
+
+    def note_reused(self, num_tokens: int) -> None:
+        self._cached = num_tokens
+
+    def take_prompt_logits(self, logits: Logits, start: int) -> None:
+        """Nobody asks for them."""
+
+    def note_proposals(self, proposed: int, kept: int) -> None:
+        """Nobody proposes tokens here."""
+
+    def take(self, token: int, logprob: TokenLogprob | None) -> bool:
+        reason = self.row.finish_reason(token)
+        if reason == "stop":
+            self._finish(None, FinishReason.EOS)
+            return False
+        self.sequence.append([token])
+        self.row.follow(token)
+        self._generated += 1
+        if self._stream is not None:
+            self._stops.feed(self._stream.decode(token))
+            if self._stops.found is not None:
+                self._finish(token, FinishReason.STOP_STRING, self._texts.index(self._stops.found))
+                return False
+        if reason == "length":
+            self._finish(token, FinishReason.MAX_GENERATED_TOKENS)
+        elif len(self.sequence.tokens) >= self.max_length:
+            self._finish(token, FinishReason.MAX_SESSION_TOKENS)
+        else:
+            self._say(EngineEventFlags.TOKEN, token)
+        return self._said is None
+
+    def expire(self) -> BaseException | None:
+        """Turns have no deadline."""
+        return None
+
+    def keep(self, sequence: Any) -> None:
+        self.kept, self.tokens = sequence, list(sequence.tokens)
+
+    def finish(self, error: BaseException | None) -> None:
+        self.sequence = self.origin = None
+        if error is not None:
+            code = EngineErrorCode.ENGINE_EXECUTION_FAILURE
+            if isinstance(error, CacheCapacityError):
+                code = EngineErrorCode.EXECUTION_CAPACITY_EXCEEDED
+            flags = EngineEventFlags.TURN_FINISHED | EngineEventFlags.FAILED
+            self._said = self._event(flags, None, FinishReason.FAILED, error_code=code, error=error)
+        elif self._said is None:
+            self._finish(None, FinishReason.CANCELLED)
+        self.request._ended(self)
+        assert self._said is not None
+        self.request.engine._say(self._said)
+
+    def _finish(self, token: int | None, reason: Any, matched: int | None = None) -> None:
+        flags = EngineEventFlags.TURN_FINISHED | (EngineEventFlags.NONE if token is None else EngineEventFlags.TOKEN)
+        self._said = self._event(flags, token, reason, matched_stop_string_index=matched)
+
+    def _say(self, flags: EngineEventFlags, token: int) -> None:
+        self.request.engine._say(EngineEvent(self.request, self.turn_id, token, flags))
+
+    def _event(self, flags: EngineEventFlags, token: int | None, reason: Any, **more: Any) -> EngineEvent:
+        usage = TurnUsage(len(self._prompt) - self._num_before, self._cached, self._generated)
+        return EngineEvent(self.request, self.turn_id, token, flags, reason, usage=usage, **more)

@@ -1,0 +1,85 @@
+"""Search options: names, types, ranges and defaults, as onnxruntime-genai has them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from ...engine.beams import MOST_BEAMS
+from ...engine.sampling import option_rules as rules
+from ...errors import OptionError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Option:
+    """One search option: its default, and what its values are checked with."""
+
+    default: Any
+    check: rules.Check
+
+
+_BOOL = rules.Choice((False, True), "True or False")
+_NUMBER = rules.number(-sys.float_info.max, "a number")
+_SEED = rules.whole(
+    -sys.float_info.max, "a whole number that a float holds; negative = a new one each time", high=sys.float_info.max
+)
+_COUNT = rules.count(1, "1 or greater, below 2 ** 31")
+SEARCH_OPTIONS: Mapping[str, Option] = {
+    "do_sample": Option(False, _BOOL),
+    "temperature": Option(1.0, rules.number(0, "0 or greater")),
+    "top_k": Option(50, rules.count(0, "0 (all) or greater, below 2 ** 31")),
+    "top_p": Option(0.0, rules.number(0, "0 to 1", high=1)),
+    "repetition_penalty": Option(1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, 1e-28 at least")),
+    "min_length": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
+    "max_length": Option(0, _COUNT),
+    "batch_size": Option(1, _COUNT),
+    "random_seed": Option(-1, _SEED),
+    "chunk_size": Option(0, rules.count(0, "0 (automatic) or greater, below 2 ** 31")),
+    "no_repeat_ngram_size": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
+    "num_beams": Option(1, rules.whole(1, f"1 to {MOST_BEAMS}", high=MOST_BEAMS)),
+    "num_return_sequences": Option(1, _COUNT),
+    # With one beam these cannot change tokens.
+    "length_penalty": Option(1.0, rules.number(-50, "a number, -50 to 50", high=50)),
+    "early_stopping": Option(True, _BOOL),
+    # onnxruntime-genai reads it and does nothing with it.
+    "diversity_penalty": Option(0.0, _NUMBER),
+    # How onnxruntime allocates.
+    "past_present_share_buffer": Option(False, _BOOL),
+}
+
+
+class SearchOptions(TypedDict, total=False):
+    """Search options as keywords of calls."""
+
+    do_sample: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    min_length: int
+    max_length: int
+    batch_size: int
+    random_seed: int
+    chunk_size: int
+    no_repeat_ngram_size: int
+    num_beams: int
+    num_return_sequences: int
+    length_penalty: float
+    early_stopping: bool
+    diversity_penalty: float
+    past_present_share_buffer: bool
+
+
+def checked(name: str, value: Any) -> Any:
+    """The value of a search option in its own type.
+
+    Raises:
+        OptionError: unknown name, wrong type, out of range.
+    """
+    option = SEARCH_OPTIONS.get(name)
+    if option is None:
+        hint = did_you_mean(name, SEARCH_OPTIONS, f"known options: {', '.join(sorted(SEARCH_OPTIONS))}")
+        raise OptionError(f"unknown search option {name!r} = {value!r}", "it is not part of the API", hint)
+    return option.check(name, value)

@@ -1,0 +1,237 @@
+"""Rows of token ids: as callers give them, as a batch shows them, and what was computed of them last.
+
+onnxruntime-genai computes on rows of one width, filled with pad_token_id where a sequence has no token of its own. Here
+a sequence computes and caches its own tokens only, so that its result does not depend on its company; the fill, and the
+EOS of a row that ended before the others, exist in `PaddedRows` alone. Only logits of last tokens leave the engine as a
+rule; what is asked of `LastRun` besides is computed again, which gives the same bits, so that nobody else pays for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine.decoder import Decoder, DecoderSequence, compute
+from ...errors import InputError, StateError
+from ...onnx.decoder_names import GraphNames
+
+
+def token_row(tokens: Any, vocab_size: int) -> list[int]:
+    """The ids of one sequence: a list, an array [L] or [1, L], or a Tensor; see token_rows."""
+    return token_rows(tokens, 1, vocab_size, None)[0]
+
+
+def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int | None) -> list[list[int]]:
+    """One list of ids per sequence.
+
+    Args:
+        tokens: [L], [batch_size, L], flat [batch_size * L], a list of lists, or a Tensor of those shapes. Lists, and
+            what Tokenizer.encode_batch returned, say how long their rows are. Of an array of several rows, ids at the
+            end of a row that equal pad_token_id are dropped, but for as many as end every row: the longest row has no
+            fill.
+        batch_size: number of rows wanted.
+        vocab_size: ids must lie below it.
+        pad_token_id: the id that fills short rows; None = nothing is dropped.
+
+    Raises:
+        InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
+    """
+    value = tokens.as_numpy() if hasattr(tokens, "as_numpy") else tokens
+    lengths = getattr(tokens, "row_lengths", None)
+    if isinstance(value, (list, tuple)) and any(isinstance(row, (list, tuple, np.ndarray)) for row in value):
+        rows = [_ids(row) for row in value]
+    elif lengths is not None and len(lengths) == batch_size:
+        rows = [_ids(row[:length]) for row, length in zip(value, lengths, strict=True)]
+    else:
+        rows = _split(_ids(value), batch_size, pad_token_id)
+    if len(rows) != batch_size:
+        raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {batch_size}", "pass one row per sequence")
+    for index, row in enumerate(rows):
+        _check(row, index, vocab_size)
+    return [row.tolist() for row in rows]
+
+
+def _ids(value: Any) -> NDArray[np.int64]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
+    if array.size == 0:
+        raise InputError("there are no tokens", "a sequence needs at least one", "give a text, or tokens for each")
+    if array.dtype.kind not in "iu":
+        raise InputError(
+            f"token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"
+        )
+    return array.astype(np.int64)
+
+
+def _split(array: NDArray[np.int64], batch_size: int, pad_token_id: int | None) -> list[NDArray[np.int64]]:
+    if array.ndim > 2:
+        raise InputError(f"tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
+    if array.size % batch_size:
+        raise InputError(
+            f"{array.size} tokens cannot be split over {batch_size} sequences",
+            "a flat list is divided into equal rows",
+            "pass a list of lists, one per sequence",
+        )
+    batch = array if array.ndim == 2 and array.shape[0] == batch_size else array.reshape(batch_size, -1)
+    if batch_size == 1 or pad_token_id is None:
+        return list(batch)
+    lengths = [int(np.flatnonzero(row != pad_token_id).max(initial=-1)) + 1 for row in batch]
+    shared = batch.shape[1] - max(lengths)
+    return [row[: length + shared] if length else row for row, length in zip(batch, lengths, strict=True)]
+
+
+def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
+    if row.ndim != 1:
+        raise InputError(f"row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
+    bad = row[(row < 0) | (row >= vocab_size)]
+    if bad.size:
+        raise InputError(
+            f"token id {int(bad[0])} in row {index}",
+            f"the vocabulary has ids 0 to {vocab_size - 1}",
+            "use the model's own tokenizer",
+        )
+
+
+class PaddedRows:
+    """The rows of a batch, all of one width; `pad` is the id that fills them."""
+
+    def __init__(self, count: int, pad: int) -> None:
+        self._pad = pad
+        self._tokens: list[list[int]] = [[] for _ in range(count)]
+        # For each place, 1 where the token is the sequence's own.
+        self._own = [bytearray() for _ in range(count)]
+
+    @property
+    def width(self) -> int:
+        """Tokens in each row, fill included."""
+        return len(self._tokens[0])
+
+    def append(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append a sequence's own tokens to each row, and fill the shorter ones on the right."""
+        width = max(map(len, rows))
+        for tokens, own, row in zip(self._tokens, self._own, rows, strict=True):
+            tokens.extend([*row, *[self._pad] * (width - len(row))])
+            own.extend(b"\1" * len(row) + b"\0" * (width - len(row)))
+
+    def copy(self) -> PaddedRows:
+        """Rows that go their own way."""
+        other = PaddedRows(len(self._tokens), self._pad)
+        other._tokens, other._own = [list(row) for row in self._tokens], [own[:] for own in self._own]
+        return other
+
+    def append_column(self, column: Sequence[int], own: Collection[int]) -> None:
+        """Append one token to each row; `own` are the rows whose sequences have it too."""
+        for index, token in enumerate(column):
+            self._tokens[index].append(int(token))
+            self._own[index].append(index in own)
+
+    def rewind(self, width: int) -> list[int]:
+        """Cut all rows; returns how many tokens of its own each sequence keeps."""
+        for row in (*self._tokens, *self._own):
+            del row[width:]
+        return [sum(own) for own in self._own]
+
+    def padding(self, index: int) -> int:
+        """Places in a row that hold no token of its sequence."""
+        return self.width - sum(self._own[index])
+
+    def row(self, index: int) -> NDArray[np.int32]:
+        """One row, int32 [width]."""
+        return np.asarray(self._tokens[index], np.int32)
+
+    def last(self) -> NDArray[np.int32]:
+        """The last token of each row, int32 [count]."""
+        return np.asarray([tokens[-1] for tokens in self._tokens], np.int32)
+
+
+class LastRun:
+    """The tokens [start, end) of each sequence of a generator that were computed last; `pad` fills shorter rows.
+
+    Attributes:
+        ranges: these tokens.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sequences: Sequence[DecoderSequence],
+        names: GraphNames,
+        types: Mapping[str, np.dtype[Any]],
+        pad: int,
+    ) -> None:
+        self._decoder, self._sequences, self._pad = decoder, sequences, pad
+        self._names, self._types = names, types
+        self.ranges: dict[int, tuple[int, int]] = {}
+
+    def output(self, name: str) -> NDArray[np.float32]:
+        """The rows of an output, [B, T, width]; zeros where a row has no token."""
+        names = self._decoder.output_names
+        if name not in names:
+            raise InputError(
+                f"Generator output {name!r} was not found",
+                f"there are {', '.join(names)}; keys and values lie in the pages of the cache",
+                "ask for one of these",
+            )
+        self._check()
+        rows = {index: self._rows(index, name) for index in self.ranges}
+        shown = np.zeros((len(self._sequences), self._length, next(iter(rows.values())).shape[1]), np.float32)
+        for index, row in rows.items():
+            shown[index, : len(row)] = row
+        return shown
+
+    def _rows(self, index: int, name: str) -> NDArray[np.float32]:
+        (start, end), sequence = self.ranges[index], self._sequences[index]
+        later = sequence.tokens[end:]
+        try:
+            sequence.rewind(end)
+            sequence.drop_cache(start)
+            (rows,) = compute(self._decoder, [sequence], all_rows=True, output=name)
+            sequence.append(later)
+        except BaseException:
+            sequence.rewind(end)
+            sequence.append(later)
+            raise
+        return rows[len(rows) - (end - start) :]
+
+    def input(self, name: str) -> NDArray[Any]:
+        """Token ids, mask or positions, [B, T] or [B, all tokens so far]."""
+        names = self._names
+        makers = {names.input_ids: self._ids, names.attention_mask: self._mask, names.position_ids: self._positions}
+        known = [known for known in makers if known in self._types]
+        if name not in known:
+            raise InputError(
+                f"Generator input {name!r} was not found",
+                f"there are {', '.join(known)}; keys and values lie in the pages of the cache",
+                "ask for one of these",
+            )
+        self._check()
+        return makers[name]().astype(self._types[name])
+
+    def _ids(self) -> NDArray[np.int64]:
+        ids = np.full((len(self._sequences), self._length), self._pad, np.int64)
+        for index, (start, end) in self.ranges.items():
+            ids[index, : end - start] = self._sequences[index].tokens[start:end]
+        return ids
+
+    def _mask(self) -> NDArray[np.int64]:
+        ends = [self.ranges.get(index, (0, len(row.tokens)))[1] for index, row in enumerate(self._sequences)]
+        return (np.arange(max(ends)) < np.asarray(ends)[:, None]).astype(np.int64)
+
+    def _positions(self) -> NDArray[np.int64]:
+        positions = np.zeros((len(self._sequences), self._length), np.int64)
+        for index, (start, end) in self.ranges.items():
+            positions[index, : end - start] = np.arange(start, end)
+        return positions
+
+    @property
+    def _length(self) -> int:
+        return max(end - start for start, end in self.ranges.values())
+
+    def _check(self) -> None:
+        if not self.ranges:
+            raise StateError("nothing was computed yet", "there is nothing to show", "call append_tokens first")

@@ -1,0 +1,173 @@
+"""What a turn or a request of the Engine asks for, with the names and checks of onnxruntime-genai."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...engine.sampling.grammar import Grammar
+from ...engine.sampling.params import SamplingParams
+from ...errors import InputError, OptionError
+from .guidance import guidance_grammar
+from .search_options import SEARCH_OPTIONS, checked
+
+if TYPE_CHECKING:
+    from .engine import Request
+
+_MOST_STOPS, _MOST_STOP_BYTES = 16, 2**14
+
+
+class RequestOptions:
+    """Options of a request."""
+
+    def __init__(self) -> None:
+        self.max_session_tokens = 0
+
+    def set_max_session_tokens(self, count: int) -> None:
+        """Most tokens of all its turns together, prompts included; 0 = what the context holds."""
+        self.max_session_tokens = _whole("max_session_tokens", count)
+
+
+class TurnOptions:
+    """Options of one turn; what is not set is as the model's folder has it.
+
+    Args:
+        request: whose turn.
+    """
+
+    def __init__(self, request: Request) -> None:
+        from .engine import Request as Class
+
+        if not isinstance(request, Class):
+            raise InputError(
+                f"TurnOptions needs a Request, not {type(request).__name__}", "turns belong to one", "pass it"
+            )
+        self.request = request
+        self.reset()
+
+    def reset(self) -> None:
+        """Unset all options."""
+        self._search: dict[str, Any] = {}
+        self._max_tokens = self._min_tokens = 0
+        self._stops: tuple[str, ...] = ()
+        self._seed: int | None = None
+        self._grammar: Grammar | None = None
+
+    def set_max_generated_tokens(self, count: int) -> None:
+        """Most tokens that the turn generates; 0 = as many as fit."""
+        self._max_tokens = _whole("max_generated_tokens", count)
+
+    def set_min_generated_tokens(self, count: int) -> None:
+        """EOS does not come before so many tokens."""
+        self._min_tokens = _whole("min_generated_tokens", count)
+
+    def set_do_sample(self, value: bool) -> None:
+        """Draw tokens (True), or take the most likely one."""
+        self._search["do_sample"] = checked("do_sample", value)
+
+    def set_temperature(self, value: float) -> None:
+        """Divides the logits; 0 takes the most likely token."""
+        self._search["temperature"] = checked("temperature", value)
+
+    def set_top_k(self, value: int) -> None:
+        """Draw among so many of the most likely tokens; 0 = all."""
+        self._search["top_k"] = checked("top_k", value)
+
+    def set_top_p(self, value: float) -> None:
+        """Draw among the most likely tokens up to this probability."""
+        self._search["top_p"] = checked("top_p", value)
+
+    def set_repetition_penalty(self, value: float) -> None:
+        """Above 1, tokens that occurred become less likely."""
+        self._search["repetition_penalty"] = checked("repetition_penalty", value)
+
+    def set_no_repeat_ngram_size(self, value: int) -> None:
+        """No n-gram of this size comes twice; 0 = any may."""
+        self._search["no_repeat_ngram_size"] = checked("no_repeat_ngram_size", value)
+
+    def set_seed(self, seed: int) -> None:
+        """Of the turn's random numbers."""
+        self._seed = _whole("seed", seed, 2**64 - 1)
+
+    def clear_seed(self) -> None:
+        """Go on with the request's random numbers."""
+        self._seed = None
+
+    def set_stop_strings(self, texts: Sequence[str]) -> None:
+        """Texts that end the turn, at most 16; none of them is shown in part of a later text."""
+        if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+            raise OptionError(
+                f"stop strings {texts!r:.80}", "a list of texts, none of them empty, is expected", "pass one"
+            )
+        if len(texts) > _MOST_STOPS or sum(len(text.encode()) for text in texts) > _MOST_STOP_BYTES:
+            raise OptionError(
+                f"{len(texts)} stop strings", f"at most {_MOST_STOPS}, of 16 KiB together, are allowed", "use fewer"
+            )
+        self._stops = tuple(texts)
+
+    def set_guidance(self, type: str, data: str) -> None:
+        """Let the turn's answer match a grammar; tokens that it leaves no choice about come one by one, as others.
+
+        Args:
+            type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
+            data: the schema as JSON text, the expression, or the grammar.
+
+        Raises:
+            OptionError: another type, or only one of the two. Request.begin_turn raises GrammarError: a grammar that
+                cannot be used.
+        """
+        self._grammar = guidance_grammar(type, data)
+
+    def clear_guidance(self) -> None:
+        """Let the answer be any text."""
+        self._grammar = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return self._stops
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer has to match."""
+        return self._grammar
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that was set."""
+        return self._seed
+
+    def sampling(self) -> SamplingParams:
+        """What they make together with the model's defaults.
+
+        Raises:
+            OptionError: they contradict each other.
+        """
+        config = self.request.engine.model.config
+        defaults = {name: value for name, value in config.search.items() if name in SEARCH_OPTIONS}
+        asked = {**defaults, **self._search}
+        draws = asked.get("do_sample", False) and asked.get("temperature") != 0 and asked.get("top_k") != 1
+        if not draws and (given := sorted({"top_p", "temperature"} & set(self._search))):
+            for name in given:
+                if self._search[name]:
+                    raise OptionError(
+                        f"{name} = {self._search[name]} for a turn that draws nothing",
+                        "the most likely token is taken",
+                        "call set_do_sample(True), or leave it out",
+                    )
+        if draws and not asked.get("top_k", SEARCH_OPTIONS["top_k"].default) and not asked.get("top_p"):
+            raise OptionError(
+                "a turn that draws tokens has neither top_k nor top_p",
+                "onnxruntime-genai asks for one of them",
+                "set top_k above 0, or top_p = 1 for the whole vocabulary",
+            )
+        asked["top_k"] = min(asked.get("top_k", SEARCH_OPTIONS["top_k"].default), config.model.vocab_size)
+        asked.pop("min_length", None)
+        params = SamplingParams.from_search_options(asked)
+        return params.replace(min_tokens=self._min_tokens, max_tokens=self._max_tokens or None)
+
+
+def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) <= most:
+        raise OptionError(f"{name} = {value!r:.40}", f"a whole number from 0 to {most} is expected", "pass one")
+    return int(value)

@@ -1,0 +1,183 @@
+"""The functions that scripts call: quantize_static, quantize_dynamic and quantize, as onnxruntime has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ...errors import OptionError
+from ...onnx.reader import read_model
+from ...quantize.onnx_graph.dynamic import DynamicRequest, quantize_dynamically
+from ...quantize.onnx_graph.static import StaticRequest, quantize_statically
+from ...quantize.onnx_graph.tensors_data import CalibrationMethod
+from ...quantize.onnx_graph.types import BYTES, QuantFormat, QuantType, checked_type
+from ...quantize.onnx_graph.writing import require_place, write_quantised
+from .configs import (
+    DynamicQuantConfig as DynamicQuantConfig,
+    QuantConfig as QuantConfig,
+    StaticQuantConfig as StaticQuantConfig,
+    get_qdq_config as get_qdq_config,
+)
+from .matmul_nbits_quantizer import WeightOnlyQuantConfig, quantize_weights
+from .options import read_dynamic_options, read_extra_options
+
+ModelInput = str | Path | onnx.ModelProto
+
+
+def quantize_static(
+    model_input: ModelInput,
+    model_output: str | Path,
+    calibration_data_reader: Any = None,
+    quant_format: QuantFormat = QuantFormat.QDQ,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    activation_type: QuantType = QuantType.QInt8,
+    weight_type: QuantType = QuantType.QInt8,
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    calibrate_method: CalibrationMethod = CalibrationMethod.MinMax,
+    calibration_providers: Sequence[Any] | None = None,
+    extra_options: Mapping[str, Any] | None = None,
+    calibration_cache_path: str | Path | None = None,
+) -> None:
+    """Write a model whose weights and activations are integers, with scales found once, from data.
+
+    Args:
+        model_input: path of the float model, or an onnx.ModelProto.
+        model_output: where to write.
+        calibration_data_reader: gives feeds of the model; see `CalibrationDataReader`. Not needed where
+            `calibration_cache_path` is there.
+        quant_format: QDQ, or operators on integers.
+        op_types_to_quantize: operators; None = all that there are rules for.
+        per_channel: weights have one scale per output channel.
+        reduce_range: weights use 7 bits, for processors without VNNI.
+        activation_type, weight_type: 8 bits; in QDQ form also 4 and 16.
+        nodes_to_quantize: names of nodes; None = all. nodes_to_exclude: names of those that stay float.
+        use_external_data_format: write the weights into a file beside the model, `model_output` + ".data".
+        calibrate_method: MinMax, Entropy or Percentile.
+        calibration_providers: where calibration runs; see `InferenceSession`.
+        extra_options: docs/onnx_quantisation.md lists them.
+        calibration_cache_path: a JSON file with the ranges: read if it exists, else written.
+
+    Raises:
+        OptionError: an argument of the wrong kind, or a name that the model does not have.
+        NotSupportedYetError: an option that is refused, by its name.
+        InputError: quantised already, no data, data that do not fit, NaN, or nothing to quantise.
+        GraphError: not a model, or one of an operator set before 10 (by channel 13).
+    """
+    request = StaticRequest(
+        calibration_data_reader,
+        quant_format,
+        op_types_to_quantize,
+        _flag("per_channel", per_channel),
+        _flag("reduce_range", reduce_range),
+        activation_type,
+        weight_type,
+        nodes_to_quantize,
+        nodes_to_exclude,
+        calibrate_method,
+        calibration_providers,
+        read_extra_options(extra_options),
+        None if calibration_cache_path is None else Path(calibration_cache_path),
+    )
+    require_place(model_output)
+    model = read_model(model_input)
+    quantize_statically(model, model_input, request)
+    write_quantised(model, model_output, use_external_data_format)
+
+
+def quantize_dynamic(
+    model_input: ModelInput,
+    model_output: str | Path,
+    op_types_to_quantize: Sequence[str] | None = None,
+    per_channel: bool = False,
+    reduce_range: bool = False,
+    weight_type: QuantType = QuantType.QInt8,
+    nodes_to_quantize: Sequence[str] | None = None,
+    nodes_to_exclude: Sequence[str] | None = None,
+    use_external_data_format: bool = False,
+    extra_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model whose weights are integers, and whose activations become integers by their range in each run.
+
+    Args: see `quantize_static`; of the extra options WeightSymmetric, MatMulConstBOnly and EnableSubgraph.
+
+    Raises: see `quantize_static`.
+    """
+    request = DynamicRequest(
+        op_types_to_quantize,
+        _flag("per_channel", per_channel),
+        _flag("reduce_range", reduce_range),
+        checked_type("weight_type", weight_type, BYTES),
+        nodes_to_quantize,
+        nodes_to_exclude,
+        read_dynamic_options(extra_options),
+    )
+    require_place(model_output)
+    model = read_model(model_input)
+    quantize_dynamically(model, request)
+    write_quantised(model, model_output, use_external_data_format)
+
+
+def quantize(
+    model_input: ModelInput, model_output: str | Path, quant_config: QuantConfig | WeightOnlyQuantConfig
+) -> None:
+    """Quantise as a configuration says.
+
+    Args:
+        quant_config: StaticQuantConfig or DynamicQuantConfig, or one for weights only
+            (`genai.compat.onnxruntime_quantization.matmul_nbits_quantizer`).
+
+    Raises: see `quantize_static`.
+    """
+    if isinstance(quant_config, StaticQuantConfig):
+        quantize_static(
+            model_input,
+            model_output,
+            quant_config.calibration_data_reader,
+            quant_config.quant_format,
+            quant_config.op_types_to_quantize,
+            quant_config.per_channel,
+            quant_config.reduce_range,
+            quant_config.activation_type,
+            quant_config.weight_type,
+            quant_config.nodes_to_quantize,
+            quant_config.nodes_to_exclude,
+            quant_config.use_external_data_format,
+            quant_config.calibrate_method,
+            quant_config.calibration_providers,
+            quant_config.extra_options,
+        )
+    elif isinstance(quant_config, DynamicQuantConfig):
+        quantize_dynamic(
+            model_input,
+            model_output,
+            quant_config.op_types_to_quantize,
+            quant_config.per_channel,
+            quant_config.reduce_range,
+            quant_config.weight_type,
+            quant_config.nodes_to_quantize,
+            quant_config.nodes_to_exclude,
+            quant_config.use_external_data_format,
+            quant_config.extra_options,
+        )
+    elif isinstance(quant_config, WeightOnlyQuantConfig):
+        require_place(model_output)
+        quantize_weights(model_input, model_output, quant_config)
+    else:
+        raise OptionError(
+            f"quant_config is a {type(quant_config).__name__}",
+            "it is a StaticQuantConfig, DynamicQuantConfig or WeightOnlyQuantConfig",
+            "pass one of these",
+        )
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}", "it is True or False", f"pass {name}=True or False")
+    return value

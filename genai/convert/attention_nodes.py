@@ -1,0 +1,134 @@
+"""Attention: projections, optional head norms, GroupQueryAttention over the past, output projection."""
+
+from __future__ import annotations
+
+from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
+from .layers import Projection, write_linear, write_query_key_norm
+from .rope import table_names
+from .write_prequantized import alike
+
+MASK = "attention_mask"
+TOTAL_LENGTH = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
+# Values that every attention node reads: tokens before the last one per sequence, and the longest total.
+Lengths = tuple[str, str]
+
+
+def write_lengths(export: Export) -> Lengths:
+    """Derive the lengths from the attention mask [batch, total]."""
+    graph, path = export.graph, "/model/attn_mask_reformat/attn_mask_subgraph"
+    batch = ["batch_size"]
+    one = graph.int64([1])
+    summed = graph.node("ReduceSum", [MASK, one], f"{path}/ReduceSum", batch, element=INT64, keepdims=0)
+    last = graph.node("Sub", [summed, one], f"{path}/Sub", batch, element=INT64)
+    seqlens_k = graph.node("Cast", [last], f"{path}/Sub/Cast", batch, element=INT32, to=INT32)
+    shape = graph.node("Shape", [MASK], f"{path}/Shape", [2], element=INT64)
+    total = graph.node("Gather", [shape, graph.int64(1)], f"{path}/Gather", [], element=INT64, axis=0)
+    return seqlens_k, graph.node("Cast", [total], f"{path}/Gather/Cast", [], element=INT32, to=INT32)
+
+
+def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> str:
+    """Attention of one layer on normed vectors; returns what is to be added to the residual stream."""
+    spec, path = export.spec, f"/model/layers.{layer}/attn"
+    query, key, value = _write_heads(export, layer, root)
+    if spec.rotated(layer) and not export.options.fused_rope:
+        query = _write_rotation(export, layer, f"{path}/q_rotary", query, spec.num_attention_heads)
+        key = _write_rotation(export, layer, f"{path}/k_rotary", key, spec.num_key_value_heads)
+    mixed = _write_group_query_attention(export, layer, (query, key, value), lengths)
+    output = Projection(
+        f"{path}/o_proj", (f"model.layers.{layer}.self_attn.o_proj",), (spec.hidden_size,), spec.query_size
+    )
+    return write_linear(export, output, mixed, precision=export.options.precision, bias=spec.o_bias)
+
+
+def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
+    """Queries, keys and values; the last two are "" where one value holds all three."""
+    spec, options = export.spec, export.options
+    sizes = (spec.query_size, spec.key_value_size, spec.key_value_size)
+    path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
+    names = tuple(f"{source}.{part}_proj" for part in "qkv")
+    key = value = ""
+    if options.packed_qkv and options.fused_rope and alike(export, names, options.precision):
+        packed = Projection(f"{path}/qkv_proj", names, sizes, spec.hidden_size)
+        query = write_linear(export, packed, root, precision=options.precision, bias=spec.qkv_bias)
+        query = _write_clip(export, f"{path}/qkv_proj", query, sum(sizes))
+        if spec.qk_norm:
+            query, key, value = _write_split(export, f"{path}/qkv_proj/Split", query, sizes)
+    else:
+        parts = []
+        for part, name, size in zip("qkv", names, sizes, strict=True):
+            projection = Projection(f"{path}/{part}_proj", (name,), (size,), spec.hidden_size)
+            value = write_linear(export, projection, root, precision=options.precision, bias=spec.qkv_bias)
+            parts.append(_write_clip(export, projection.path, value, size))
+        query, key, value = parts
+    if spec.qk_norm:
+        query = write_query_key_norm(export, layer, query, "q_norm", spec.num_attention_heads)
+        key = write_query_key_norm(export, layer, key, "k_norm", spec.num_key_value_heads)
+    return query, key, value
+
+
+def _write_clip(export: Export, path: str, root: str, width: int) -> str:
+    """Bound queries, keys and values where the architecture does."""
+    bound, graph = export.spec.qkv_clip, export.graph
+    if not bound:
+        return root
+    return graph.node("Clip", [root, graph.float32(-bound), graph.float32(bound)], f"{path}/Clip", hidden_dims(width))
+
+
+def _write_split(export: Export, name: str, packed: str, sizes: tuple[int, int, int]) -> tuple[str, str, str]:
+    outputs = (f"{name}/output_0", f"{name}/output_1", f"{name}/output_2")
+    export.graph.nodes("Split", [packed, export.graph.int64(sizes)], outputs, name, axis=-1)
+    for output, size in zip(outputs, sizes, strict=True):
+        export.graph.value(output, FLOAT, hidden_dims(size))
+    return outputs
+
+
+def _write_rotation(export: Export, layer: int, path: str, root: str, heads: int) -> str:
+    spec, partial = export.spec, export.spec.partial_rotary_factor != 1
+    return export.graph.node(
+        "RotaryEmbedding",
+        [root, POSITIONS, *table_names(spec, layer)],
+        f"{path}/RotaryEmbedding",
+        hidden_dims(heads * spec.head_size),
+        domain=CONTRIB,
+        interleaved=int(spec.rope_interleaved),
+        num_heads=heads if partial else 0,
+        rotary_embedding_dim=spec.rotary_size if partial else 0,
+    )
+
+
+def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, str, str], lengths: Lengths) -> str:
+    spec = export.spec
+    fused = export.options.fused_rope and spec.rotated(layer)
+    name = f"/model/layers.{layer}/attn/GroupQueryAttention"
+    past = [f"past_key_values.{layer}.key", f"past_key_values.{layer}.value"]
+    tables = table_names(spec, layer) if fused else ("", "")
+    window = spec.window(layer)
+    attributes = {
+        "num_heads": spec.num_attention_heads,
+        "kv_num_heads": spec.num_key_value_heads,
+        "scale": float(spec.head_size**-0.5 if spec.attention_scale is None else spec.attention_scale),
+        "local_window_size": -1 if window is None else window,
+        "softcap": float(spec.attention_softcap),
+        "do_rotary": int(fused),
+        "rotary_interleaved": int(spec.rope_interleaved and spec.rotated(layer)),
+    }
+    if window is not None and export.options.windowed_kv_cache:
+        attributes["sliding_window_cache"] = 1
+    output = f"{name}/output_0"
+    sinks = _write_sinks(export, layer) if spec.sinks else ""
+    export.graph.nodes(
+        "GroupQueryAttention",
+        # The last three are position_ids, attention_bias and head_sink.
+        [*heads, *past, *lengths, *tables, "", "", sinks],
+        [output, f"present.{layer}.key", f"present.{layer}.value"],
+        name,
+        domain=CONTRIB,
+        **attributes,
+    )
+    export.graph.value(output, FLOAT, hidden_dims(spec.query_size))
+    return output
+
+
+def _write_sinks(export: Export, layer: int) -> str:
+    name = f"model.layers.{layer}.self_attn.sinks"
+    return export.graph.array(name, export.weights.vector(name, export.spec.num_attention_heads))

@@ -1,0 +1,176 @@
+"""The whole decoder: inputs, lengths, embedding, layers, final norm, head, and the present keys and values."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genai.quant.blocks import num_blocks
+
+from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
+from .feed_forward import write_feed_forward
+from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
+from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
+from .options import BITS
+from .rope import write_rope_tables
+from .weights import Chunks, row_chunks
+from .write_prequantized import as_stored, write_kept_lookup
+
+
+def write_decoder(export: Export) -> None:
+    """Write every node of the graph, in an order in which it can run."""
+    _write_inputs(export)
+    lengths = write_lengths(export)
+    residual = Residual(write_embedding(export))
+    write_rope_tables(export, TOTAL_LENGTH)
+    for layer in range(export.spec.num_layers):
+        residual = _write_layer(export, layer, residual, lengths)
+    final = f"/model/layers.{export.spec.num_layers}/final_norm_layernorm"
+    write_head(export, write_norm(export, residual, final, last=True)[0])
+    _write_caches(export, "present", "total")
+
+
+def _write_layer(export: Export, layer: int, residual: Residual, lengths: Lengths) -> Residual:
+    spec, path = export.spec, f"/model/layers.{layer}"
+    normed, residual = write_norm(export, residual, f"{path}/input_layernorm")
+    update = write_attention(export, layer, normed, lengths)
+    if spec.parallel:
+        if not spec.shared_norm:
+            normed = write_plain_norm(export, residual.stream, f"{path}/post_attention_layernorm")
+        both = [update, write_feed_forward(export, layer, normed)]
+        update = export.graph.node("Add", both, f"{path}/parallel/Add", hidden_dims(spec.hidden_size))
+        return Residual(residual.stream, _write_scaled(export, f"{path}/parallel", update))
+    update = _write_post_norm(export, f"{path}/post_attention_layernorm", update)
+    location = "pre_feedforward" if spec.post_norms else "post_attention"
+    normed, residual = write_norm(export, Residual(residual.stream, update), f"{path}/{location}_layernorm")
+    update = write_feed_forward(export, layer, normed)
+    return Residual(residual.stream, _write_post_norm(export, f"{path}/post_feedforward_layernorm", update))
+
+
+def _write_post_norm(export: Export, path: str, update: str) -> str:
+    """What a part of the layer adds to the stream."""
+    if export.spec.post_norms:
+        update = write_plain_norm(export, update, path)
+    return _write_scaled(export, path, update)
+
+
+def _write_scaled(export: Export, path: str, update: str) -> str:
+    spec, graph = export.spec, export.graph
+    if spec.residual_scale == 1:
+        return update
+    scale = graph.float32(spec.residual_scale)
+    return graph.node("Mul", [update, scale], f"{path}/residual/Mul", hidden_dims(spec.hidden_size))
+
+
+def _write_inputs(export: Export) -> None:
+    graph = export.graph
+    graph.input("input_ids", INT64, ["batch_size", "sequence_length"])
+    graph.input(MASK, INT64, ["batch_size", "total_sequence_length"])
+    if takes_positions(export.spec, export.options):
+        graph.input(POSITIONS, INT64, ["batch_size", "sequence_length"])
+    _write_caches(export, "past_key_values", "past")
+
+
+def _write_caches(export: Export, prefix: str, length: str) -> None:
+    """All keys, then all values; a layer whose cache stops at its window has a length of its own name."""
+    spec, graph = export.spec, export.graph
+    declare = graph.input if length == "past" else graph.output
+    for kind in ("key", "value"):
+        for layer in range(spec.num_layers):
+            windowed = spec.window(layer) is not None and export.options.windowed_kv_cache
+            tokens = f"{length}_{'sliding' if windowed else 'sequence'}_length"
+            dims: Dims = ["batch_size", spec.num_key_value_heads, tokens, "kv_cache_dim"]
+            declare(f"{prefix}.{layer}.{kind}", FLOAT, dims)
+
+
+TABLE = "model.embed_tokens"
+_PATH = "/model/embed_tokens"
+
+
+def head_projection(export: Export) -> Projection:
+    """The matrix from hidden vectors to logits."""
+    weight = TABLE if export.spec.tie_word_embeddings else "lm_head"
+    return Projection("/lm_head", (weight,), (export.spec.vocab_size,), export.spec.hidden_size, ("lm_head",))
+
+
+def write_embedding(export: Export) -> str:
+    """Look up the vectors of input_ids; a matrix shared with the head is written here and found there."""
+    vectors, spec, graph, dims = _write_vectors(export), export.spec, export.graph, hidden_dims(export.spec.hidden_size)
+    if spec.embedding_scale != 1:
+        vectors = graph.node("Mul", [vectors, graph.float32(spec.embedding_scale)], f"{_PATH}/Mul", dims)
+    if spec.position_embeddings:
+        name, shape = "model.embed_positions.weight", (spec.context_length, spec.hidden_size)
+        table = graph.initializer(name, shape, np.float32, row_chunks(name, export.weights.tensor(name, shape)))
+        positions = graph.node("Gather", [table, POSITIONS], "/model/embed_positions/Gather", dims)
+        vectors = graph.node("Add", [vectors, positions], "/model/embed_positions/Add", dims)
+    return vectors
+
+
+def write_head(export: Export, root: str) -> None:
+    """From normed vectors to the graph's output `logits`."""
+    spec, options = export.spec, export.options
+    sequence: int | str = "sequence_length"
+    if options.prune_lm_head:
+        graph, size, path, sequence = export.graph, spec.hidden_size, "/lm_head/prune", 1
+        root = graph.node("Gather", [root, graph.int64(-1)], f"{path}/Gather", ["batch_size", size], axis=1)
+        root = graph.node("Unsqueeze", [root, graph.int64([1])], f"{path}/Unsqueeze", hidden_dims(size, sequence=1))
+    dims = hidden_dims(spec.vocab_size, sequence=sequence)
+    export.graph.output("logits", FLOAT, dims)
+    # Operator, name and second operand of what is done to the logits: scale, then cap * tanh(x / cap).
+    steps: list[tuple[str, str, float | None]] = [("Mul", "scale", spec.logit_scale)] if spec.logit_scale != 1 else []
+    if cap := spec.logit_softcap:
+        steps += [("Div", "softcap", cap), ("Tanh", "softcap", None), ("Mul", "softcap", cap)]
+    value = write_linear(
+        export,
+        head_projection(export),
+        root,
+        precision=options.head,
+        bias=spec.head_bias,
+        output=None if steps else "logits",
+        sequence=sequence,
+    )
+    for index, (operator, name, operand) in enumerate(steps):
+        inputs = [value] if operand is None else [value, export.graph.float32(operand)]
+        output = "logits" if index == len(steps) - 1 else None
+        value = export.graph.node(operator, inputs, f"/lm_head/{name}/{operator}", dims, output=output)
+
+
+def _write_vectors(export: Export) -> str:
+    spec, options = export.spec, export.options
+    own = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
+    precision = options.embedding(tied=spec.tie_word_embeddings)
+    shared = spec.tie_word_embeddings and precision == options.head
+    precision = as_stored(export, own, precision)
+    if precision == "blocks":
+        return write_kept_lookup(export, head_projection(export) if shared else own, "input_ids", _PATH)
+    matrix = write_matrix(export, head_projection(export), precision) if shared else []
+    dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
+    if precision in BITS:
+        return _write_quantized_lookup(export, matrix or write_matrix(export, own, precision, name), BITS[precision])
+    if shared:
+        table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
+    else:
+        chunks = Chunks(lambda: [(name, export.weights.tensor(name, dims))])
+        table = write_float_tensor(export, name, dims, chunks, precision)
+    return export.graph.node("Gather", [table, "input_ids"], f"{_PATH}/Gather", hidden_dims(spec.hidden_size))
+
+
+def _write_quantized_lookup(export: Export, matrix: list[str], bits: int) -> str:
+    graph, spec, block_size = export.graph, export.spec, export.options.block_size
+    padded = num_blocks(spec.hidden_size, block_size) * block_size
+    shape = [spec.vocab_size, padded * bits // 8]
+    rows = graph.node("Reshape", [matrix[0], graph.int64(shape)], f"{_PATH}/Reshape", shape, element=UINT8)
+    vectors = graph.node(
+        "GatherBlockQuantized",
+        [rows, "input_ids", *matrix[1:]],
+        f"{_PATH}/GatherBlockQuantized",
+        hidden_dims(padded),
+        domain=CONTRIB,
+        bits=bits,
+        block_size=block_size,
+        gather_axis=0,
+        quantize_axis=1,
+    )
+    if padded == spec.hidden_size:
+        return vectors
+    bounds = [graph.int64([0]), graph.int64([spec.hidden_size]), graph.int64([-1])]
+    return graph.node("Slice", [vectors, *bounds], f"{_PATH}/Slice", hidden_dims(spec.hidden_size))

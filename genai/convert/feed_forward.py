@@ -1,0 +1,308 @@
+"""The feed-forward layer: one for all tokens, or a mixture of experts, of which each token is sent to a few.
+
+A mixture is a router, and one MoE or QMoE operator that computes the chosen experts of each token, weighed by a softmax
+over these experts' scores. Other weighings are written around it: what the operator gives is multiplied with the sum
+that the weights have in the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weights import pack_bits
+from genai.quant.formats import uniform_format
+
+from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
+from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
+from .options import BITS
+from .spec import ExpertsSpec
+from .weights import Chunks
+from .write_prequantized import common_form, expert_block, expert_blocks, expert_integers, in_own_order
+
+
+def write_feed_forward(export: Export, layer: int, root: str) -> str:
+    """One layer's on normed vectors; returns what is to be added to the residual stream."""
+    if (experts := export.spec.routed(layer)) is not None:
+        return _write_experts(export, layer, experts, root)
+    return _write_mlp(
+        export, root, f"/model/layers.{layer}/mlp", f"model.layers.{layer}.mlp", export.spec.intermediate_size
+    )
+
+
+def _write_mlp(export: Export, root: str, path: str, source: str, width: int) -> str:
+    """Args: path in the graph, source of the weights, width between the projections."""
+    spec, graph, wide = export.spec, export.graph, hidden_dims(width)
+
+    def project(which: str, value: str, rows: int, columns: int) -> str:
+        projection = Projection(f"{path}/{which}", (f"{source}.{which}",), (rows,), columns)
+        return write_linear(export, projection, value, precision=export.options.precision, bias=spec.mlp_bias)
+
+    gate = project("gate_proj", root, width, spec.hidden_size) if spec.gated_mlp else None
+    up = project("up_proj", root, width, spec.hidden_size)
+    active = _write_activation(export, f"{path}/act_fn", gate or up, width)
+    if gate is not None:
+        active = graph.node("Mul", [active, up], f"{path}/Mul", wide)
+    return project("down_proj", active, spec.hidden_size, width)
+
+
+def _write_activation(export: Export, path: str, root: str, width: int) -> str:
+    """The architecture's activation on values of this width."""
+    graph, wide, kind = export.graph, hidden_dims(width), export.spec.hidden_activation
+    if kind == "silu":
+        sigmoid = graph.node("Sigmoid", [root], f"{path}/Sigmoid", wide)
+        return graph.node("Mul", [root, sigmoid], f"{path}/Mul", wide)
+    if kind in ("relu", "relu2"):
+        positive = graph.node("Relu", [root], f"{path}/Relu", wide)
+        return positive if kind == "relu" else graph.node("Mul", [positive, positive], f"{path}/Mul", wide)
+    tanh = kind == "gelu_tanh"
+    name = f"{path}/{'FastGelu' if tanh else 'Gelu'}"
+    return graph.node("Gelu", [root], name, wide, approximate="tanh" if tanh else "none")
+
+
+# Far below any score, and far from overflow when softmax subtracts from it.
+_NEVER = -1e30
+
+
+def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:
+    graph, size = export.graph, export.spec.hidden_size
+    path, source = f"/model/layers.{layer}/moe", f"model.layers.{layer}.mlp"
+    router = Projection(f"{path}/router", (f"{source}.gate",), (experts.count,), size)
+    scores = write_linear(export, router, root, precision="fp32", bias=experts.biased)
+    flat = graph.node(
+        "Reshape", [scores, graph.int64([-1, experts.count])], f"{path}/Reshape", ["tokens", experts.count]
+    )
+    flat, total = _write_routing(export, path, flat, experts)
+    output = _write_operator(export, layer, experts, root, flat)
+    if total is not None:
+        shape = graph.node("Shape", [root], f"{path}/Shape", [3], element=INT64)
+        tokens = graph.node("Slice", [shape, *map(graph.int64, ([0], [2]))], f"{path}/Slice", [2], element=INT64)
+        target = graph.node("Concat", [tokens, graph.int64([1])], f"{path}/Concat", [3], element=INT64, axis=0)
+        total = graph.node("Reshape", [total, target], f"{path}/total/Reshape", hidden_dims(1))
+        output = graph.node("Mul", [output, total], f"{path}/Mul", hidden_dims(size))
+    if experts.shared_intermediate_size:
+        shared = _write_shared_expert(export, layer, experts, root)
+        output = graph.node("Add", [output, shared], f"{path}/Add", hidden_dims(size))
+    return output
+
+
+def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
+    """Scores [tokens, experts] that the operator's softmax turns into weights, and what their sum is if not 1."""
+    if experts.routing == "sparse_mixer":
+        return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
+    if experts.normalized:
+        return scores, None
+    graph = export.graph
+    weights = graph.node("Softmax", [scores], f"{path}/Softmax", _rows(experts.count), axis=-1)
+    best, _ = _write_top_k(export, path, weights, experts.per_token)
+    return scores, graph.node("ReduceSum", [best, graph.int64([-1])], f"{path}/ReduceSum", _rows(1), keepdims=1)
+
+
+def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[str, str]:
+    """The best scores of each token, and their experts."""
+    graph, outputs = export.graph, (f"{path}/TopK/output_0", f"{path}/TopK/output_1")
+    graph.nodes("TopK", [scores, graph.int64([count])], outputs, f"{path}/TopK", axis=-1)
+    for output, element in zip(outputs, (FLOAT, INT64), strict=True):
+        graph.value(output, element, _rows(count))
+    return outputs
+
+
+def _write_sparse_mixer(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str]:
+    """Each of the two best experts is weighed against those whose scores lie within 2 * jitter of its own."""
+    graph, every, one = export.graph, _rows(experts.count), _rows(1)
+    outputs = _write_top_k(export, path, scores, 2)
+    size = graph.node("Abs", [scores], f"{path}/Abs", every)
+    ids = graph.int64(list(range(experts.count)))
+    never, masked, taken, weights = graph.float32(_NEVER), scores, [], []
+    for rank in range(2):
+        step, here = f"{path}/{rank}", [graph.int64([rank]), graph.int64([rank + 1]), graph.int64([1])]
+        best = graph.node("Slice", [outputs[0], *here], f"{step}/Slice", one)
+        index = graph.node("Slice", [outputs[1], *here], f"{step}/Slice_1", one, element=INT64)
+        gap = graph.node("Sub", [best, masked], f"{step}/Sub", every)
+        limit = graph.node("Max", [size, best], f"{step}/Max", every)
+        ratio = graph.node("Div", [gap, limit], f"{step}/Div", every)
+        jitter = graph.float32(2 * experts.sparse_mixer_jitter)
+        far = graph.node("Greater", [ratio, jitter], f"{step}/Greater", every, element=BOOL)
+        near = graph.node("Where", [far, never, masked], f"{step}/Where", every)
+        share = graph.node("Softmax", [near], f"{step}/Softmax", every, axis=-1)
+        weights.append(graph.node("ReduceMax", [share, graph.int64([-1])], f"{step}/ReduceMax", one, keepdims=1))
+        taken.append(graph.node("Equal", [ids, index], f"{step}/Equal", every, element=BOOL))
+        masked = graph.node("Where", [taken[rank], never, masked], f"{step}/Where_1", every)
+    routed = never
+    for rank in range(2):
+        log = graph.node("Log", [weights[rank]], f"{path}/{rank}/Log", one)
+        routed = graph.node("Where", [taken[rank], log, routed], f"{path}/{rank}/Where_2", every)
+    return routed, graph.node("Add", weights, f"{path}/Add", one)
+
+
+def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str, scores: str) -> str:
+    graph, options, size = export.graph, export.options, export.spec.hidden_size
+    name = f"/model/layers.{layer}/moe"
+    attributes: dict[str, Any] = {
+        "k": experts.per_token,
+        "activation_type": "swiglu",
+        "activation_alpha": experts.alpha,
+        "activation_beta": experts.beta,
+        **({"swiglu_limit": experts.limit} if experts.limit < math.inf else {}),
+        "swiglu_fusion": 1,
+        "normalize_routing_weights": 1,
+    }
+    biases = [_write_expert_biases(export, layer, experts, which) if experts.biased else "" for which in _MATRICES]
+    names = [name for which in _MATRICES for name in _expert_names(layer, experts, which)]
+    kinds = export.weights.kinds(names)
+    if options.precision == "kept" and any(kind.names for kind in kinds):
+        level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
+        form = common_form(export, names)
+        if form is None:
+            form = uniform_format(8, expert_block(kinds))
+            whole = [_write_integers(export, layer, experts, which, form.block_size) for which in _MATRICES]
+        else:
+            whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
+        inputs = _inputs([root, scores], whole, biases)
+        attributes |= {"expert_weight_bits": form.bits, "block_size": form.block_size, **level}
+        return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
+    first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
+    if options.precision not in BITS:
+        inputs = [root, scores, *first, biases[0], *second, *filter(None, biases[1:])]
+        return graph.node("MoE", inputs, f"{name}/MoE", hidden_dims(size), domain=CONTRIB, **attributes)
+    inputs = _inputs([root, scores], [first, second], biases)
+    attributes |= {"expert_weight_bits": BITS[options.precision], **options.product_attributes}
+    return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
+
+
+def _inputs(given: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
+    """Inputs of QMoE: integers, scales and biases of both layers, and behind a third layer's the zero points."""
+    first, second = matrices
+    points = [*first[2:], *second[2:]]
+    return [
+        *given,
+        *first[:2],
+        biases[0],
+        *second[:2],
+        *([biases[1], "", "", ""] if points or biases[1] else []),
+        *points,
+    ]
+
+
+_MATRICES = ("gate_up_proj", "down_proj")
+
+
+def _write_expert_biases(export: Export, layer: int, experts: ExpertsSpec, which: str) -> str:
+    """Biases [experts, rows] of a layer; those of gate and up alternate, as their rows do."""
+    size = export.spec.hidden_size if which == "down_proj" else experts.intermediate_size
+    names = [name.removesuffix(".weight") + ".bias" for name in _expert_names(layer, experts, which)]
+    vectors = np.stack([export.weights.vector(name, size) for name in names])
+    rows = vectors.reshape(experts.count, -1, size).swapaxes(1, 2).reshape(experts.count, -1)
+    return export.graph.array(f"model.layers.{layer}.moe.experts.{which}.bias", np.ascontiguousarray(rows))
+
+
+def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]:
+    for expert in range(experts.count):
+        for part in ("gate_proj", "up_proj") if which == "gate_up_proj" else (which,):
+            yield f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
+
+
+def _stored_experts(
+    export: Export, layer: int, experts: ExpertsSpec, which: str
+) -> tuple[tuple[int, int], Matrices]:  # the rows and columns of a matrix, and all of them as they are stored
+    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    shape = (hidden, wide) if which == "down_proj" else (wide, hidden)
+    return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
+
+
+def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
+    """Experts of blocks that the operator holds as they are; returns the names of what `_write_matrices` returns."""
+    (rows, _), matrices = _stored_experts(export, layer, experts, which)
+    parts = 2 if which == "gate_up_proj" else 1
+    name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
+    found = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
+    first = next(found)
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        for weight in chain([first], found):
+            beside[0].append(weight.scales)
+            if weight.offsets is not None:
+                beside[1].append(pack_bits(weight.offsets, weight.format.bits))
+            yield weight.data
+
+    export.graph.initializer(
+        f"{name}.qweight", (experts.count, parts * rows, first.data.shape[1]), np.uint8, integers()
+    )
+    written = [f"{name}.qweight", export.graph.array(f"{name}.scales", np.stack(beside[0]))]
+    return [*written, *(export.graph.array(f"{name}.zero_points", np.stack(beside[1])) for _ in beside[1][:1])]
+
+
+def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str, block_size: int) -> list[str]:
+    """Experts that are quantised already as integers of 8 bits; returns the names of these and of their scales."""
+    (rows, columns), matrices = _stored_experts(export, layer, experts, which)
+    name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
+    parts = 2 if which == "gate_up_proj" else 1
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        found = expert_integers(export, matrices, block_size)
+        for pair in zip(*[found] * parts, strict=True):
+            codes, floats = (np.stack(arrays, axis=1).reshape(parts * rows, -1) for arrays in zip(*pair, strict=True))
+            scales.append(floats)
+            yield codes
+
+    graph.initializer(f"{name}.qweight", (experts.count, parts * rows, columns), np.uint8, integers())
+    return [f"{name}.qweight", graph.array(f"{name}.scales", np.stack(scales))]
+
+
+def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
+    """Each expert's matrix [rows, columns]; rows of gate and up alternate, as the operators want them."""
+    hidden, wide = export.spec.hidden_size, experts.intermediate_size
+    for expert in range(experts.count):
+        source = f"model.layers.{layer}.mlp.experts.{expert}"
+        if which == "down_proj":
+            name = f"{source}.down_proj.weight"
+            yield name, export.weights.tensor(name, (hidden, wide))
+            continue
+        parts = [export.weights.tensor(f"{source}.{part}_proj.weight", (wide, hidden)) for part in ("gate", "up")]
+        yield f"{source}.gate_proj.weight", np.stack(parts, axis=1).reshape(2 * wide, hidden)
+
+
+def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
+    """Names of floats, or of integers [experts, rows, bytes], scales [experts, rows, blocks], zero points if any."""
+    options, hidden, wide = export.options, export.spec.hidden_size, experts.intermediate_size
+    rows, columns = (hidden, wide) if which == "down_proj" else (2 * wide, hidden)
+    name = f"model.layers.{layer}.moe.experts.{which}"
+
+    def matrices() -> Matrices:
+        return _expert_matrices(export, layer, experts, which)
+
+    if options.precision not in BITS:
+        precision = options.precision
+        if precision == "kept":
+            narrow = export.weights.kinds(_expert_names(layer, experts, which)) == {np.dtype(np.float16)}
+            precision = "fp16" if narrow else "fp32"
+        chunks = Chunks(matrices)
+        dims = (experts.count, rows, columns)
+        return [write_float_tensor(export, f"{name}.weight", dims, chunks, precision)]
+    bits = BITS[options.precision]
+    row_bytes = -(-columns * bits // 8)  # the operator wants no more, even where columns do not fill their last block
+    names = [f"{name}.{part}" for part in ("qweight", "scales", "zero_points")]
+    return write_quantized(export, names, (experts.count, rows, row_bytes), matrices(), bits, np.stack, row_bytes)
+
+
+def _write_shared_expert(export: Export, layer: int, experts: ExpertsSpec, root: str) -> str:
+    graph, size = export.graph, export.spec.hidden_size
+    path, source = f"/model/layers.{layer}/shared_expert", f"model.layers.{layer}.mlp.shared_expert"
+    output = _write_mlp(export, root, path, source, experts.shared_intermediate_size)
+    if not experts.shared_gate:
+        return output
+    score = Projection(f"{path}_gate", (f"model.layers.{layer}.mlp.shared_expert_gate",), (1,), size)
+    gate = graph.node(
+        "Sigmoid", [write_linear(export, score, root, precision="fp32")], f"{path}/Sigmoid", hidden_dims(1)
+    )
+    return graph.node("Mul", [output, gate], f"{path}_gate/Mul", hidden_dims(size))
+
+
+def _rows(width: int) -> Dims:
+    """Dimensions of a value with one row per token, of all sequences together."""
+    return ["tokens", width]

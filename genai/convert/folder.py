@@ -1,0 +1,244 @@
+"""A model folder, written whole or not at all: model.onnx, model.onnx.data, genai_config.json, tokenizer files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from genai.common.interrupts import temporary_folder
+
+from ..common.locks import locked as locked
+from ..errors import InputError, ModelFolderError
+from ..text.backend import load_tokenizer
+from ..text.sources.choosing import SENTENCEPIECE_NAMES, has_tokenizer
+from .decoder import write_decoder
+from .graph_writer import DataFile, Export, GraphWriter, takes_positions
+from .options import ExportOptions
+from .spec import DecoderSpec
+from .weights import Weights
+
+MODEL, DATA, CONFIG = "model.onnx", "model.onnx.data", "genai_config.json"
+
+
+def write_model_folder(
+    path: str | Path,
+    spec: DecoderSpec,
+    options: ExportOptions,
+    weights: Mapping[str, NDArray[Any]],
+    *,
+    tokenizer_dir: str | Path | None = None,
+    search: Mapping[str, Any] | None = None,
+    open_data: Callable[[Path], DataFile] = DataFile,
+) -> Path:
+    """Write a decoder that onnxruntime-genai loads as it is; returns the folder.
+
+    Args:
+        path: the folder to make; its parent must exist, itself not.
+        weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
+            It may load them lazily: they are read one after the other and freed.
+        tokenizer_dir: folder whose tokenizer is taken over, in whatever form it is.
+        search: defaults of genai_config.json's search options, beside greedy search.
+        open_data: makes the file of the tensors.
+
+    Raises:
+        ModelFolderError: the target exists or cannot be written, or there is no tokenizer.
+        InputError: a tensor is missing, of another shape or type, or not finite.
+    """
+    target = Path(path)
+    if tokenizer_dir is not None:
+        require_tokenizer(Path(tokenizer_dir))
+    require_absent(target)
+    try:
+        with unfinished_folder(target) as unfinished:
+            with open_data(unfinished / DATA) as data:
+                graph = GraphWriter(data)
+                write_decoder(Export(graph, spec, options, Weights(weights)))
+            (unfinished / MODEL).write_bytes(graph.model().SerializeToString(deterministic=True))
+            config = json.dumps(genai_config(spec, options, search or {}), indent=4)
+            (unfinished / CONFIG).write_text(config + "\n", encoding="utf-8")
+            if tokenizer_dir is not None:
+                copy_tokenizer(Path(tokenizer_dir), unfinished)
+            require_absent(target)
+            unfinished.rename(target)
+    except OSError as error:
+        raise ModelFolderError(
+            f"cannot write the model folder {target}",
+            str(error),
+            "check that the parent folder exists, can be written and has room",
+        ) from error
+    return target
+
+
+def require_absent(target: Path) -> None:
+    """Raise ModelFolderError if there is anything at a place where a model folder is to be made."""
+    if target.exists() or target.is_symlink():
+        raise ModelFolderError(
+            f"{target} exists already", "a model folder is never overwritten", "remove it or choose another place"
+        )
+
+
+_SUFFIX = ".unfinished"
+
+
+@contextlib.contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, so that the rename at the end cannot cross file systems.
+
+    It is gone afterwards unless it was renamed. Builds that were killed could not remove theirs: this is done first.
+    """
+    _remove_dead(target)
+    with temporary_folder(target.parent, f".{target.name}.", _SUFFIX) as folder, locked(folder):
+        yield folder
+
+
+def _remove_dead(target: Path) -> None:
+    """Remove what killed builds of the same target left: folders whose lock nobody holds."""
+    with contextlib.suppress(OSError):
+        for folder in target.parent.iterdir():
+            if folder.name.startswith(f".{target.name}.") and folder.name.endswith(_SUFFIX):
+                with locked(folder, wait=False) as dead:
+                    if dead:
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of genai_config.json; `search` goes before the defaults, which are greedy."""
+    eos = list(spec.eos_token_ids)
+    bos = {} if spec.bos_token_id is None else {"bos_token_id": spec.bos_token_id}
+    return {
+        "model": {
+            **bos,
+            "context_length": spec.context_length,
+            "decoder": _decoder_config(spec, options),
+            "eos_token_id": eos[0] if len(eos) == 1 else eos,
+            "pad_token_id": eos[0] if spec.pad_token_id is None else spec.pad_token_id,
+            "type": spec.model_type,
+            "vocab_size": spec.vocab_size,
+        },
+        "search": {
+            "diversity_penalty": 0.0,
+            "do_sample": False,
+            "early_stopping": True,
+            "length_penalty": 1.0,
+            "max_length": spec.context_length,
+            "min_length": 0,
+            "no_repeat_ngram_size": 0,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+            "past_present_share_buffer": True,
+            "repetition_penalty": 1.0,
+            "temperature": 1.0,
+            "top_k": 50,
+            "top_p": 1.0,
+            **search,
+        },
+    }
+
+
+def _decoder_config(spec: DecoderSpec, options: ExportOptions) -> dict[str, Any]:
+    inputs = {"input_ids": "input_ids", "attention_mask": "attention_mask"}
+    if takes_positions(spec, options):
+        inputs["position_ids"] = "position_ids"
+    inputs |= {"past_key_names": "past_key_values.%d.key", "past_value_names": "past_key_values.%d.value"}
+    decoder: dict[str, Any] = {
+        "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+        "filename": "model.onnx",
+        "head_size": spec.head_size,
+        "hidden_size": spec.hidden_size,
+        "inputs": inputs,
+        "outputs": {
+            "logits": "logits",
+            "present_key_names": "present.%d.key",
+            "present_value_names": "present.%d.value",
+        },
+        "num_attention_heads": spec.num_attention_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_key_value_heads,
+    }
+    windowed = [layer for layer in range(spec.num_layers) if spec.window(layer) is not None]
+    if windowed and options.windowed_kv_cache:
+        decoder["sliding_window"] = {
+            "window_size": spec.sliding_window,
+            "slide_key_value_cache": False,
+            "slide_inputs": False,
+            "layers": windowed,
+            "cache_slack": 0,
+        }
+    return decoder
+
+
+TOKENIZER, SPECIAL_TOKENS = "tokenizer.json", "special_tokens_map.json"
+_COPIED = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    SPECIAL_TOKENS,
+    "chat_template.jinja",
+    "additional_chat_templates/*.jinja",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+    *SENTENCEPIECE_NAMES,
+)
+
+
+def tokenizer_files(folder: Path) -> list[Path]:
+    """Files of a folder that a model folder takes over as they are."""
+    return [path for pattern in _COPIED for path in sorted(folder.glob(pattern)) if path.is_file()]
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raise ModelFolderError if a folder has no tokenizer that can be read."""
+    if not has_tokenizer(folder):
+        raise ModelFolderError(
+            f"{folder}: no {TOKENIZER}, and no other tokenizer",
+            "without a tokenizer the model cannot read text",
+            "download the tokenizer's files, too",
+        )
+
+
+def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
+    """Load the tokenizer, and compare its ids with the vocabulary, which may be padded beyond them.
+
+    Returns:
+        What is odd, in words: special tokens that the model has no vectors for. Text models that share a tokenizer
+        with a model for images have such tokens; nothing but their own text makes them.
+
+    Raises:
+        ModelFolderError: there is no tokenizer. TokenizerError: it cannot be used.
+        InputError: it has ids that the model has no vectors for.
+    """
+    require_tokenizer(folder)
+    backend = load_tokenizer(folder).backend
+    special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+    beyond = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items() if id_ >= vocab_size}
+    if largest := max(beyond.keys() - special, default=0):
+        raise InputError(
+            f"the tokenizer has token {largest}, the model's vocabulary ends at {vocab_size - 1}",
+            "config.json's vocab_size and the tokenizer contradict each other",
+            "check that tokenizer and weights belong together",
+        )
+    return [f"the tokenizer's {beyond[id_]!r} ({id_}) is not in the model's vocabulary" for id_ in sorted(beyond)]
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """Copy a tokenizer's files; one in another form is written as tokenizer.json, which everybody reads.
+
+    Raises:
+        OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
+    """
+    for file in tokenizer_files(source):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, place)
+    if not (target / TOKENIZER).exists():
+        loaded = load_tokenizer(source)
+        (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")
+        # The names of <s> and </s> may stand in that other form alone.
+        (target / SPECIAL_TOKENS).write_text(json.dumps(dict(loaded.special), indent=2) + "\n", encoding="utf-8")

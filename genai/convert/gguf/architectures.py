@@ -1,0 +1,413 @@
+"""llama.cpp's architectures by ours: what their metadata says in the words of config.json, and where tensors lie.
+
+What a file has is believed over what a family usually has: biases, norms of queries and keys and the head of a decoder
+are those whose tensors are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InputError, UnsupportedModelError, did_you_mean
+from ...weight_files.gguf import GgufModel
+from ..architectures import find
+from ..architectures.common import Architecture, Rule, flat
+from ..hf_config import HFConfig
+from ..rope import scaled_frequencies
+from ..rope_scaling import FrequencyFactors, LongRope, RopeScaling, YarnScaling, yarn_magnitude
+from ..spec import DecoderSpec
+from .metadata import Metadata
+
+Values = dict[str, Any]
+TABLE, HEAD = "token_embd.weight", "output.weight"
+# Tensors that are no weights: divisors of the rotation's frequencies.
+ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
+# What changes nothing for a decoder, or says what tensors say.
+_HARMLESS = (
+    "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.group_norm_groups", "expert_group_count",
+    "expert_group_used_count", "rope.scaling.yarn_log_multiplier", "expert_shared_count", "attention.value_length",
+    "attention.max_alibi_bias", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+    "expert_weights_norm", "sampling", "interleave_moe_layer_step",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """How llama.cpp has one of our architectures.
+
+    Attributes:
+        model_type: ours. values: further values of config.json.
+        permuted: rows of queries and keys are in the order in which ggml rotates neighbours.
+        rules: for tensors that have other names than most.
+    """
+
+    model_type: str
+    values: Callable[[Metadata, GgufModel], Values] = lambda data, model: {}
+    permuted: bool = False
+    rules: tuple[Rule, ...] = ()
+
+
+def _experts(data: Metadata, model: GgufModel) -> Values:
+    """In the words of Mixtral, and of Qwen."""
+    used = data.integer("expert_used_count")
+    width = data.optional_integer("expert_feed_forward_length") or data.integer("feed_forward_length")
+    count = data.integer("expert_count")
+    return {"num_local_experts": count, "num_experts_per_tok": used, "intermediate_size": width}
+
+
+def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
+    found = _experts(data, model)
+    shared = "blk.0.ffn_up_shexp.weight"
+    return {
+        "num_experts": found["num_local_experts"],
+        "num_experts_per_tok": found["num_experts_per_tok"],
+        "moe_intermediate_size": found["intermediate_size"],
+        "norm_topk_prob": data.architecture == "qwen3moe",
+        **({"shared_expert_intermediate_size": model.info(shared).shape[0]} if shared in model else {}),
+    }
+
+
+def _multipliers(data: Metadata, model: GgufModel) -> Values:
+    # llama.cpp takes 0 for a key that is not there.
+    values = {
+        "attention_multiplier": data.number("attention.scale", 0.0) or _head_size(data) ** -0.5,
+        "embedding_multiplier": data.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": data.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": data.number("logit_scale", 1.0),
+    }
+    return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
+
+
+# Of the 27B models scores are scaled by the width per head, of all others by the size of a head.
+_LAYERS_27B = {"gemma2": 46, "gemma3": 62}
+
+
+def _later_gemma(data: Metadata, model: GgufModel) -> Values:
+    heads, size = data.integer("attention.head_count"), data.integer("attention.key_length", 256)
+    large = data.integer("block_count") == _LAYERS_27B[data.architecture]
+    return {
+        "query_pre_attn_scalar": data.integer("embedding_length") // heads if large else size,
+        "attn_logit_softcapping": 0.0 if _is_gemma3(data) else data.number("attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": data.number(
+            "final_logit_softcapping", 30.0 if data.architecture == "gemma2" else 0.0
+        ),
+        **({"rope_local_base_freq": data.number("rope.freq_base_swa", 10000.0)} if _is_gemma3(data) else {}),
+    }
+
+
+def _is_gemma3(data: Metadata) -> bool:
+    return data.architecture == "gemma3"
+
+
+def _falcon(data: Metadata, model: GgufModel) -> Values:
+    apart = "blk.0.attn_norm_2.weight" in model
+    kv_heads = data.integer("attention.head_count_kv", 1)
+    return {
+        "new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 2 if apart else 1,
+        "ffn_hidden_size": data.integer("feed_forward_length"),
+    }  # fmt: skip
+
+
+def _parallel(data: Metadata, model: GgufModel) -> Values:
+    default = "blk.0.ffn_norm.weight" not in model
+    return {
+        "use_parallel_residual": data.flag("use_parallel_residual", default),
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in model,
+    }
+
+
+def _cohere(data: Metadata, model: GgufModel) -> Values:
+    return {"logit_scale": data.number("logit_scale", 1.0), "use_qk_norm": "blk.0.attn_q_norm.weight" in model}
+
+
+def _clip(data: Metadata, model: GgufModel) -> Values:
+    return {"clip_qkv": data.number("attention.clamp_kqv")} if data.get("attention.clamp_kqv") is not None else {}
+
+
+def _norms_apart(spec: DecoderSpec) -> bool:
+    return spec.parallel and not spec.shared_norm
+
+
+_FALCON = (
+    Rule(r"input_layernorm", "attn_norm_2", when=_norms_apart),
+    Rule(r"post_attention_layernorm", "attn_norm", when=_norms_apart),
+)
+FORMS: Mapping[str, GgufForm] = {
+    "llama": GgufForm("llama", permuted=True),
+    "qwen2": GgufForm("qwen2"),
+    "qwen2moe": GgufForm("qwen2_moe", _qwen_experts),
+    "qwen3": GgufForm("qwen3"),
+    "qwen3moe": GgufForm("qwen3_moe", _qwen_experts),
+    "gemma": GgufForm("gemma"),
+    "gemma2": GgufForm("gemma2", _later_gemma),
+    "gemma3": GgufForm("gemma3_text", _later_gemma),
+    "phi2": GgufForm("phi"),
+    "phi3": GgufForm("phi3"),
+    "olmo": GgufForm("olmo", _clip, permuted=True),
+    "olmo2": GgufForm("olmo2"),
+    "granite": GgufForm("granite", _multipliers, permuted=True),
+    "granitemoe": GgufForm("granitemoe", _multipliers, permuted=True),
+    "starcoder2": GgufForm("starcoder2"),
+    "gpt2": GgufForm("gpt2", lambda data, model: {"n_inner": data.integer("feed_forward_length")}),
+    "gptneox": GgufForm("gpt_neox", _parallel),
+    "falcon": GgufForm("falcon", _falcon, rules=_FALCON),
+    "stablelm": GgufForm("stablelm", _parallel),
+    "command-r": GgufForm("cohere", _cohere),
+    "cohere2": GgufForm("cohere2", _cohere),
+    "glm4": GgufForm("glm4"),
+    "exaone4": GgufForm("exaone4"),
+    "smollm3": GgufForm("smollm3", permuted=True),
+    "nemotron": GgufForm("nemotron"),
+    "ernie4_5": GgufForm("ernie4_5"),
+}
+
+
+def form_of(model: GgufModel) -> GgufForm:
+    """The form of a file's architecture; UnsupportedModelError if it is not known here."""
+    name = model.architecture
+    if name not in FORMS:
+        raise UnsupportedModelError(
+            f"{model.path}: the architecture {name!r:.60} is not known here",
+            f"known are {', '.join(FORMS)}",
+            did_you_mean(name, FORMS, "use a model of one of these"),
+        )
+    if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
+        return GgufForm("mixtral", _experts, permuted=True)
+    return FORMS[name]
+
+
+def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
+    """What config.json would say, and keys that are not known here.
+
+    Args:
+        tokens: ids of special tokens, by the names that config.json has for them.
+    """
+    form, data = form_of(model), Metadata(model.metadata, model.architecture, model.path)
+    if TABLE not in model:
+        raise InputError(
+            f"{model.path}: there is no tensor {TABLE!r}", "no decoder can begin without the embeddings of its tokens",
+            "give a file with a whole language model; the vision part of one (mmproj) is none",
+        )  # fmt: skip
+    if not data.flag("attention.causal", True):
+        raise UnsupportedModelError(
+            f"{model.path}: {model.architecture}.attention.causal is false", "a decoder sees the past only",
+            "use another model",
+        )  # fmt: skip
+    heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
+    size = _head_size(data)
+    if (other := data.integer("attention.value_length", size)) != size:
+        raise UnsupportedModelError(
+            f"{model.path}: keys have {size} elements per head, values {other}", "here both are of one size",
+            "use another model",
+        )  # fmt: skip
+    epsilon = data.get("attention.layer_norm_rms_epsilon")
+    name = "attention.layer_norm_rms_epsilon" if epsilon is not None else "attention.layer_norm_epsilon"
+    rotated = data.optional_integer("rope.dimension_count") or size
+    values: Values = {
+        "model_type": form.model_type,
+        "hidden_size": hidden,
+        "num_hidden_layers": data.integer("block_count"),
+        "intermediate_size": data.optional_integer("feed_forward_length") or 4 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": data.integer("attention.head_count_kv", heads),
+        "head_dim": size,
+        "max_position_embeddings": data.integer("context_length"),
+        "vocab_size": model.info(TABLE).shape[0],
+        "rms_norm_eps": data.number(name, 1e-5),
+        "tie_word_embeddings": HEAD not in model,
+        "sliding_window": data.optional_integer("attention.sliding_window"),
+        "partial_rotary_factor": rotated / size,
+        **_rope(data, model, rotated // 2),
+        **_pattern(data),
+        **form.values(data, model),
+        **tokens,
+    }
+    if form.model_type == "gpt2":  # nothing is rotated
+        del values["partial_rotary_factor"]
+    known = tuple(f"{model.architecture}.{key}" for key in _HARMLESS)
+    config = HFConfig(values)
+    assert config.model_type  # read, though nobody else asks for it here
+    return config, [key for key in data.unread if not key.startswith(known)]
+
+
+def _head_size(data: Metadata) -> int:
+    heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
+    return data.integer("attention.key_length", max(hidden // heads, 1))
+
+
+def _pattern(data: Metadata) -> Values:
+    """Which layers have a window: every layer but each n-th, or a list."""
+    value = data.get("attention.sliding_window_pattern")
+    if isinstance(value, np.ndarray):
+        return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in value.tolist()]}
+    return {} if value is None else {"sliding_window_pattern": data.integer("attention.sliding_window_pattern")}
+
+
+def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
+    """rope_theta, and the scaling by which positions beyond the first training are rotated."""
+    values: Values = {"rope_theta": data.number("rope.freq_base", 10000.0)}
+    context = data.integer("context_length")
+    kind = data.text("rope.scaling.type", "linear")
+    original = data.optional_integer("rope.scaling.original_context_length") or context
+    factor = data.number("rope.scaling.factor", data.number("rope.scale_linear", 1.0)) or 1.0
+    magnitude = data.number("rope.scaling.attn_factor", 1.0) * data.number("rope.scaling.yarn_attn_factor", 1.0)
+    bounds = {
+        "beta_fast": data.number("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": data.number("rope.scaling.yarn_beta_slow", 1.0),
+    }
+    if ROPE_LONG in model or ROPE_SHORT in model:
+        factors = [_divisors(model, name, pairs) for name in (ROPE_SHORT, ROPE_LONG)]
+        scaling: Values = {"type": "longrope", "short_factor": factors[0], "long_factor": factors[1]}
+        scaling["attention_factor"] = magnitude
+        return {**values, "rope_scaling": scaling, "original_max_position_embeddings": original}
+    if kind == "none" or (factor == 1 and kind in ("linear", "yarn")):
+        return values
+    if kind == "yarn":
+        magnitude *= yarn_magnitude(factor)
+        scaling = {"type": "yarn", "factor": factor, "attention_factor": magnitude, **bounds}
+        return {**values, "rope_scaling": {**scaling, "original_max_position_embeddings": original}}
+    if kind == "linear":
+        return {**values, "rope_scaling": {"type": "linear", "factor": factor}}
+    raise UnsupportedModelError(
+        f"{model.path}: {model.architecture}.rope.scaling.type is {kind!r:.40}",
+        f"known are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
+        "convert the model again with a current convert_hf_to_gguf.py",
+    )
+
+
+def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling | None:
+    """That of the configuration, together with the divisors and the magnitude that it has no words for."""
+    given = spec.rope_scaling
+    has_own = isinstance(given, YarnScaling | LongRope)  # they have the magnitude already
+    magnitude = 1.0 if has_own else data.number("rope.scaling.attn_factor", 1.0)
+    if ROPE_FREQS not in model and magnitude == 1:
+        return given
+    pairs = spec.rotary_size // 2
+    divisors = np.array(_divisors(model, ROPE_FREQS, pairs) if ROPE_FREQS in model else [1.0] * pairs)
+    if given is not None:
+        plain, _ = scaled_frequencies(replace(spec, rope_scaling=None))
+        scaled, factor = scaled_frequencies(spec)
+        divisors, magnitude = divisors * (plain / scaled), magnitude * factor
+    return FrequencyFactors(divisors=tuple(divisors.tolist()), attention_factor=magnitude)
+
+
+def _rotates_nothing(data: Metadata) -> bool:
+    """Granite's models have a switch for the rotation, under a name that means something else elsewhere."""
+    return data.architecture in ("granite", "granitemoe") and not data.flag("rope.scaling.finetuned", True)
+
+
+def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
+    """A tensor of positive numbers, one for each rotated pair."""
+    if name not in model or model[name].dtype != np.float32 or model[name].shape != (pairs,):
+        found = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not there"
+        raise InputError(
+            f"{model.path}: tensor {name!r} is {found}", f"expected F32 [{pairs}], a number for each rotated pair",
+            "convert the model again",
+        )  # fmt: skip
+    values = model[name]
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InputError(
+            f"{model.path}: tensor {name!r} has numbers that are not positive", "frequencies are divided by them",
+            "download the file again",
+        )  # fmt: skip
+    return [float(value) for value in values]
+
+
+def architecture_of(model: GgufModel) -> Architecture:
+    """Our architecture, with the tensors where llama.cpp has them and with the parts that the file has."""
+    form = form_of(model)
+    known = find(form.model_type)
+
+    def has(name: str, part: str) -> bool:
+        return f"blk.0.{name}.{part}" in model
+
+    def describe(config: HFConfig) -> DecoderSpec:
+        spec = known.describe(config)
+        data = Metadata(model.metadata, model.architecture, model.path)
+        return replace(
+            spec,
+            # Where a family adds 1 to the weights of its norms, convert_hf_to_gguf.py has done so.
+            norm_weight_offset=0.0,
+            rope_scaling=_scaling(data, model, spec),
+            rope_layers=() if _rotates_nothing(data) else spec.rope_layers,
+            norm_biases="output_norm.bias" in model,
+            qkv_bias=has("attn_q", "bias") or has("attn_qkv", "bias"),
+            o_bias=has("attn_output", "bias"),
+            mlp_bias=has("ffn_down", "bias"),
+            head_bias="output.bias" in model,
+        )
+
+    packed = _PACKED_QKV if has("attn_qkv", "weight") else _QKV[form.permuted]
+    gate = _PACKED_GATE_UP if known.model_type in _GATE_BESIDE_UP else ()
+    experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
+    rules = (*_OUTSIDE, *form.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
+    return Architecture(known.model_type, known.title, describe, rules)
+
+
+# Where the tensor of the gate is left out, as it lies above that of "up".
+_GATE_BESIDE_UP = ("phi3", "glm4")
+
+
+def _neighbours(heads: str) -> Callable[..., NDArray[Any]]:
+    """Rows of a projection in our order again: of each head the first of all pairs, then the second ones."""
+
+    def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
+        count = getattr(spec, heads)
+        pairs = tensor.reshape(count, len(tensor) // count // 2, 2, *tensor.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(tensor.shape)
+
+    return view
+
+
+_OUTSIDE = (
+    Rule(r"^model\.embed_tokens\.", "token_embd."),
+    Rule(r"^model\.embed_positions\.", "position_embd."),
+    Rule(r"^model\.norm\.", "output_norm."),
+    Rule(r"^lm_head\.", "output."),
+)
+_LAYERS = (
+    Rule(r"input_layernorm", "attn_norm"),
+    Rule(r"post_attention_layernorm", "post_attention_norm", when=lambda spec: spec.post_norms),
+    Rule(r"post_attention_layernorm", "ffn_norm"),
+    Rule(r"pre_feedforward_layernorm", "ffn_norm"),
+    Rule(r"post_feedforward_layernorm", "post_ffw_norm"),
+    Rule(r"self_attn\.o_proj", "attn_output"),
+    Rule(r"self_attn\.q_norm", "attn_q_norm", flat),
+    Rule(r"self_attn\.k_norm", "attn_k_norm", flat),
+)
+_QKV = {
+    False: tuple(Rule(rf"self_attn\.{part}_proj", f"attn_{part}") for part in "qkv"),
+    True: (
+        Rule(r"self_attn\.q_proj", "attn_q", _neighbours("num_attention_heads")),
+        Rule(r"self_attn\.k_proj", "attn_k", _neighbours("num_key_value_heads")),
+        Rule(r"self_attn\.v_proj", "attn_v"),
+    ),
+}
+_PACKED_QKV = (
+    Rule(r"self_attn\.q_proj", "attn_qkv", lambda spec, x: x[: spec.query_size]),
+    Rule(r"self_attn\.k_proj", "attn_qkv", lambda spec, x: x[spec.query_size :][: spec.key_value_size]),
+    Rule(r"self_attn\.v_proj", "attn_qkv", lambda spec, x: x[spec.query_size + spec.key_value_size :]),
+)
+_PARTS = ("gate", "up", "down")
+_EXPERTS = tuple(
+    Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", f"ffn_{part}_exps", lambda spec, x, expert: x[expert]) for part in _PARTS
+)
+# As the first files with experts have them.
+_EXPERTS_APART = tuple(Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", rf"ffn_{part}.\1") for part in _PARTS)
+_PACKED_GATE_UP = (
+    Rule(r"mlp\.gate_proj", "ffn_up", lambda spec, x: x[: len(x) // 2]),
+    Rule(r"mlp\.up_proj", "ffn_up", lambda spec, x: x[len(x) // 2 :]),
+)
+_FEED_FORWARD = (
+    Rule(r"mlp\.shared_expert_gate\.", "ffn_gate_inp_shexp.", lambda spec, x: x.reshape(1, -1)),
+    Rule(r"mlp\.gate\.", "ffn_gate_inp."),
+    *(Rule(rf"mlp\.shared_expert\.{part}_proj", f"ffn_{part}_shexp") for part in _PARTS),
+    *(Rule(rf"mlp\.{part}_proj", f"ffn_{part}") for part in _PARTS),
+    Rule(r"^model\.layers\.", "blk."),
+)

@@ -1,0 +1,76 @@
+"""A GGUF file as a checkpoint: a configuration, tensors by name, and a folder with the tokenizer's files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import UnsupportedModelError
+from ...weight_files.gguf import GgufModel
+from ..architectures.common import Architecture
+from ..checkpoint import Checkpoint
+from .architectures import ROPE_TENSORS, TABLE, architecture_of, config_of, form_of
+from .tokenizer import write_tokenizer
+
+_ADAPTER = "adapter"
+
+
+class GgufCheckpoint(Checkpoint):
+    """Tensors by their names in the file: floats, or blocks as `quant.ggml` has them.
+
+    Attributes:
+        source: the file that was given. folder: a temporary one with the tokenizer's files, removed with this object.
+
+    Raises:
+        ModelFolderError: a file is missing. InputError: it is malformed. UnsupportedModelError: not known here.
+    """
+
+    precision = "kept"
+
+    def __init__(self, path: str | Path) -> None:
+        self.source = Path(path)
+        self.model = model = GgufModel(self.source)
+        if model.files[0].single("general.type", "model") == _ADAPTER:
+            raise UnsupportedModelError(
+                f"{path}: an adapter, not a model", "it holds factors that are added to a model's weights",
+                f"use it with the model that it belongs to: --lora NAME={path}",
+            )  # fmt: skip
+        form_of(model)
+        self.folder = Path(tempfile.mkdtemp(prefix="genai-gguf-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        rows = model.info(TABLE).shape[0] if TABLE in model else 0
+        tokens = write_tokenizer(model, rows, self.folder) if rows else {}
+        self.config, unread = config_of(model, tokens)
+        self.remarks = [f"{self.source.name} has keys that are not known here: {', '.join(unread)}"] if unread else []
+
+    @property
+    def architecture(self) -> Architecture:
+        return architecture_of(self.model)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.model[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.model and name not in ROPE_TENSORS
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.model if name not in ROPE_TENSORS)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.model.info(name).shape
+
+    def kind(self, name: str) -> np.dtype[Any]:
+        return self.model[name].dtype
+
+    def nbytes(self, name: str) -> int:
+        return self.model[name].nbytes

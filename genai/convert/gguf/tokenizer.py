@@ -1,0 +1,341 @@
+"""The vocabulary in a GGUF file's metadata as the files that a tokenizer is read from: tokenizer.json and what goes
+with it. Ids of texts are those that llama.cpp gives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import ChatTemplateError, TokenizerError, UnsupportedModelError, did_you_mean
+from ...text.sources.parts import (
+    MAX_TOKENS,
+    Json,
+    ModelFormatError,
+    added_token,
+    byte_pairs,
+    cut_by,
+    surrounded,
+    word_pieces,
+)
+from ...text.sources.sentencepiece import ModelType, Piece, PieceType, SentencePieceModel, tokenizer_json
+from ...weight_files.gguf import GgufModel
+from .pre_tokenizers import PRE_TOKENIZERS
+
+_KEY = "tokenizer.ggml."
+_MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
+_MARK = "\u2581"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+# Ids with a role, as metadata and as transformers name them.
+_ROLES = {
+    "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id", "pad_token": "padding_token_id", "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}  # fmt: skip
+# Those that llama.cpp takes where the metadata name none, by the kind of tokenizer.
+_DEFAULT_ROLES: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
+}
+# Tokens that end a reply whatever the metadata say, as in llama.cpp.
+_ENDS = frozenset(
+    """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|>
+    <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>""".split()
+)
+_MORE_ENDS = ("eot_token_id", "eom_token_id")
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+
+class Vocabulary:
+    """Tokens by id, with what the metadata say about them.
+
+    Attributes:
+        kind: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "t5" (unigram) or "bert" (WordPiece).
+        tokens: their texts. types: what each is; see PieceType.
+
+    Raises:
+        TokenizerError: there is none, it is malformed, or of a kind that is not known here.
+    """
+
+    def __init__(self, model: GgufModel, size: int) -> None:
+        self._values, self._path = model.metadata, model.path
+        self.kind = self._text("model", "")
+        self.tokens = self._strings("tokens")
+        if not self.kind or not self.tokens:
+            self._fail("it has no vocabulary", f"{_KEY}model and {_KEY}tokens are expected")
+        if self.kind not in _WRITERS:
+            raise UnsupportedModelError(
+                f"{self._path}: a tokenizer of kind {self.kind!r:.40}", f"known are {', '.join(_WRITERS)}",
+                "use another model, or build it from its checkpoint",
+            )  # fmt: skip
+        if len(self.tokens) > min(MAX_TOKENS, size):
+            self._fail(f"it has {len(self.tokens)} tokens", f"the embeddings are of {size}, and at most {MAX_TOKENS}")
+        for id_, token in enumerate(self.tokens):
+            if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
+                self._fail(f"token {id_} is {token!r:.60}", f"1 to {_MOST_TOKEN} characters of UTF-8 are expected")
+        if len(set(self.tokens)) < len(self.tokens):
+            twice = Counter(self.tokens).most_common(1)[0][0]
+            self._fail(f"two tokens have the text {twice!r:.60}", "each text has one id")
+        self.types = [PieceType.BYTE if _BYTE.fullmatch(token) else PieceType.NORMAL for token in self.tokens]
+        if (types := self._numbers("token_type", "iu")) is not None:
+            known = set(PieceType)
+            if not all(int(number) in known for number in types):
+                self._fail(f"{_KEY}token_type has a number that is none", f"known are 1 to {max(known)}")
+            self.types = [PieceType(int(number)) for number in types]
+
+    def _fail(self, what: str, why: str) -> NoReturn:
+        raise TokenizerError(f"{self._path}: {what}", why, "convert the model again, or build it from its checkpoint")
+
+    def _text(self, name: str, default: str) -> str:
+        value = self._values.get(_KEY + name, default)
+        if not isinstance(value, str):
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "a text is expected")
+        return value
+
+    def _strings(self, name: str) -> list[str]:
+        value = self._values.get(_KEY + name, [])
+        if not isinstance(value, list):
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "a list of texts is expected")
+        return value
+
+    def _numbers(self, name: str, kinds: str) -> NDArray[Any] | None:
+        """An array with a number per token."""
+        value = self._values.get(_KEY + name)
+        if value is None:
+            return None
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != len(self.tokens):
+            self._fail(f"{_KEY}{name} does not fit", f"a number for each of the {len(self.tokens)} tokens is expected")
+        return value
+
+    def scores(self) -> list[float]:
+        """Of each token; TokenizerError if there are none, or one is no number."""
+        scores = self._numbers("scores", "f")
+        if scores is None or not np.isfinite(scores).all():
+            self._fail(f"{_KEY}scores are missing or not finite", f"a tokenizer of kind {self.kind} chooses by them")
+        return [float(score) for score in scores]
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._values.get(_KEY + name, default)
+        if not isinstance(value, bool):
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "true or false is expected")
+        return value
+
+    def id_of(self, name: str) -> int | None:
+        """A token with a role; None where the file names none, and llama.cpp knows none."""
+        value = self._values.get(_KEY + name)
+        default = _DEFAULT_ROLES.get(self.kind, {}).get(name)
+        if value is None and default is not None and default < len(self.tokens):
+            return default
+        if value is not None and (type(value) is not int or not 0 <= value < len(self.tokens)):
+            self._fail(f"{_KEY}{name} is {value!r:.40}", f"ids are 0 to {len(self.tokens) - 1}")
+        return value
+
+    def charsmap(self) -> bytes:
+        """The compiled table by which characters are normalised; empty where there is none."""
+        value = self._values.get(f"{_KEY}precompiled_charsmap")
+        if value is None:
+            return b""
+        if not isinstance(value, np.ndarray) or value.dtype.itemsize != 1:
+            self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "bytes are expected")
+        return bytes(value.tobytes())
+
+    @property
+    def ends(self) -> list[int]:
+        """Tokens of which any ends a reply."""
+        ids = [self.id_of(name) for name in ("eos_token_id", *_MORE_ENDS)]
+        named = [
+            id_ for id_, token in enumerate(self.tokens)
+            if token in _ENDS and self.types[id_] in (PieceType.CONTROL, PieceType.USER_DEFINED)
+        ]  # fmt: skip
+        return list(dict.fromkeys(id_ for id_ in [*ids, *named] if id_ is not None))
+
+    def added(self) -> list[Json]:
+        """Tokens that are found in texts as they are: special ones, and those that users defined."""
+        special = (PieceType.UNKNOWN, PieceType.CONTROL)
+        return [
+            added_token(id_, token, special=kind in special)
+            for id_, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
+            if kind in (*special, PieceType.USER_DEFINED)
+        ]
+
+    def merges(self) -> list[list[str]]:
+        """Pairs of tokens in the order in which they are joined."""
+        listed = self._strings("merges")
+        if not listed or len(listed) > _MOST_MERGES:
+            self._fail(f"{_KEY}merges has {len(listed)} entries", f"byte-level BPE has 1 to {_MOST_MERGES}")
+        known, found = set(self.tokens), []
+        for merge in listed:
+            left, _, right = merge[0:1] + merge[1:].partition(" ")[0], "", merge[1:].partition(" ")[2]
+            # What would make no token is passed over, as llama.cpp does.
+            if {left, right, left + right} <= known:
+                found.append([left, right])
+        return found
+
+    def pre_tokenizer(self) -> str:
+        """Its name; TokenizerError if it is not known."""
+        name = self._text("pre", "default")
+        if name not in PRE_TOKENIZERS:
+            raise UnsupportedModelError(
+                f"{self._path}: {_KEY}pre is {name!r:.60}", f"known are {', '.join(PRE_TOKENIZERS)}",
+                did_you_mean(name, PRE_TOKENIZERS, "build the model from its checkpoint"),
+            )  # fmt: skip
+        return name
+
+
+def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json into a folder.
+
+    Args:
+        size: rows of the embeddings; no id may be larger.
+
+    Returns:
+        Ids of special tokens, by the names that config.json has for them.
+
+    Raises:
+        TokenizerError, UnsupportedModelError: there is no vocabulary, it is malformed, or of a kind not known here.
+        ChatTemplateError: a chat template is no text, or longer than any.
+    """
+    vocabulary = Vocabulary(model, size)
+    try:
+        text = _WRITERS[vocabulary.kind](vocabulary)
+    except ModelFormatError as error:
+        vocabulary._fail("its vocabulary cannot be used", str(error))
+    roles = {role: id_ for role, name in _ROLES.items() if (id_ := vocabulary.id_of(name)) is not None}
+    config: Json = {role: vocabulary.tokens[id_] for role, id_ in roles.items()}
+    config |= {"clean_up_tokenization_spaces": False, **_templates(model)}
+    ids: Json = {"eos_token_id": vocabulary.ends}
+    ids |= {
+        name: roles[role]
+        for role, name in (("bos_token", "bos_token_id"), ("pad_token", "pad_token_id"))
+        if role in roles
+    }
+    generation = {**ids, **_sampling(model.metadata)}
+    contents = {"tokenizer.json": text, "tokenizer_config.json": config, "generation_config.json": generation}
+    for name, content in contents.items():
+        written = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+        (folder / name).write_text(written, encoding="utf-8")
+    return ids
+
+
+def _templates(model: GgufModel) -> Json:
+    """The chat template, or several by their names; they are texts here, and rendered within limits elsewhere."""
+    names = model.metadata.get("tokenizer.chat_templates", [])
+    names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    keys = {"default": "tokenizer.chat_template", **{name: f"tokenizer.chat_template.{name}" for name in names}}
+    found = {name: model.metadata[key] for name, key in keys.items() if key in model.metadata}
+    for name, template in found.items():
+        if (
+            not isinstance(template, str)
+            or len(template) > _MOST_TEMPLATE
+            or "\udc80" <= max(template, default="") <= "\udcff"
+        ):
+            raise ChatTemplateError(
+                f"{model.path}: {keys[name]} is {template!r:.60}", f"at most {_MOST_TEMPLATE} characters are expected",
+                "convert the model again",
+            )  # fmt: skip
+    if len(found) > 1:
+        return {"chat_template": [{"name": name, "template": template} for name, template in found.items()]}
+    return {"chat_template": found["default"]} if "default" in found else {}
+
+
+def _sampling(metadata: Mapping[str, Any]) -> Json:
+    values = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    found = {
+        name: value for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }  # fmt: skip
+    return {"do_sample": True, **found} if found.get("temperature", 0) > 0 else {}
+
+
+def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:
+    """Puts tokens with a role before and behind a text."""
+
+    def named(names: Sequence[str]) -> dict[str, int]:
+        ids = [id_ for name in names if (id_ := vocabulary.id_of(name)) is not None]
+        return {vocabulary.tokens[id_]: id_ for id_ in ids}
+
+    return surrounded(named(before), named(after))
+
+
+def _ends_of_texts(vocabulary: Vocabulary, *, bos: bool, eos: bool = False) -> Json | None:
+    before = ["bos_token_id"] if vocabulary.flag("add_bos_token", bos) else []
+    return _surrounded(vocabulary, before, ["eos_token_id"] if vocabulary.flag("add_eos_token", eos) else [])
+
+
+def _byte_level(vocabulary: Vocabulary) -> str:
+    kind = PRE_TOKENIZERS[vocabulary.pre_tokenizer()]
+    return byte_pairs(
+        {token: id_ for id_, token in enumerate(vocabulary.tokens)},
+        vocabulary.merges(),
+        added=vocabulary.added(),
+        pre_tokenizer=cut_by(kind.expressions),
+        post_processor=_ends_of_texts(vocabulary, bos=kind.add_bos),
+        ignore_merges=kind.ignore_merges,
+    )
+
+
+def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
+    """A SentencePiece model, put together from its parts."""
+    unused = PieceType.BYTE  # in the vocabulary, and made by no text
+    pieces = tuple(
+        Piece(token, score, unused if type_ == PieceType.UNUSED else type_)
+        for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)
+    )
+    is_bpe = kind == ModelType.BPE
+    trainer = SimpleNamespace(
+        unk_id=vocabulary.id_of("unknown_token_id"),
+        byte_fallback=PieceType.BYTE in vocabulary.types,
+        treat_whitespace_as_suffix=False,
+    )
+    prefix = vocabulary.flag("add_space_prefix", True)
+    normalizer = SimpleNamespace(
+        precompiled_charsmap=vocabulary.charsmap(),
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=vocabulary.flag("remove_extra_whitespaces", False),
+        escape_whitespaces=True,
+    )
+    model = SentencePieceModel(pieces, kind, trainer, normalizer)
+    # llama.cpp puts a space behind every special token, too.
+    ends = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
+    return tokenizer_json(model, prefix_everywhere=True, post_processor=ends)
+
+
+def _word_pieces(vocabulary: Vocabulary) -> str:
+    """Words begin with a mark in the file; in a tokenizer.json all but their first pieces have one."""
+
+    def piece(token: str, kind: PieceType) -> str:
+        if kind != PieceType.NORMAL:
+            return token
+        return token.removeprefix(_MARK) if token.startswith(_MARK) else f"##{token}"
+
+    names = [piece(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
+    unknown = vocabulary.id_of("unknown_token_id")
+    if unknown is None:
+        vocabulary._fail(f"it names no {_KEY}unknown_token_id", "WordPiece needs a token for unknown words")
+    return word_pieces(
+        {name: id_ for id_, name in enumerate(names)},
+        names[unknown],
+        added=vocabulary.added(),
+        normalizer={
+            "handle_chinese_chars": True, "strip_accents": None,
+            "lowercase": vocabulary.flag("normalizer.lowercase", True),
+        },
+        post_processor=_surrounded(vocabulary, ["bos_token_id"], ["seperator_token_id"]),
+    )  # fmt: skip
+
+
+_WRITERS = {
+    "gpt2": _byte_level,
+    "llama": lambda vocabulary: _pieces(vocabulary, ModelType.BPE),
+    "t5": lambda vocabulary: _pieces(vocabulary, ModelType.UNIGRAM),
+    "bert": _word_pieces,
+}

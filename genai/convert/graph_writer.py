@@ -1,0 +1,252 @@
+"""What a decoder is written with: a graph with the names of onnxruntime-genai's builder, and its tensors' file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from ..onnx.node import OURS
+from ..onnx.own_functions import own_functions
+from .options import ExportOptions
+from .spec import DecoderSpec
+from .weights import Chunks, Weights
+
+if TYPE_CHECKING:
+    from .write_prequantized import KeptMatrix
+
+Dims = Sequence[int | str]
+
+IR_VERSION = 10
+OPSET = 22
+CONTRIB = "com.microsoft"
+PRODUCER = "onnx-genai-toolkit"
+
+FLOAT = onnx.TensorProto.FLOAT
+INT64 = onnx.TensorProto.INT64
+INT32 = onnx.TensorProto.INT32
+BOOL = onnx.TensorProto.BOOL
+UINT8 = onnx.TensorProto.UINT8
+
+
+class GraphWriter:
+    """Emits a graph in topological order. Large tensors go to the data file as they come, small constants inline."""
+
+    def __init__(self, data: DataFile) -> None:
+        self._data = data
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._constants: set[str] = set()
+        self._values: list[onnx.ValueInfoProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+
+    def input(self, name: str, element: int, dims: Dims) -> None:
+        self._inputs.append(helper.make_tensor_value_info(name, element, dims))
+
+    def output(self, name: str, element: int, dims: Dims) -> None:
+        self._outputs.append(helper.make_tensor_value_info(name, element, dims))
+
+    def value(self, name: str, element: int, dims: Dims) -> None:
+        """Say the type of a value inside the graph."""
+        self._values.append(helper.make_tensor_value_info(name, element, dims))
+
+    def initializer(
+        self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
+    ) -> str:
+        """Write a tensor to the data file, chunk by chunk; returns its name."""
+        self._initializers[name] = self._data.append(name, dims, dtype, chunks)
+        return name
+
+    def array(self, name: str, array: NDArray[Any]) -> str:
+        """Write an array that is at hand as an initialiser; returns its name."""
+        return self.initializer(name, array.shape, array.dtype.type, [array])
+
+    def has_initializer(self, name: str) -> bool:
+        return name in self._initializers
+
+    def int64(self, value: int | Sequence[int]) -> str:
+        """The name of a constant; written once however often it is asked for."""
+        return self._constant(f"INT64/{value if isinstance(value, int) else list(value)}", np.array(value, np.int64))
+
+    def float32(self, value: float) -> str:
+        """The name of a scalar constant."""
+        return self._constant(f"FLOAT/{value}", np.array(value, np.float32))
+
+    def _constant(self, key: str, array: NDArray[Any]) -> str:
+        name = f"/model/constants/{key}"
+        if name not in self._constants:
+            self._constants.add(name)
+            tensor = numpy_helper.from_array(array, name)
+            self._nodes.append(
+                helper.make_node("Constant", [], [name], name=f"/model/constant_nodes/{key}", value=tensor)
+            )
+        return name
+
+    def node(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        name: str,
+        dims: Dims,
+        *,
+        element: int = FLOAT,
+        output: str | None = None,
+        domain: str = "",
+        **attributes: Any,
+    ) -> str:
+        """Append a node with one output, `{name}/output_0` unless said otherwise; returns the output's name."""
+        result = output or f"{name}/output_0"
+        self.nodes(op_type, inputs, [result], name, domain=domain, **attributes)
+        self.value(result, element, dims)
+        return result
+
+    def nodes(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        name: str,
+        *,
+        domain: str = "",
+        **attributes: Any,
+    ) -> None:
+        """Append a node with any outputs; their types are not said."""
+        self._nodes.append(helper.make_node(op_type, inputs, outputs, name=name, domain=domain, **attributes))
+
+    def model(self) -> onnx.ModelProto:
+        """The finished model; its tensors refer to the data file."""
+        outputs = {value.name for value in self._outputs}
+        graph = helper.make_graph(
+            self._nodes,
+            "main_graph",
+            self._inputs,
+            self._outputs,
+            initializer=list(self._initializers.values()),
+            value_info=[value for value in self._values if value.name not in outputs],
+        )
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        functions = []
+        if any(node.domain == OURS for node in self._nodes):  # others learn from these functions what they mean
+            opsets.append(helper.make_opsetid(OURS, 1))
+            functions = list(own_functions(OPSET))
+        return helper.make_model(
+            graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name=PRODUCER, functions=functions
+        )
+
+
+# Readers map the file into memory: tensors start at a cache line, large ones at a page.
+_SMALL_ALIGNMENT = 64
+_LARGE_ALIGNMENT = 4096
+_LARGE_BYTES = 1 << 20
+
+_DATA_TYPES = {
+    np.dtype(np.float32): onnx.TensorProto.FLOAT,
+    np.dtype(np.float16): onnx.TensorProto.FLOAT16,
+    np.dtype(np.uint8): onnx.TensorProto.UINT8,
+    np.dtype(np.int64): onnx.TensorProto.INT64,
+}
+
+
+class DataFile(AbstractContextManager["DataFile"]):
+    """An external-data file of an ONNX model, open for appending tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self._location = path.name
+        self._file = path.open("wb")
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def append(
+        self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
+    ) -> onnx.TensorProto:
+        """Write a tensor whose elements, in row-major order, are those of the chunks; return its description.
+
+        Raises:
+            ValueError: the chunks are not of this type, or not as many elements as `dims` says.
+            OSError: the file cannot take them.
+        """
+        element = np.dtype(dtype)
+        length = element.itemsize * int(np.prod(dims, dtype=np.int64))
+        alignment = _LARGE_ALIGNMENT if length >= _LARGE_BYTES else _SMALL_ALIGNMENT
+        self._file.write(bytes(-self._file.tell() % alignment))
+        offset = self._file.tell()
+        self._write(name, element, length, chunks)
+        written = self._file.tell() - offset
+        if written != length:
+            raise ValueError(f"{name} {list(dims)} takes {length} bytes, but its chunks hold {written}")
+        tensor = onnx.TensorProto(
+            name=name, dims=dims, data_type=_DATA_TYPES[element], data_location=onnx.TensorProto.EXTERNAL
+        )
+        for key, value in (("location", self._location), ("offset", offset), ("length", length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
+    def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
+        """Write the chunks of a tensor that takes `length` bytes."""
+        for chunk in chunks:
+            if chunk.dtype != element:
+                raise ValueError(f"a chunk of {name} is {chunk.dtype}, expected {element}")
+            self._file.write(np.ascontiguousarray(chunk).data)
+
+
+class HollowFile(DataFile):
+    """A data file with holes in place of large tensors: they take no room, and are made when they are asked for.
+
+    Attributes:
+        hollow: by name the chunks of what was left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.hollow: dict[str, Chunks] = {}
+
+    def __exit__(self, *error: object) -> None:
+        self._file.truncate()  # a hole at the end belongs to the file as well
+        super().__exit__(*error)
+
+    def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
+        if not isinstance(chunks, Chunks):
+            super()._write(name, element, length, chunks)
+            return
+        self.hollow[name] = chunks
+        self._file.seek(length, os.SEEK_CUR)
+
+
+POSITIONS = "position_ids"
+
+
+@dataclass(frozen=True)
+class Export:
+    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
+
+    `kept` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns were put
+    in another order, by their names and the order's bytes.
+    """
+
+    graph: GraphWriter
+    spec: DecoderSpec
+    options: ExportOptions
+    weights: Weights
+    kept: dict[str, KeptMatrix] = field(default_factory=dict)
+    reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
+
+
+def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
+    """Positions are looked up in a table, or queries and keys rotated outside the attention operator."""
+    rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
+    return spec.position_embeddings or (rotates and not options.fused_rope)
+
+
+def hidden_dims(width: int, *, sequence: int | str = "sequence_length") -> Dims:
+    """Dimensions of a value with one vector per token."""
+    return ["batch_size", sequence, width]

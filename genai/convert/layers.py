@@ -1,0 +1,254 @@
+"""What a layer is made of: linear ones (MatMul on floats, or a product of block-quantised weights), and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
+
+from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
+from .options import BITS, Precision
+from .weights import Chunks, narrowed, not_finite
+from .write_prequantized import as_stored, write_kept_product
+
+Matrices = Iterator[tuple[str, NDArray[Any]]]
+Join = Callable[[list[NDArray[Any]]], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Matrices that are applied together, one below the other, and what they are called in the graph.
+
+    Attributes:
+        path: of the layer in the graph, such as "/model/layers.0/attn/qkv_proj".
+        weights: Hugging Face names of the matrices, without ".weight".
+        rows: outputs of each. columns: inputs, the same for all.
+        biases: Hugging Face names of the biases, without ".bias"; None means those of the matrices.
+    """
+
+    path: str
+    weights: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+    biases: tuple[str, ...] | None = None
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def weight_name(self) -> str:
+        """Name of the initialiser, before the suffixes of quantised ones."""
+        return self.path[1:].replace("/", ".") + ".MatMul.weight"
+
+
+def write_linear(
+    export: Export,
+    projection: Projection,
+    root: str,
+    *,
+    precision: Precision,
+    bias: bool = False,
+    output: str | None = None,
+    sequence: int | str = "sequence_length",
+) -> str:
+    """Apply a projection to `root`; returns the name of the result."""
+    graph, name = export.graph, f"{projection.path}/MatMul"
+    dims = hidden_dims(projection.outputs, sequence=sequence)
+    precision = as_stored(export, projection, precision)
+    inputs = [root] if precision == "blocks" else [root, *write_matrix(export, projection, precision)]
+    if precision == "blocks":
+        result = write_kept_product(export, projection, root, dims, None if bias else output)
+    elif precision not in BITS:
+        result = graph.node("MatMul", inputs, name, dims, output=None if bias else output)
+    else:
+        result = graph.node(
+            "MatMulNBits",
+            inputs,
+            f"{name}_Q{BITS[precision]}",
+            dims,
+            output=f"{name}/output_0" if bias or output is None else output,
+            domain=CONTRIB,
+            K=projection.columns,
+            N=projection.outputs,
+            bits=BITS[precision],
+            **export.options.product_attributes,
+        )
+    if not bias:
+        return result
+    parts = zip(projection.biases or projection.weights, projection.rows, strict=True)
+    vector = np.concatenate([export.weights.vector(f"{prefix}.bias", rows) for prefix, rows in parts])
+    inputs = [result, graph.array(projection.path[1:].replace("/", ".") + ".Add.bias", vector)]
+    return graph.node("Add", inputs, f"{projection.path}/Add", dims, output=output)
+
+
+def write_matrix(export: Export, projection: Projection, precision: Precision, name: str = "") -> list[str]:
+    """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
+    options, name = export.options, name or projection.weight_name
+    if precision not in BITS:
+        chunks = Chunks(lambda: _matrices(export, projection), transposed=True)
+        return [write_float_tensor(export, name, (projection.columns, projection.outputs), chunks, precision)]
+    bits = BITS[precision]
+    names = [name + suffix for suffix in (f"_Q{bits}", "_scales", "_zero_points")]
+    dims = (projection.outputs, num_blocks(projection.columns, options.block_size), options.block_size * bits // 8)
+    return write_quantized(export, names, dims, _matrices(export, projection), bits, np.concatenate)
+
+
+def write_float_tensor(
+    export: Export, name: str, dims: tuple[int, ...], chunks: Iterable[NDArray[np.float32]], precision: Precision
+) -> str:
+    """Write a matrix as float32, or as float16 that a Cast widens, unless it is there; returns the wide one's name."""
+    graph, wide = export.graph, f"{name}/float32"
+    if precision != "fp16":
+        return name if graph.has_initializer(name) else graph.initializer(name, dims, np.float32, chunks)
+    if not graph.has_initializer(name):
+        graph.initializer(name, dims, np.float16, (narrowed(name, chunk) for chunk in chunks))
+        graph.node("Cast", [name], f"{name}/Cast", list(dims), output=wide, to=FLOAT)
+    return wide
+
+
+def write_quantized(
+    export: Export, names: list[str], dims: tuple[int, ...], matrices: Matrices, bits: int, join: Join,
+    row_bytes: int | None = None,
+) -> list[str]:  # fmt: skip
+    """Quantise matrices [rows, columns] as the options say, and write them unless they are there.
+
+    Args:
+        names: of the integers, whose shape is `dims`, the scales, and the zero points, if there are to be any.
+        join: makes one array of those of all matrices.
+        row_bytes: integers of a row that are written; None = whole blocks, the last one filled up.
+
+    Returns:
+        The names that were written.
+    """
+    graph, options = export.graph, export.options
+    names = names[: 2 if options.symmetric else 3]
+    if graph.has_initializer(names[0]):
+        return names
+    sides: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
+
+    def integers() -> Iterator[NDArray[np.uint8]]:
+        sizes = {"bits": bits, "block_size": options.block_size}
+        for name, matrix in matrices:
+            try:
+                blocks = quantize_blocks(matrix, **sizes, symmetric=options.symmetric, half_scales=options.half_scales)
+            except QuantizationError as error:
+                raise not_finite(name) from error
+            sides[0].append(blocks.scales)
+            if blocks.zero_points is not None:
+                sides[1].append(blocks.zero_points)
+            yield np.ascontiguousarray(blocks.data.reshape(blocks.n, -1)[:, :row_bytes])
+
+    graph.initializer(names[0], dims, np.uint8, integers())
+    for name, arrays in zip(names[1:], sides, strict=False):
+        graph.array(name, join(arrays))
+    return names
+
+
+def _matrices(export: Export, projection: Projection) -> Matrices:
+    for prefix, rows in zip(projection.weights, projection.rows, strict=True):
+        name = f"{prefix}.weight"
+        yield name, export.weights.tensor(name, (rows, projection.columns))
+
+
+_OPERATORS = {"rms": "SimplifiedLayerNormalization", "layer": "LayerNormalization"}
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The residual stream: `stream` plus `update`, which the next norm adds while it is at it."""
+
+    stream: str
+    update: str | None = None
+
+
+def write_norm(export: Export, residual: Residual, path: str, *, last: bool = False) -> tuple[str, Residual]:
+    """Add the pending update and norm the sum; returns what a part of the layer reads, and the stream behind it.
+
+    Args:
+        path: such as "/model/layers.0/input_layernorm".
+        last: the final norm: there is one always, and nothing reads the stream any more.
+    """
+    graph, dims = export.graph, hidden_dims(export.spec.hidden_size)
+    if residual.update is None:
+        normed = write_plain_norm(export, residual.stream, path) if export.spec.pre_norms else residual.stream
+        return normed, residual
+    if not export.spec.pre_norms and not last:
+        stream = graph.node("Add", [residual.stream, residual.update], f"{path}/Add", dims)
+        return stream, Residual(stream)
+    normed, stream = f"{path}/output_0", f"{path}/output_3"
+    outputs = [normed] if last else [normed, "", "", stream]
+    graph.nodes(
+        f"Skip{_OPERATORS[export.spec.norm]}",
+        [residual.stream, residual.update, *_write_parameters(export, path, last=last)],
+        outputs,
+        f"{path}/SkipLayerNorm",
+        domain=CONTRIB,
+        epsilon=float(export.spec.rms_norm_eps),
+    )
+    for output in filter(None, outputs):
+        graph.value(output, FLOAT, dims)
+    return normed, Residual(stream)
+
+
+def write_plain_norm(export: Export, root: str, path: str) -> str:
+    """Norm a value that is not the residual stream."""
+    return _write_bare_norm(
+        export, [root, *_write_parameters(export, path)], path, hidden_dims(export.spec.hidden_size)
+    )
+
+
+def write_query_key_norm(export: Export, layer: int, root: str, which: str, heads: int) -> str:
+    """Norm queries ("q_norm") or keys ("k_norm"): each head by itself, or all of them together."""
+    graph, spec, path = export.graph, export.spec, f"/model/layers.{layer}/attn/{which}"
+    size, wide = spec.head_size, hidden_dims(heads * spec.head_size)
+
+    def learned(width: int) -> list[str]:
+        source, name = f"model.layers.{layer}.self_attn.{which}", f"model.layers.{layer}.attn.{which}.layernorm"
+        return _write_learned(export, name, source, width, biased=spec.qk_norm_biases)
+
+    if spec.qk_norm_scope == "all":
+        return _write_bare_norm(export, [root, *learned(heads * size)], path, wide)
+    rows = f"sequence_length * num_{'attention' if which == 'q_norm' else 'key_value'}_heads"
+    dims: Dims = ["batch_size", rows, size]
+    split = graph.node("Reshape", [root, graph.int64([0, -1, size])], f"{path}/Reshape_1", dims)
+    apart = spec.qk_norm_scope == "heads"
+    parameters = [_write_ones(export, size)] if apart else learned(size)
+    operator = f"{path}/{_OPERATORS[spec.norm]}"
+    normed = _write_bare_norm(export, [split, *parameters], operator, dims, name=operator)
+    joined = graph.node("Reshape", [normed, graph.int64([0, -1, heads * size])], f"{path}/Reshape_2", wide)
+    return graph.node("Mul", [joined, *learned(heads * size)], f"{path}/Mul", wide) if apart else joined
+
+
+def _write_bare_norm(export: Export, inputs: list[str], path: str, dims: Dims, *, name: str = "") -> str:
+    attributes: dict[str, Any] = {"epsilon": float(export.spec.rms_norm_eps), "axis": -1, "stash_type": 1}
+    operator, output = _OPERATORS[export.spec.norm], f"{path}/output_0"
+    return export.graph.node(operator, inputs, name or f"{path}/LayerNorm", dims, output=output, **attributes)
+
+
+def _write_parameters(export: Export, path: str, *, last: bool = False) -> list[str]:
+    """The names of a norm's weight, and of its bias where it has one."""
+    size, name = export.spec.hidden_size, path[1:].replace("/", ".")
+    if not export.spec.norm_weights:
+        return [_write_ones(export, size)]
+    return _write_learned(export, name, "model.norm" if last else name, size, biased=export.spec.norm_biases)
+
+
+def _write_learned(export: Export, name: str, source: str, size: int, *, biased: bool) -> list[str]:
+    """A weight, as the operator multiplies with it, and a bias; returns their names."""
+    weight = export.weights.vector(f"{source}.weight", size) + np.float32(export.spec.norm_weight_offset)
+    names = [export.graph.array(f"{name}.weight", weight)]
+    if biased:
+        names.append(export.graph.array(f"{name}.bias", export.weights.vector(f"{source}.bias", size)))
+    return names
+
+
+def _write_ones(export: Export, size: int) -> str:
+    """What a norm that learned nothing multiplies with."""
+    name = f"model.constants.ones.{size}"
+    return name if export.graph.has_initializer(name) else export.graph.array(name, np.ones(size, np.float32))

@@ -1,0 +1,359 @@
+"""All checks of `genai doctor`, in the order in which they are shown.
+
+What needs NumPy or Numba is imported inside its check, so that a broken installation is reported, not raised.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
+
+import genai
+from genai.common.cores import request_tiles
+from genai.common.memory_limits import format_bytes, memory_bounds, tightest_bound
+
+from ..models.folders import bundled_model
+from . import PROGRAM_BYTES
+from .processor import KernelPath, find_gpus, find_kernel_path, read_processor
+
+
+class Mark(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    NOTE = "note"
+    """It works, but there is something to know."""
+    PROBLEM = "problem"
+    """Models cannot be run before this is repaired."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        mark, text: the result.
+        fix: what to do about it; empty where nothing is to be done.
+        facts: the figures, as str, int, float, bool, None, and lists and dicts of these.
+    """
+
+    name: str
+    mark: Mark
+    text: str
+    fix: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def usable(findings: Iterable[Finding]) -> bool:
+    """Whether models can be run: no finding is a problem."""
+    return all(finding.mark is not Mark.PROBLEM for finding in findings)
+
+
+PACKAGES = ("numpy", "numba", "llvmlite", "onnx", "tokenizers", "safetensors", "jinja2", "ml_dtypes", "typer")
+_OLDEST_PYTHON = (3, 11)
+_MODEL_FILES = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json")
+# The bundled model with its activations and full context, above the program itself.
+_SMALLEST_MODEL_BYTES = 16 * 2**20
+_EXAMPLE_WEIGHT_BYTES = 4e9
+_MEASURING_SECONDS = 0.3
+_IMPORT_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where checks look; everything may be made up.
+
+    Attributes:
+        root: where /proc, /sys and /dev are.
+        environment: the process's variables.
+        output: where the report goes.
+        model_folder: the bundled model.
+        threads: threads that read memory; None = as many as kernels use.
+    """
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    output: TextIO = field(default_factory=lambda: sys.stdout)
+    model_folder: Path = field(default_factory=bundled_model)
+    threads: int | None = None
+
+
+def examine(place: Place | None = None) -> list[Finding]:
+    """Run every check. None of them raises: what could not be found out is a note that says so."""
+    place = place or Place()
+    findings = []
+    for name, check in CHECKS.items():
+        try:
+            findings.append(check(place))
+        except Exception as error:
+            findings.append(Finding(name, Mark.NOTE, f"could not be found out: {type(error).__name__}: {error}"))
+    return findings
+
+
+def check_versions(place: Place) -> Finding:
+    """Python, this toolkit and what it stands on; a package that is missing or broken is a problem."""
+    versions = {name: _version(name) for name in PACKAGES}
+    python = platform.python_version()
+    facts = {"genai": genai.__version__, "python": python, "platform": platform.platform(), **versions}
+    text = f"genai {genai.__version__}, Python {python} on {platform.platform()}; " + ", ".join(
+        f"{name} {number or 'missing'}" for name, number in versions.items()
+    )
+    missing = [name for name, number in versions.items() if number is None]
+    if missing:
+        return Finding("versions", Mark.PROBLEM, text, f"pip install {' '.join(missing)}", facts)
+    broken = {}
+    for name in versions:
+        try:
+            import_module(name)
+        except Exception as error:
+            broken[name] = f"{name} ({type(error).__name__}: {error})"
+    if broken:
+        fix = f"pip install --force-reinstall {' '.join(broken)}"
+        return Finding("versions", Mark.PROBLEM, f"{text}; broken: {', '.join(broken.values())}", fix, facts)
+    if sys.version_info[:2] < _OLDEST_PYTHON:
+        return Finding(
+            "versions", Mark.PROBLEM, text, f"use Python {'.'.join(map(str, _OLDEST_PYTHON))} or newer", facts
+        )
+    return Finding("versions", Mark.OK, text, facts=facts)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_processor(place: Place) -> Finding:
+    """Name and cores, and what of them this process may use."""
+    cpu = read_processor(place.root)
+    hardware = "" if cpu.physical_cores == cpu.logical_cores else f" with {cpu.logical_cores} hardware threads"
+    text = f"{cpu.name} ({cpu.architecture}), {cpu.physical_cores} cores{hardware}; {_threads(cpu.threads)}"
+    limits = []
+    if cpu.allowed_cores < cpu.logical_cores:
+        limits.append(f"affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
+    if cpu.quota is not None and cpu.quota < cpu.physical_cores:
+        limits.append(f"the control group grants {cpu.quota:g} cores' time")
+    if limits:
+        return Finding("processor", Mark.NOTE, f"{text}; {' and '.join(limits)}", facts=asdict(cpu))
+    return Finding("processor", Mark.OK, text, facts=asdict(cpu))
+
+
+def check_features(place: Place) -> Finding:
+    """Instruction sets, and whether the kernel grants AMX tiles."""
+    cpu = read_processor(place.root)
+    facts: dict[str, Any] = {"features": list(cpu.features), "missing": list(cpu.missing_features)}
+    text = ", ".join(cpu.features) or "none that are known"
+    if any(name.startswith("AMX") for name in cpu.features):
+        granted = facts["amx_tiles_granted"] = request_tiles()
+        text += f"; AMX tiles {'granted' if granted else 'refused by the system'}"
+    if cpu.missing_features:
+        text += f"; not {', '.join(cpu.missing_features)}"
+    return Finding("features", Mark.OK, text, facts=facts)
+
+
+def check_kernels(place: Place) -> Finding:
+    """What the kernels are compiled for."""
+    try:
+        path = find_kernel_path(place.environment)
+    except Exception as error:
+        return Finding(
+            "kernels",
+            Mark.PROBLEM,
+            f"Numba cannot be used: {type(error).__name__}: {error}",
+            "pip install --force-reinstall numba llvmlite",
+        )
+    return _kernel_finding(path)
+
+
+def _kernel_finding(path: KernelPath) -> Finding:
+    facts = asdict(path)
+    halves = "by instructions" if path.half_instructions else "by integer arithmetic (portable path)"
+    origin = "set by NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in path.overrides else "as LLVM calls this processor"
+    text = f"{path.registers} for {path.processor} ({origin}): {path.lanes}; float16 {halves}"
+    if path.overrides:
+        text += f"; set: {', '.join(f'{name}={value}' for name, value in path.overrides.items())}"
+    if not path.compiled:
+        return Finding("kernels", Mark.PROBLEM, f"{text}; the compiler is off", "unset NUMBA_DISABLE_JIT", facts)
+    if path.vector_bits < path.host_vector_bits:
+        text += f"; the processor itself has registers of {path.host_vector_bits} bits"
+        fix = f"unset {' and '.join(path.overrides)}" if path.overrides else "see Numba's .numba_config.yaml"
+        return Finding("kernels", Mark.NOTE, text, fix, facts)
+    return Finding("kernels", Mark.OK, text, facts=facts)
+
+
+def check_memory(place: Place) -> Finding:
+    """Total, available, and the limit that is nearest."""
+    bounds = memory_bounds(place.root)
+    nearest = tightest_bound(bounds)
+    free = max(nearest.free, 0)
+    facts = {"available_bytes": free, "limited_by": nearest.source, "bounds": [asdict(bound) for bound in bounds]}
+    said = (f"{one.source} {format_bytes(max(one.free, 0))} of {format_bytes(one.limit)}" for one in bounds)
+    text = f"{format_bytes(free)} available: {'; '.join(said)}"
+    if free < PROGRAM_BYTES + _SMALLEST_MODEL_BYTES:
+        needed = format_bytes(PROGRAM_BYTES + _SMALLEST_MODEL_BYTES)
+        fix = f"free memory, or raise the limit of the {nearest.source}: even the bundled model needs {needed}"
+        return Finding("memory", Mark.PROBLEM, text, fix, facts)
+    if nearest.source != "system":
+        return Finding("memory", Mark.NOTE, f"{text}; the limit that counts is the {nearest.source}", facts=facts)
+    return Finding("memory", Mark.OK, text, facts=facts)
+
+
+def check_bandwidth(place: Place) -> Finding:
+    """Measured speed of reading memory, and what it allows."""
+    from .speeds import buffer_size, measure_bandwidth
+
+    cpu = read_processor(place.root)
+    free = max(tightest_bound(memory_bounds(place.root)).free, 0)
+    size = buffer_size(cpu.last_level_cache, free)
+    if size < 2**20:
+        return Finding("bandwidth", Mark.NOTE, "not measured: too little memory is free")
+    found = measure_bandwidth(size, threads=place.threads or cpu.threads, seconds=_MEASURING_SECONDS)
+    ceiling = found.tokens_per_second(_EXAMPLE_WEIGHT_BYTES)
+    text = (
+        f"{found.bytes_per_second / 1e9:.1f} GB/s read with {_threads(found.threads)}: a model of N GB decodes at most "
+        f"{found.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at {_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
+    )
+    facts = {**asdict(found), "last_level_cache": cpu.last_level_cache}
+    if found.slowest < found.fastest / 2:
+        text += f"; passes varied from {found.slowest / 1e9:.1f} to {found.fastest / 1e9:.1f} GB/s: something else runs"
+    if cpu.last_level_cache >= size // 2:
+        text += (
+            f"; the cache of {format_bytes(cpu.last_level_cache)} may hold part of the {format_bytes(size)} read, "
+            "so memory may be slower"
+        )
+    return Finding("bandwidth", Mark.OK, text, facts=facts)
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def _end_of_importing_cupy() -> str:
+    """How a process ends that does nothing else, where that cannot be caught; "" = it does not."""
+    code = "try:\n import cupy\nexcept BaseException:\n pass\nprint('alive')"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing in {_IMPORT_SECONDS} seconds"
+    if b"alive" in done.stdout:
+        return ""
+    return f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+
+
+def check_gpu(place: Place) -> Finding:
+    """GPUs found, or why none can be used, in the words of whoever asks for one."""
+    found = find_gpus(place.root)
+    facts, named = asdict(found), f"{', '.join(found.names)} (driver {found.driver})" if found.names else "none"
+    if not found.cupy:
+        text = f"{named}: {'; '.join([*found.hints, 'cupy is not installed'])}; models run on the CPU"
+        fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), then --device cuda"
+        return (
+            Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
+        )
+    if how := _end_of_importing_cupy():
+        text = f"{named}: importing cupy ends the process with {how}; models run on the CPU without it"
+        return Finding("gpu", Mark.NOTE, text, "pip uninstall that cupy, or install it again", facts)
+    from genai.kernels.cuda.driver import NoDevice
+
+    from ..devices import first_gpu
+
+    try:
+        device = first_gpu()
+    except NoDevice as error:
+        text = f"{named}: {'; '.join([*found.hints, str(error)])}; models run on the CPU"
+        return Finding("gpu", Mark.NOTE if found.names else Mark.OK, text, facts=facts)
+    if not found.names:  # such as in a container
+        named = "a GPU of NVIDIA's"
+    return Finding("gpu", Mark.OK, f"{named}; models run there with --device {device}", facts=facts)
+
+
+def check_cache(place: Place) -> Finding:
+    """Where compiled kernels are kept."""
+    from genai.kernels.cuda.kernel_cache import UNUSED_DAYS, unused
+
+    from .caches import inspect_caches
+
+    caches = inspect_caches(place.environment)
+    stale_bytes, gpu_bytes = sum(caches.stale.values()), sum(one.nbytes for one in caches.for_gpus)
+    old = [one.nbytes for one in unused(caches.for_gpus)]
+    facts = {
+        "folder": None if caches.folder is None else str(caches.folder),
+        "writable": not caches.reason,
+        "num_files": caches.num_files,
+        "num_bytes": caches.num_bytes,
+        "stale": list(map(str, caches.stale)),
+        "stale_bytes": stale_bytes,
+        "num_gpu_files": len(caches.for_gpus),
+        "num_gpu_bytes": gpu_bytes,
+        "unused_gpu_bytes": sum(old),
+    }
+    text = f"{caches.folder or 'no folder'}: {caches.num_files} kernels, {format_bytes(caches.num_bytes)}"
+    if caches.reason:
+        fix = (
+            "set GENAI_CACHE_DIR to a folder that you own and only you can write; without it every start compiles anew"
+        )
+        return Finding("cache", Mark.NOTE, f"{text}; kernels are not kept: {caches.reason}", fix, facts)
+    if not caches.num_files:
+        text += " (the first start compiles them)"
+    if caches.for_gpus:
+        text += f"; for GPUs: {len(caches.for_gpus)} kernels, {format_bytes(gpu_bytes)}"
+    if old:
+        text += f", of which {len(old)} were not used for {UNUSED_DAYS} days, {format_bytes(sum(old))}"
+    if caches.stale:
+        text += f"; {len(caches.stale)} folders of other versions, {format_bytes(stale_bytes)}"
+    if caches.removable:
+        return Finding("cache", Mark.NOTE, text, "genai doctor --clean-cache removes those", facts)
+    return Finding("cache", Mark.OK, text, facts=facts)
+
+
+def check_model(place: Place) -> Finding:
+    """The bundled model, which commands without MODEL use."""
+    missing = [name for name in _MODEL_FILES if not (place.model_folder / name).is_file()]
+    facts = {"folder": str(place.model_folder), "missing": missing}
+    if missing:
+        text = f"{place.model_folder}: {', '.join(missing)} missing"
+        return Finding("bundled model", Mark.NOTE, text, "install again, or name a model folder in each command", facts)
+    return Finding("bundled model", Mark.OK, str(place.model_folder), facts=facts)
+
+
+def check_terminal(place: Place) -> Finding:
+    """Whether output can show every character."""
+    encoding = getattr(place.output, "encoding", None) or "unknown"
+    locale = next(
+        (place.environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if place.environment.get(name)), ""
+    )
+    is_terminal = bool(getattr(place.output, "isatty", lambda: False)())
+    kind = f"a terminal ({place.environment.get('TERM', 'TERM not set')})" if is_terminal else "not a terminal"
+    facts = {"encoding": encoding, "locale": locale or None, "is_terminal": is_terminal}
+    text = f"{encoding}, locale {locale or 'not set'}, stdout is {kind}"
+    if encoding.lower().replace("-", "").replace("_", "") != "utf8":
+        fix = "set LANG=C.UTF-8 or PYTHONUTF8=1, or text beyond this encoding cannot be printed"
+        return Finding("terminal", Mark.NOTE, text, fix, facts)
+    return Finding("terminal", Mark.OK, text, facts=facts)
+
+
+CHECKS: Mapping[str, Callable[[Place], Finding]] = {
+    "versions": check_versions,
+    "processor": check_processor,
+    "features": check_features,
+    "kernels": check_kernels,
+    "memory": check_memory,
+    "bandwidth": check_bandwidth,
+    "gpu": check_gpu,
+    "cache": check_cache,
+    "bundled model": check_model,
+    "terminal": check_terminal,
+}

@@ -1,0 +1,208 @@
+"""The slow decoder: a graph that cannot be flattened, run as it is, one sequence after another.
+
+Past keys and values are dense arrays that the graph itself grows. Correct for any decoder whose interface is
+input_ids, attention_mask, position_ids and past/present tensors; what else it wants, the caller of a sequence gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.device import Executor
+
+from ..errors import InputError, StateError, UnsupportedModelError
+from ..onnx.decoder_names import GraphNames
+from ..session.loop import Plan, run
+from .adapter_mix import AdapterMix
+from .decoder import Decoder, DecoderSequence, Logits, check_width
+from .scheduler import StepPlan
+from .stored import StoredArray, StoredTokens
+
+
+@dataclass(frozen=True)
+class DenseInput:
+    """A graph input: element type and static shape (None where it varies)."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+
+
+class DenseSequence(DecoderSequence):
+    """Tokens, the graph's own past tensors [..., length, head_size] by input name, and inputs that the caller gave."""
+
+    def __init__(self, empty: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        self.past = dict(empty)
+        self.given: dict[str, np.ndarray] = {}
+        self.num_computed = 0
+
+    def drop_cache(self, length: int = 0) -> None:
+        self.num_computed = min(self.num_computed, length)
+        self.past = {name: value[..., : self.num_computed, :] for name, value in self.past.items()}
+
+    def close(self) -> None:
+        super().close()
+        self.past = {}
+
+
+class DenseDecoder(Decoder):
+    """Runs a decoder graph as exported.
+
+    Args:
+        plan: the compiled graph.
+        executor: the device of its kernels.
+        inputs: its inputs by name.
+        names: what they mean.
+        vocab_size: width of the logits.
+        past_shape: (kv_heads, head_size), where the graph leaves them open.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        executor: Executor,
+        inputs: dict[str, DenseInput],
+        names: GraphNames,
+        vocab_size: int,
+        past_shape: tuple[int, int],
+    ) -> None:
+        self.executor = executor
+        self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
+        self._presents = _presents(inputs, names)
+        # What sequences are given before anybody gives them more.
+        self.defaults: dict[str, np.ndarray] = {}
+        self._empty = {name: _empty_past(name, inputs[name], past_shape, names) for name in self._presents}
+        known = {*self._presents, names.input_ids, names.attention_mask, names.position_ids}
+        self.wanted = tuple(sorted(set(inputs) - known))
+        self.output_names = tuple(name for name in plan.output_names if name not in self._presents.values())
+
+    def open(self) -> DenseSequence:
+        sequence = DenseSequence(self._empty)
+        sequence.given = dict(self.defaults)
+        return sequence
+
+    def fork(self, sequence: DenseSequence) -> DenseSequence:
+        # The graph makes new arrays at every step, so the old ones are shared.
+        other = DenseSequence(sequence.past)
+        other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
+        other.earlier = sequence.earlier.copy()
+        return other
+
+    def arrays_for(self, num_stored: int) -> list[StoredArray]:
+        shapes = {name: (*empty.shape[:-2], num_stored, empty.shape[-1]) for name, empty in self._empty.items()}
+        return [StoredArray(name, self._empty[name].dtype.name, shape) for name, shape in shapes.items()]
+
+    def stored_arrays(self, sequence: DenseSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        given, defaults = sequence.given, self.defaults
+        if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
+            raise StateError(
+                "inputs of the graph were given to this sequence",
+                "they are no part of a state, and it could not go on without them",
+                "leave set_model_input and such adapters out, or keep the tokens alone",
+            )
+        arrays = self.arrays_for(sequence.num_computed)
+        pieces = [np.ascontiguousarray(sequence.past[array.name]) for array in arrays]
+        return [(array, iter([piece.reshape(-1).view(np.uint8)])) for array, piece in zip(arrays, pieces, strict=True)]
+
+    def restore(
+        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+    ) -> DenseSequence:
+        sequence = self.open()
+        self.adapt(sequence, adapters)
+        for array in self.arrays_for(stored.num_stored):
+            past = np.empty(array.shape, array.dtype)
+            read(past.reshape(-1).view(np.uint8).data)
+            sequence.past[array.name] = past
+        sequence.tokens, sequence.num_computed = list(stored.tokens), stored.num_stored
+        return sequence
+
+    def step(
+        self, sequences: Sequence[DenseSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
+    ) -> list[Logits | None]:
+        before = [(sequence.past, sequence.num_computed) for sequence in sequences]
+        results: list[Logits | None] = [None] * len(sequences)
+        try:
+            for index, count, _ in step:
+                results[index] = self._run(sequences[index], count, index in all_rows, output or self.names.logits)
+        except BaseException:
+            for sequence, state in zip(sequences, before, strict=True):
+                sequence.past, sequence.num_computed = state
+            raise
+        return results
+
+    def _run(self, sequence: DenseSequence, count: int, all_rows: bool, output: str) -> Logits | None:
+        start, end = sequence.num_computed, sequence.num_computed + count
+        given = sequence.earlier.of(start, sequence.given)
+        results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **given})
+        logits = np.asarray(results[output], np.float32)
+        if output == self.names.logits:
+            check_width(logits, self.vocab_size)
+        logits = logits.reshape(-1, logits.shape[-1])
+        if all_rows and len(logits) != count:
+            raise UnsupportedModelError(
+                f"the graph gave {len(logits)} rows of logits for {count} tokens",
+                "it computes the last row only (prune_lm_head), and it could not be flattened",
+                "export the model without prune_lm_head to get every row",
+            )
+        sequence.past = {past: results[present] for past, present in self._presents.items()}
+        sequence.num_computed = end
+        return logits if all_rows else logits[-1:] if end == len(sequence.tokens) else None
+
+    def give(self, sequence: DenseSequence, name: str, value: np.ndarray) -> None:
+        if name not in self.wanted:
+            wanted = ", ".join(self.wanted) or "none"
+            raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
+        sequence.earlier.note(sequence.num_computed, dict(sequence.given))
+        sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
+
+    def _feeds(self, sequence: DenseSequence, start: int, end: int) -> dict[str, np.ndarray]:
+        for name in self.wanted:
+            if name not in sequence.given:
+                raise InputError(
+                    f"Missing Input: {name}",
+                    "the graph wants it, and what it means is not known",
+                    f"call Generator.set_model_input({name!r}, array) first, or name it in genai_config.json "
+                    "(model.decoder.inputs)",
+                )
+        values = {
+            self.names.input_ids: np.asarray([sequence.tokens[start:end]]),
+            self.names.attention_mask: np.ones((1, end)),
+            self.names.position_ids: np.arange(start, end)[None, :],
+        }
+        return {name: value.astype(self.inputs[name].dtype) for name, value in values.items() if name in self.inputs}
+
+
+def _presents(inputs: dict[str, DenseInput], names: GraphNames) -> dict[str, str]:
+    """Per past tensor the present tensor that takes its place."""
+    presents: dict[str, str] = {}
+    layer = 0
+    while (pairs := [(past.replace("%d", str(layer)), present) for past, present in names.pasts.items()])[0][
+        0
+    ] in inputs:
+        presents |= {past: present.replace("%d", str(layer)) for past, present in pairs}
+        layer += 1
+    if missing := [past for past in presents if past not in inputs]:
+        raise UnsupportedModelError(
+            f"the graph has no input {missing[0]!r}",
+            "each layer has past keys and past values",
+            "correct model.decoder.inputs in genai_config.json",
+        )
+    return presents
+
+
+def _empty_past(name: str, value: DenseInput, past_shape: tuple[int, int], names: GraphNames) -> np.ndarray:
+    together = (2,) if names.past else ()
+    if len(value.shape) != 4 + len(together):
+        expected = "[2, batch" if together else "[batch"
+        raise UnsupportedModelError(
+            f"past tensor {name!r} has {len(value.shape)} dimensions",
+            f"{expected}, kv_heads, length, head_size] is expected",
+            "export the decoder with separate past keys and values, or with past_names and both in one",
+        )
+    kv_heads, head_size = value.shape[-3] or past_shape[0], value.shape[-1] or past_shape[1]
+    return np.zeros((*together, 1, kv_heads, 0, head_size), value.dtype)

@@ -1,0 +1,170 @@
+"""Kullback-Leibler divergence of one model's next-token distributions from another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import VocabularyMismatchError
+from ..models.kv_quality import LEAST_TOKENS, MEASURED, MOST_DIVERGENCE, KvQuality, record
+from ..text.backend import first_difference
+from .prediction import Float32, Float64, exp, kl_rows, log_softmax, mean_and_error, normalizers, row_blocks
+from .scored_text import Meter, ProgressCallback, checked_window, prepare_text, rope_thresholds, scored_rows
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from genai.kernels.device import Executor
+
+    from ..models.model import Model
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far OTHER's distributions lie from BASE's, over every scored position of a text. In nats.
+
+    Attributes:
+        mean, mean_error: mean of KL(base || other), and its standard error.
+        median, p90, p99, maximum: of the same, over positions.
+        top1_agreement: share of positions at which both find the same token most likely.
+        base_perplexity, other_perplexity: on the same positions.
+        log_ratio, log_ratio_error: ln(other_perplexity / base_perplexity), and its standard error over the paired
+            differences; below 0 means that OTHER predicts the text better.
+        rms_probability_difference: root of the mean squared difference of the probabilities that both give to the
+            text's own token, 0 to 1.
+        tokens: scored positions.
+        windows, window, stride, bos: how the text was cut.
+        seconds, tokens_per_second: time taken, and tokens computed per second by each model.
+    """
+
+    mean: float
+    mean_error: float
+    median: float
+    p90: float
+    p99: float
+    maximum: float
+    top1_agreement: float
+    base_perplexity: float
+    other_perplexity: float
+    log_ratio: float
+    log_ratio_error: float
+    rms_probability_difference: float
+    tokens: int
+    windows: int
+    window: int
+    stride: int
+    bos: bool
+    seconds: float
+    tokens_per_second: float
+
+
+def kl_divergence(
+    base: Model,
+    other: Model,
+    text: str,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    bos: bool | None = None,
+    progress: ProgressCallback | None = None,
+) -> Divergence:
+    """KL(base || other) at every position of a text that perplexity scores; base's tokenizer reads the text.
+
+    Args:
+        base, other: may be one model; both must have the same vocabulary.
+        text, window, stride, bos, progress: see perplexity. A window must fit both models' contexts.
+
+    Raises:
+        VocabularyMismatchError: the vocabularies differ; the message names the first difference.
+        InputError, OptionError, ModelOutputError: see perplexity.
+    """
+    check_same_vocabulary(base, other)
+    context_length = min(model.config.model.context_length for model in (base, other))
+    prepared = prepare_text(base, text, *checked_window(window, stride, context_length), bos)
+    meter = Meter(prepared.num_scored, progress)
+    parts = []
+    thresholds = rope_thresholds(base.decoder, other.decoder)
+    both = (scored_rows(model.decoder, prepared, thresholds) for model in (base, other))
+    for mine, theirs in zip(*both, strict=True):
+        parts.append(compare_logits(mine.logits, theirs.logits, mine.targets, base.decoder.executor))
+        meter.add(len(mine.targets), mine.computed)
+    divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
+    mean, mean_error = mean_and_error(divergence)
+    log_ratio, log_ratio_error = mean_and_error(of_base - of_other)
+    median, p90, p99, maximum = np.quantile(divergence, (0.5, 0.9, 0.99, 1.0)).tolist()
+    return Divergence(
+        mean=mean,
+        mean_error=mean_error,
+        median=median,
+        p90=p90,
+        p99=p99,
+        maximum=maximum,
+        top1_agreement=float(agrees.mean()),
+        base_perplexity=exp(-float(of_base.mean())),
+        other_perplexity=exp(-float(of_other.mean())),
+        log_ratio=log_ratio,
+        log_ratio_error=log_ratio_error,
+        rms_probability_difference=float(np.sqrt(np.square(np.exp(of_other) - np.exp(of_base)).mean())),
+        tokens=len(of_base),
+        **prepared.computed(meter.progress()),
+    )
+
+
+def keep_kv_quality(base: Model, other: Model, found: Divergence) -> str | None:
+    """If that is all in which they differ, keep what OTHER's 4-bit keys and values cost: loading it asks for that.
+
+    Returns:
+        What was kept, in words; None if there is nothing to keep.
+    """
+    same = base.folder.resolve() == other.folder.resolve() and base.config.model_data == other.config.model_data
+    floats = base.info.kv_dtype in ("fp16", "fp32")
+    if not same or not floats or other.info.kv_dtype != MEASURED or base.accuracy != other.accuracy:
+        return None
+    quality = KvQuality(found.mean, found.mean_error, found.tokens)
+    if record(other.config, quality) is None:
+        return "the measurement could not be kept: the cache folder cannot be written"
+    if found.tokens < LEAST_TOKENS:
+        return f"still refused: {found.tokens} tokens were scored, {LEAST_TOKENS} are needed"
+    return (
+        f"allowed from now on, at most {MOST_DIVERGENCE} nats are"
+        if quality.allows
+        else (f"refused from now on unless forced: more than {MOST_DIVERGENCE} nats")
+    )
+
+
+def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
+    """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
+    of_base, of_other = normalizers(base, executor), normalizers(other, executor)
+    base, other = np.asarray(base), np.asarray(other)
+    blocks = []
+    for block in row_blocks(*base.shape):
+        p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])
+        rows, wanted = np.arange(len(p)), targets[block]
+        same_top = base[block].argmax(axis=1) == other[block].argmax(axis=1)
+        blocks.append(np.stack([kl_rows(p, q), same_top, p[rows, wanted], q[rows, wanted]]))
+    return np.concatenate(blocks, axis=1)
+
+
+def check_same_vocabulary(base: Model, other: Model) -> None:
+    """Two models whose logits are compared token by token must have the same tokens.
+
+    Raises:
+        VocabularyMismatchError: naming the first id with another text, or the sizes.
+    """
+    sizes = base.config.model.vocab_size, other.config.model.vocab_size
+    if sizes[0] != sizes[1]:
+        raise _mismatch(f"{base.folder} gives {sizes[0]} logits per token, {other.folder} gives {sizes[1]}")
+    if base.folder.resolve() == other.folder.resolve():
+        return
+    if found := first_difference(base.folder, other.folder):
+        raise _mismatch(found)
+
+
+def _mismatch(what: str) -> VocabularyMismatchError:
+    return VocabularyMismatchError(
+        what,
+        "probabilities can be compared only token by token, over one vocabulary",
+        "compare models with the same tokenizer.json, or compare bits per byte (`genai eval ppl`)",
+    )

@@ -1,0 +1,49 @@
+"""A text that is read once, by a sequence that forgets its middle where the context is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..engine.decoder import ContextShift
+from ..errors import OptionError
+from .scored_text import ScoredRows, ScoredText, Window, pending_logits
+
+if TYPE_CHECKING:
+    from ..engine.decoder import Decoder
+
+
+def streamed_text(decoder: Decoder, text: ScoredText, keep: int, stride: int | None) -> ScoredText:
+    """The text as one window, within a context of `text.window` tokens.
+
+    Raises:
+        OptionError: a stride, or a window that has no room for what is kept. UnsupportedModelError: see
+            Decoder.check_shift.
+    """
+    if stride is not None:
+        raise OptionError(f"stride = {stride} with ctx_shift", "half of what is not kept is forgotten", "leave it out")
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
+        raise OptionError(f"ctx_shift = {keep!r:.40}", "a number of tokens to keep is expected", "use 32")
+    decoder.check_shift(ContextShift(keep, text.window))
+    size = decoder.block_size
+    kept = -(-keep // size)
+    forgotten = max(1, (text.window // size - kept) // 2) * size
+    return replace(text, stride=forgotten, windows=(Window(0, len(text.tokens) - 1, 0),))
+
+
+def streamed_rows(decoder: Decoder, text: ScoredText, keep: int) -> Iterator[ScoredRows]:
+    """The logits that predict tokens[1:], a block of tokens at a time."""
+    fed = text.tokens[:-1].tolist()
+    if text.bos is not None:
+        fed[0] = text.bos
+    with closing(decoder.open()) as sequence:
+        sequence.shift = ContextShift(keep, text.window)
+        for first in range(0, len(fed), decoder.block_size):
+            some = fed[first : first + decoder.block_size]
+            sequence.append(some, together=len(fed))
+            while sequence.is_full:
+                decoder.forget(sequence)
+            logits = pending_logits(decoder, sequence, all_rows=len(some) > 1)
+            yield ScoredRows(logits, text.tokens[first + 1 : first + len(some) + 1], len(some))

@@ -1,0 +1,284 @@
+"""Which files of a repository are needed: those of one model, in the form that suits best.
+
+The rule, first match first: what stands behind the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
+safetensors with a config.json; a GGUF file. With a precision asked for, safetensors come first, since only they can be
+quantised as asked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from shlex import quote
+
+from ..errors import DownloadError, did_you_mean
+from .listing import Listing, RemoteFile
+
+CHECKPOINT, GGUF, ONNX = "checkpoint", "gguf", "onnx"
+GENAI_CONFIG, CONFIG, SINGLE, INDEX = (
+    "genai_config.json",
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+)
+# Words in a folder's name that say for what other device it was written.
+_OTHER_DEVICES = frozenset(
+    "cuda gpu directml dml webgpu npu qnn openvino tensorrt trt nvtensorrt rocm migraphx vitisai coreml rtx".split()
+)
+# Beside the weights of a checkpoint.
+_BESIDE = re.compile(
+    r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
+    r"quantize_config|quant_config|"
+    r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
+    r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
+)
+# In an ONNX folder, what no model reads.
+_NOT_OF_ONNX = re.compile(
+    r".*\.(?:md|png|jpe?g|gif|svg|webp|mp4|py|ipynb|pt|pth|pkl|pickle|ckpt|h5|msgpack|safetensors|gguf|zip|gz|tar)|"
+    r"pytorch_model.*|\.git.*|LICEN[CS]E.*",
+    re.IGNORECASE,
+)
+_PICKLES = re.compile(r".*\.(?:bin|pt|pth|ckpt|pkl)", re.IGNORECASE)
+# What the field calls the quantisation of a GGUF file, in the order in which one is taken.
+_QUANTISATIONS = "Q4_K_M Q4_K_S Q4_0 Q4_K_L Q5_K_M Q5_K_S IQ4_NL IQ4_XS Q6_K Q8_0 Q3_K_M BF16 F16 FP16 F32".split()
+_QUANTISED = re.compile(r"(?:^|[-._ (])((?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|MXFP4\w*))(?=[-._ )]|$)", re.IGNORECASE)
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class FileChoice:
+    """The files of one model.
+
+    Attributes:
+        kind: "checkpoint", "gguf" or "onnx".
+        root: the folder of the model inside the repository, "" = the repository itself; of GGUF, its first file.
+        files: what is to be fetched.
+        why: what was chosen, and from what, in words.
+    """
+
+    kind: str
+    root: str
+    files: tuple[RemoteFile, ...]
+    why: str
+
+
+def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
+    """The files of a listing that its reference means; `quantised`: weights are to be quantised as somebody asked.
+
+    Raises:
+        DownloadError: there is nothing that can be run, or several of what was asked for.
+    """
+    part = listing.reference.part or (listing.files[0].path if listing.reference.url else "")
+    if part:
+        return _named(listing, part)
+    forms = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
+    for form in forms:
+        if (found := form(listing)) is not None:
+            return found
+    raise _nothing(listing)
+
+
+def _named(listing: Listing, part: str) -> FileChoice:
+    """The choice that stands behind the colon: a GGUF file, its quantisation, or an ONNX folder's path or last name."""
+    ggufs, folders = _ggufs(listing), _onnx_folders(listing)
+    wanted = part.lower()
+    exact = [name for name in ggufs if name.lower() == wanted]
+    named = exact or [name for name in ggufs if wanted in (_quantisation(name).lower(), _stem(name).lower())]
+    if len(named) == 1:
+        return _gguf(ggufs, named[0], f"{named[0]}, as asked")
+    inside = [one for one in folders if wanted in (one.lower(), PurePosixPath(one).name.lower())]
+    if len(inside) == 1 and not named:
+        return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as asked")
+    name = listing.reference.name
+    if several := [*named, *inside]:
+        raise DownloadError(f"{name}: several fit", _shown(several), f"name one whole: {_command(listing, several[0])}")
+    if any(file.path == part for file in listing.files):
+        raise DownloadError(
+            f"{name}: one file of a model that is several",
+            "a model can be fetched as one GGUF file, or by the name of its repository",
+            _command(listing),
+        )
+    known = [*sorted({_quantisation(one) or one for one in ggufs}), *folders]
+    why = f"there are {_shown(known)}" if known else "it holds no GGUF file and no ONNX folder"
+    near = did_you_mean(part, known, "name another")
+    raise DownloadError(f"{name}: it has no {part!r}", why, f"{near}, or let it be chosen: {_command(listing)}")
+
+
+def _checkpoint(listing: Listing) -> FileChoice | None:
+    present = {file.path for file in listing.files}
+    if CONFIG not in present:
+        return None
+    if SINGLE in present:
+        weights = [SINGLE]
+    elif INDEX in present:
+        weights = [INDEX, *(name for name in present if "/" not in name and _is_shard(name))]
+    else:
+        return None
+    files = [file for file in listing.files if file.path in weights or _BESIDE.fullmatch(file.path)]
+    shards = sum(name.endswith(".safetensors") for name in weights)
+    return FileChoice(CHECKPOINT, "", tuple(files), f"safetensors ({shards} {'file' if shards == 1 else 'files'})")
+
+
+def _is_shard(name: str) -> bool:
+    return name.endswith(".safetensors") and not name.startswith(("consolidated", "adapter", "mmproj"))
+
+
+def _onnx_folders(listing: Listing) -> list[str]:
+    """Folders with a genai_config.json and a graph, the best one for this machine first."""
+    folders = {_folder(file.path) for file in listing.files if PurePosixPath(file.path).name == GENAI_CONFIG}
+    graphs = {_folder(file.path) for file in listing.files if file.path.endswith(".onnx")}
+    return sorted(folders & graphs, key=_suitability)
+
+
+def _suitability(folder: str) -> tuple[bool, bool, bool, bool, int, str]:
+    words = _words(folder)
+    return (
+        bool(words & _OTHER_DEVICES),
+        not words & {"cpu", "mobile"},
+        "int4" not in words,
+        "acc-level-4" not in folder.lower(),  # products of rounded activations are the fast ones
+        len(folder),
+        folder,
+    )
+
+
+def _words(folder: str) -> set[str]:
+    return set(re.split(r"[/\-_. ]+", folder.lower()))
+
+
+def _best_onnx(listing: Listing) -> FileChoice | None:
+    folders = [folder for folder in _onnx_folders(listing) if not _words(folder) & _OTHER_DEVICES]
+    if not folders:
+        return None
+    others = f"; others: {_shown(folders[1:])}" if folders[1:] else ""
+    return _onnx(listing, folders[0], f"the ONNX folder {folders[0] or 'at its root'}, written for CPUs{others}")
+
+
+def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
+    def needed(path: str) -> bool:
+        inside = path[len(folder) + 1 :] if folder else path
+        if not path.startswith(f"{folder}/" if folder else ""):
+            return False
+        templates = re.fullmatch(r"additional_chat_templates/[^/]+\.jinja", inside)
+        return bool(templates) or ("/" not in inside and not _NOT_OF_ONNX.fullmatch(inside))
+
+    return FileChoice(ONNX, folder, tuple(file for file in listing.files if needed(file.path)), why)
+
+
+def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
+    """GGUF models by their first file; projectors of images and importance matrices are none."""
+    found: dict[str, list[RemoteFile]] = {}
+    for file in listing.files:
+        name = PurePosixPath(file.path).name.lower()
+        if not name.endswith(".gguf") or name.startswith("imatrix") or "mmproj" in name:
+            continue
+        split = _SPLIT.fullmatch(file.path)
+        first = f"{split[1]}-00001-of-{split[3]}.gguf" if split else file.path
+        found.setdefault(first, []).append(file)
+    return found
+
+
+def _best_gguf(listing: Listing) -> FileChoice | None:
+    ggufs = _ggufs(listing)
+    if not ggufs:
+        return None
+    if len(ggufs) == 1:
+        (only,) = ggufs
+        return _gguf(ggufs, only, only)
+    for wanted in _QUANTISATIONS:
+        named = [name for name in ggufs if _quantisation(name) == wanted]
+        if len(named) == 1:
+            others = _shown(sorted({_quantisation(name) or name for name in ggufs} - {wanted}))
+            return _gguf(ggufs, named[0], f"{named[0]}; others: {others}")
+    name = listing.reference.name
+    raise DownloadError(
+        f"{name}: several GGUF files", _shown(list(ggufs)), f"name one: {_command(listing, min(ggufs))}"
+    )
+
+
+def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoice:
+    files = ggufs[first]
+    if split := _SPLIT.fullmatch(first):
+        numbers = sorted(int(found[2]) for file in files if (found := _SPLIT.fullmatch(file.path)))
+        if numbers != list(range(1, int(split[3]) + 1)):
+            raise DownloadError(
+                f"{first}: of its {int(split[3])} parts {len(numbers)} are there",
+                "a model needs all of them",
+                "name another file: `genai pull ORG/NAME:FILE`",
+            )
+    return FileChoice(GGUF, first, tuple(files), why)
+
+
+def _quantisation(name: str) -> str:
+    """Such as Q4_K_M; "" where a file's name says none."""
+    found = _QUANTISED.findall(_stem(name))
+    return found[-1].upper() if found else ""
+
+
+def precision_in(name: str) -> str:
+    """What the name of a folder or of a file says of its weights, such as "int4" or "Q4_K_M"; "" = nothing."""
+    found = re.search(r"(?:^|[/\-_.])(int4|int8|fp16|fp32|bf16)(?=[/\-_.]|$)", name.lower())
+    return _quantisation(name) if name.endswith(".gguf") else found[1] if found else ""
+
+
+def _stem(name: str) -> str:
+    split = _SPLIT.fullmatch(name)
+    return PurePosixPath(split[1] if split else name.removesuffix(".gguf")).name
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _shown(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(name or "the repository's root" for name in names[:8]) + rest
+
+
+def _nothing(listing: Listing) -> DownloadError:
+    """Why a repository holds no model that runs here, and what to do."""
+    what = f"{listing.reference.name}: nothing in it can be run here"
+    paths = [file.path for file in listing.files]
+    if folders := _onnx_folders(listing):
+        names = _shown(folders)
+        return DownloadError(
+            what,
+            f"its ONNX folders are for other devices ({names})",
+            "its page names the checkpoint that they were made of: `genai pull` that one",
+        )
+    if "adapter_config.json" in paths:
+        return DownloadError(
+            what,
+            "it is an adapter, not a model",
+            f"`hf download {listing.reference.repo} --local-dir adapter`, then `genai chat BASE --lora adapter` with "
+            "the base model that its page names",
+        )
+    if pickles := list(_matching(_PICKLES, paths)):
+        return DownloadError(
+            what,
+            f"its weights are pickles ({_shown(pickles[:3])}), which run whatever code they hold, and are never opened",
+            "its page may have a pull request, or name a copy, with safetensors: "
+            f"`genai pull {listing.reference.repo}@refs/pr/NUMBER`",
+        )
+    if any(path.endswith(".onnx") for path in paths):
+        return DownloadError(
+            what,
+            f"it has ONNX graphs but no {GENAI_CONFIG} beside them, which says how they make text",
+            "use the original checkpoint, which its page names; `genai run` runs single graphs",
+        )
+    weights = any(path.endswith(".safetensors") for path in paths)
+    why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
+    if listing.left_out:
+        why += f"; names that cannot be written on every system are left out: {_shown(listing.left_out)[:200]!r}"
+    return DownloadError(what, why, "its page may name the repository of the model itself: `genai pull` that one")
+
+
+def _command(listing: Listing, part: str = "") -> str:
+    """What fetches the same repository, or a part of it."""
+    return f"`genai pull {quote(replace(listing.reference, part=part).name)}`"
+
+
+def _matching(pattern: re.Pattern[str], paths: Iterable[str]) -> Iterator[str]:
+    return (path for path in paths if pattern.fullmatch(path))

@@ -1,0 +1,115 @@
+"""What items of a map ask, made into jobs: a group at a time, since templates and tokenizers take turns with threads
+and processes, which cost more than a short text itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..engine.sampling.grammar import joined_options
+from ..engine.sampling.params import SamplingParams
+from ..errors import GenaiError, InputError, StateError
+from ..lora.store import AdapterChoice
+from .mapping import Asked
+from .reply_shape import check_choice
+from .requests import RequestBuilder
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+T = TypeVar("T")
+
+
+def attempt(work: Callable[[Any], T], given: Any) -> T | GenaiError:
+    """What it returns, or the error of what it was given. Raises StateError: that is one of the LLM."""
+    try:
+        return work(given)
+    except StateError:
+        raise
+    except GenaiError as error:
+        return error
+
+
+class Questions:
+    """Makes jobs of items; see LLM.map.
+
+    Args:
+        llm: renders conversations and splits answers. requests: makes the jobs.
+        params, options, adapter: of items that do not say otherwise.
+    """
+
+    def __init__(
+        self,
+        llm: LLM,
+        requests: RequestBuilder,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        adapter: AdapterChoice = None,
+    ) -> None:
+        self._llm, self._requests, self._params = llm, requests, params
+        self._options = {"adapter": adapter, **options}
+
+    def prepared(self, items: Sequence[Any]) -> list[Asked | GenaiError]:
+        """The jobs of each item, or what is wrong with it; an error in place of an item stays one."""
+        asked = [item if isinstance(item, GenaiError) else attempt(_question, item) for item in items]
+        questions = [one for one in asked if isinstance(one, _Question)]
+        chats = [one for one in questions if one.conversation is not None]
+        prompts = self._llm.render_all([one.conversation or {} for one in chats]) if chats else []
+        for one, prompt in zip(chats, prompts, strict=True):
+            one.prompt = prompt
+        known = self._requests.encoded([one.prompt for one in questions if isinstance(one.prompt, str)])
+        return [one if isinstance(one, GenaiError) else attempt(partial(self._asked, known), one) for one in asked]
+
+    def _asked(self, known: Mapping[str, list[int]], question: _Question) -> Asked:
+        prompt, is_chat = question.prompt, question.conversation is not None
+        if isinstance(prompt, GenaiError):
+            raise prompt
+        ids = known.get(prompt) if isinstance(prompt, str) else None
+        keep = self._llm.parser.markers if is_chat else ()
+        options = joined_options(self._options, question.options)
+        adapter = options.pop("adapter")
+        shape = self._llm.shape(str(prompt), tools=question.tools, tool_choice=question.choice) if is_chat else None
+        leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter, shape)
+        return Asked(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
+
+
+@dataclass
+class _Question:
+    """What an item asks.
+
+    Attributes:
+        prompt: as `generate` takes it; of a conversation, known when it was rendered, or the error of that.
+        options: of SamplingParams, and "adapter".
+        conversation: what `render_all` takes; None where the item is none.
+        tools, choice: those that the reply may call, and whether it does.
+    """
+
+    prompt: Any
+    options: dict[str, Any]
+    conversation: Mapping[str, Any] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    choice: Any = None
+
+
+def _question(item: Any) -> _Question:
+    if isinstance(item, Sequence) and not isinstance(item, str) and item and isinstance(item[0], Mapping):
+        return _Question(None, {}, {"messages": item})
+    if not isinstance(item, Mapping):
+        return _Question(item, {})
+    if ("prompt" in item) == ("messages" in item):
+        raise InputError(
+            f"an item has the keys {', '.join(map(str, item)):.200}",
+            "it needs either a prompt or messages",
+            'give {"prompt": TEXT} or {"messages": [{"role": "user", "content": TEXT}]}',
+        )
+    options = dict(item)
+    if "prompt" in item:
+        return _Question(options.pop("prompt"), options)
+    conversation = {name: options.pop(name) for name in ("messages", "tools", "template") if name in options}
+    tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
+    check_choice(choice, tools)
+    if choice == "none":
+        conversation.pop("tools", None)
+    return _Question(None, options, conversation, tools, choice)

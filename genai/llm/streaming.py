@@ -1,0 +1,296 @@
+"""How a caller waits for generations: until all are over, piece by piece, or without blocking an event loop.
+
+Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what it waited for.
+"""
+
+from __future__ import annotations
+
+import queue
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from typing import TYPE_CHECKING
+
+from genai.common.interrupts import Task
+
+from ..common.single import Single
+from ..engine.worker import Worker
+from ..errors import DeadlineError, StateError
+from .completion import Completion
+from .generation import Generation
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from .states import TextState
+
+_END = None
+
+
+class Group:
+    """Generations of one call, which are over when all of them are. A failing one cancels the others.
+
+    Args:
+        leaders: the first sample of each prompt. worker: runs them.
+        on_done: told when all are over. on_text: told when there is the first text of any; both on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        leaders: list[Generation],
+        worker: Worker,
+        on_done: Callable[[], None],
+        on_text: Callable[[], None] | None = None,
+    ) -> None:
+        self._worker = worker
+        self._on_done, self._on_text = on_done, on_text
+        self.error: BaseException | None = None
+        self._too_late: DeadlineError | None = None
+        self.all = [one for leader in leaders for one in leader.samples]
+        self.num_left = len(self.all)
+        for one in self.all:
+            one.sink = self
+
+    def text(self, generation: Generation, piece: str) -> None:
+        """See Sink."""
+        if self._on_text is not None:
+            self._on_text()
+            self._on_text = None
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        """See Sink; the engine's thread alone calls it."""
+        if isinstance(error, DeadlineError):
+            self._too_late = error  # others have deadlines of their own
+        elif error is not None and self.error is None:
+            self.error = error
+            self.cancel()
+        self.num_left -= 1
+        if not self.num_left:
+            self._on_done()
+
+    def cancel(self) -> None:
+        """Drop those that are not over yet."""
+        for one in self.all:
+            one.is_unwanted = True
+        self._worker.wake()
+
+    def completions(self) -> list[Completion]:
+        """In order of prompts and samples."""
+        if self.error is not None:
+            raise self.error
+        if self._too_late is not None and not any(one.num_output for one in self.all):
+            raise self._too_late
+        return [one.completion() for one in self.all]
+
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many are done, every tenth of a second while somebody waits."""
+
+
+def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
+    """Run a request and wait until it is over; `progress` hears how many completions are."""
+    bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+    group = Group(leaders, worker, lambda: bell.put(None))
+    try:
+        worker.submit(leaders)
+        while group.num_left:
+            with suppress(queue.Empty):
+                bell.get(timeout=Task.SECONDS)
+            if progress is not None:
+                progress(len(group.all) - group.num_left, len(group.all))
+    except BaseException:
+        group.cancel()
+        raise
+    return group.completions()
+
+
+async def await_for(leaders: list[Generation], worker: Worker) -> list[Completion]:
+    """Run a request; other tasks go on."""
+    loop = _running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def set_done() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    group = Group(leaders, worker, lambda: _call_soon(loop, set_done))
+    try:
+        worker.submit(leaders)
+        await done
+    except BaseException:
+        group.cancel()
+        raise
+    return group.completions()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    import asyncio  # takes 20 ms, and few callers need it
+
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise StateError(
+            "no event loop is running", "an async stream delivers to one", "use stream, or await"
+        ) from None
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    # A loop that was closed (its error is a RuntimeError) has nobody waiting.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
+
+
+class _Mailbox:
+    """Where a streamed generation delivers. It does not know the stream, so that a dropped stream can be collected."""
+
+    def __init__(self, put: Callable[[str | None], None]) -> None:
+        self._put = put
+        self.error: BaseException | None = None
+        self.is_closed = False
+
+    def text(self, generation: Generation, piece: str) -> None:
+        self._put(piece)
+
+    def finished(self, generation: Generation, error: BaseException | None) -> None:
+        self.error, self.is_closed = error, True
+        self._put(_END)
+
+
+class _Stream(Single):
+    """One generation, delivered in pieces through a queue."""
+
+    def __init__(self, jobs: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:
+        self._worker = worker
+        self._mailbox = _Mailbox(put)
+        self._over = False
+        (self._generation,) = jobs
+        self._generation.sink, self._generation.reader = self._mailbox, weakref.ref(self)
+        worker.submit(jobs)
+
+    @property
+    def completion(self) -> Completion:
+        """Text, tokens and figures: so far, or of the whole once the stream has ended."""
+        return self._generation.completion()
+
+    def cancel(self) -> None:
+        """Let it end where it is; what was made until then still arrives. May be called from a signal handler."""
+        if not self._over:
+            self._generation.is_unwanted = True
+            self._worker.wake()
+
+    def _took(self, piece: str | None) -> bool:
+        """Whether there is a piece; raises what ended the generation."""
+        self._over = piece is _END
+        if self._over and self._mailbox.error is not None:
+            raise self._mailbox.error
+        return not self._over
+
+
+class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
+    """An iterator over pieces of text, made by LLM.stream.
+
+    Attributes:
+        on_prompt: told while somebody waits for the first piece how many tokens of the prompt are computed.
+        make_state: makes the state of a running job, on the engine's thread; given by the LLM.
+    """
+
+    on_prompt: Progress | None = None
+    make_state: Callable[[Generation], TextState] | None = None
+
+    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
+        self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        super().__init__(jobs, worker, self._pieces.put)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._over:
+            raise StopIteration
+        self._worker.check_usable()
+        try:
+            piece = self._get()
+        except BaseException:
+            self.close()
+            raise
+        if not self._took(piece) or piece is None:
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Cancel what is left, and wait until the engine has let go of it. `completion` keeps what there was."""
+        if not self._over:
+            self._worker.check_usable()
+        self.cancel()
+        while not self._over:
+            self._over = self._get() is _END
+
+    def _get(self) -> str | None:
+        """The next piece. An interrupt right after one was taken from the queue loses it, were it the end's mark."""
+        while True:
+            is_closed = self._mailbox.is_closed  # then all is in the queue
+            with suppress(queue.Empty):
+                return self._pieces.get(timeout=0 if is_closed else Task.SECONDS)
+            done, total = self._generation.prompt_progress
+            if self.on_prompt is not None and done < total:
+                self.on_prompt(done, total)
+            if is_closed:
+                return _END
+
+    def fork(self) -> TextState:
+        """The generation as it is now, sharing its blocks of the cache: `resume` goes on with it, this stream does too.
+
+        Raises:
+            StateError: it has not begun, or is over, and was not asked to be kept (keep_state=True).
+        """
+        make = self.make_state
+        assert make is not None
+        return self._worker.ask(lambda: make(self._generation))
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletionStream"]):
+    """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
+
+    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
+        import asyncio
+
+        self._loop = loop = _running_loop()
+        self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        put = self._pieces.put_nowait
+        super().__init__(jobs, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            piece = await self._get()
+        except BaseException:
+            self.cancel()
+            raise
+        if not self._took(piece) or piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel what is left; see CompletionStream.close."""
+        self.cancel()
+        while not self._over:
+            self._over = await self._get() is _END
+
+    async def _get(self) -> str | None:
+        """The next piece. The end's mark stays, for every task that waits."""
+        if _running_loop() is not self._loop:
+            raise StateError("this stream belongs to another event loop", "that one gets its pieces", "make a new one")
+        piece = await self._pieces.get()
+        if piece is _END:
+            self._pieces.put_nowait(_END)
+        return piece
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()

@@ -1,0 +1,142 @@
+"""Adapters in GGUF files, as convert_lora_to_gguf.py of llama.cpp writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.block_types import dequantise, type_of
+from genai.quant.blocks import QuantizationError
+
+from ..errors import InputError
+from ..weight_files.gguf import GgufModel
+from .parameters import AdapterParameters, Pair
+
+# Architectures whose queries and keys lie in files as ggml rotates them: of each head pairs side by side.
+PERMUTED = frozenset({"llama", "olmo", "granite", "granitemoe", "smollm3"})
+# Where "up" holds the gate, too.
+_GATE_IN_UP = frozenset({"phi3", "glm4"})
+_NAMES = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "attn_qkv": "self_attn.qkv_proj", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_exps": "mlp.experts.gate_proj", "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj", "ffn_gate_inp": "mlp.gate",
+}  # fmt: skip
+_OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
+_TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<place>[a-z_]+)\.weight\.lora_(?P<factor>[ab])")
+_AGAIN = "convert it again with llama.cpp's convert_lora_to_gguf.py, or use PEFT's folder itself"
+
+
+def read_gguf_adapter(path: Path) -> AdapterParameters:
+    """Read a file. Rows of queries and keys may be in ggml's order: see `in_our_order`.
+
+    Raises:
+        ModelFolderError: it cannot be read. InputError: it is damaged, no adapter, or of a kind that cannot be run.
+    """
+    model = GgufModel(path, copied=True)
+    data, architecture = model.metadata, model.architecture
+    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if (found := model.files[0].single(key)) != wanted:
+            raise InputError(
+                f"{path}: {key} is {found!r:.40}, expected {wanted!r}", "this GGUF file holds no LoRA adapter",
+                "a whole model is used as MODEL; an adapter comes from convert_lora_to_gguf.py",
+            )  # fmt: skip
+    if "adapter.alora.invocation_tokens" in data:
+        raise InputError(
+            f"{path}: has adapter.alora.invocation_tokens", "activated LoRA begins in the middle of a prompt",
+            "use an ordinary adapter",
+        )  # fmt: skip
+    alpha = data.get("adapter.lora.alpha", 0.0)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise InputError(f"{path}: adapter.lora.alpha is {alpha!r:.40}", "a finite number is expected", _AGAIN)
+    factors: dict[str, dict[str, NDArray[Any]]] = {}
+    for name in model:
+        module, factor = _factor_of(name, architecture, path)
+        factors.setdefault(module, {})[factor] = _floats(model, name, path)
+    pairs = {module: _pair(module, found, float(alpha), path) for module, found in factors.items()}
+    if not pairs:
+        raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", _AGAIN)
+    base = data.get("general.base_model.0.name", "")
+    return AdapterParameters(
+        path, pairs, "gguf", base=base if isinstance(base, str) else "", permuted=architecture in PERMUTED
+    )
+
+
+def _factor_of(name: str, architecture: str, path: Path) -> tuple[str, str]:
+    """The module, by the name that checkpoints have for it, and the factor, "a" or "b"."""
+    match = _TENSOR.fullmatch(name)
+    if match is None:
+        why = "norms were trained beside the factors" if "norm" in name else "names end in .weight.lora_a or .lora_b"
+        raise InputError(f"{path}: tensor {name!r:.100} is no factor of a product", why, _AGAIN)
+    place, layer = match["place"], match["layer"]
+    if layer is None:
+        return _OUTSIDE.get(place, place), match["factor"]
+    known: Mapping[str, str] = _NAMES
+    if architecture in _GATE_IN_UP:
+        known = {**_NAMES, "ffn_up": "mlp.gate_up_proj"}
+    return f"model.layers.{int(layer)}.{known.get(place, place)}", match["factor"]
+
+
+def _floats(model: GgufModel, name: str, path: Path) -> NDArray[Any]:
+    tensor = model[name]
+    try:
+        return dequantise(tensor) if type_of(tensor) is not None else tensor
+    except QuantizationError as error:
+        raise InputError(f"{path}: tensor {name!r} is damaged", str(error), "download it again") from error
+
+
+def _pair(module: str, found: Mapping[str, NDArray[Any]], alpha: float, path: Path) -> Pair:
+    if len(found) != 2:
+        raise InputError(
+            f"{path}: {module!r} has no factor {'B' if 'a' in found else 'A'}", "A and B come in pairs", _AGAIN
+        )
+    a, b = found["a"], found["b"]
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
+        raise InputError(
+            f"{path}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
+            "A is [rank, inputs] and B [outputs, rank], of one rank", _AGAIN,
+        )  # fmt: skip
+    return Pair(a, b, alpha / len(a) if alpha else 1.0)
+
+
+def in_our_order(adapter: AdapterParameters, heads: int, kv_heads: int) -> AdapterParameters:
+    """The same adapter, with rows of queries and keys in the order that checkpoints have; others stay as they are.
+
+    Raises:
+        InputError: a module has rows that so many heads do not share.
+    """
+    if not adapter.permuted:
+        return adapter
+    counts = {"q_proj": heads, "k_proj": kv_heads}
+    pairs = dict(adapter.pairs)
+    for module, pair in adapter.pairs.items():
+        count = counts.get(module.rpartition(".")[2])
+        if count is None:
+            continue
+        if len(pair.b) % (2 * count):
+            raise InputError(
+                f"{adapter.source}: {module!r} has {len(pair.b)} rows", f"the base has {count} heads of an even size",
+                "use an adapter that was trained on this base",
+            )  # fmt: skip
+        halves = pair.b.reshape(count, len(pair.b) // count // 2, 2, -1).swapaxes(1, 2)
+        pairs[module] = Pair(pair.a, np.ascontiguousarray(halves).reshape(pair.b.shape), pair.scale)
+    return replace(adapter, pairs=pairs, permuted=False)
+
+
+def require_our_order(adapter: AdapterParameters) -> AdapterParameters:
+    """The adapter; InputError if rows of it are in ggml's order, which only a base with its heads undoes."""
+    if adapter.permuted and any(name.endswith((".q_proj", ".k_proj")) for name in adapter.pairs):
+        raise InputError(
+            f"{adapter.source}: rows of queries and keys are in the order of ggml",
+            "how many heads share them is known from the base only", "name the base with --model",
+        )  # fmt: skip
+    return adapter

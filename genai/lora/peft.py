@@ -1,0 +1,266 @@
+"""Adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import re2
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from ..errors import InputError, ModelFolderError
+from ..models.folders import folder_json, readable
+from ..weight_files.safetensors import read_safetensors
+from .parameters import AdapterParameters, checkpoint_name, narrowed, paired, scaled, written_already
+
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+# Where our own tools write down which base an adapter was trained on; see `store.base_identity`.
+BASE_HASH = "genai_base_sha256"
+_PREFIXES = ("base_model.model.", "base_model.")
+# Every pattern is tried on every module, which takes a few microseconds.
+_MOST_PATTERN, _MOST_TRIALS = 1000, 1_000_000
+_QUIETLY = re2.Options()
+_QUIETLY.log_errors = False
+
+# Kinds of adapters that are more than two factors beside a product: what is set, and why that cannot run.
+_REFUSED = {
+    "use_dora": "DoRA scales the columns of the merged weight, for which the base's own would have to be changed",
+    "use_qalora": "QA-LoRA pools its inputs in groups",
+    "lora_bias": "the second factor has a bias of its own",
+    "modules_to_save": "whole modules were trained beside the factors, which replace the base's own",
+    "trainable_token_indices": "rows of the embedding were trained",
+    "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
+    "target_parameters": "parameters of experts were adapted, which have no place of their own",
+    "layer_replication": "layers of the base are repeated",
+    "arrow_config": "adapters are mixed by what they are given",
+    "corda_config": "CorDA changes the base's weights",
+    "lora_ga_config": "LoRA-GA changes the base's weights",
+    "megatron_config": "Megatron's parallel layers are cut in another way",
+    "use_bdlora": "BD-LoRA stores one of the factors in blocks",
+    "kasa_config": "KaSA truncates the base's weights, and scales the factors' ranks",
+    "monteclora_config": "MonteCLoRA mixes factors that it draws",
+    "velora_config": "VeLoRA keeps further parameters beside the factors",
+}
+# Ways to begin training that take what the factors hold out of the base's weights: these files fit what was left.
+_TAKEN_OUT_OF_THE_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
+_MERGE = "merge it into the base with PEFT (merge_and_unload), and build a model folder from the result"
+
+
+def read_peft(folder: Path) -> AdapterParameters:
+    """Read a folder. Nothing in it is executed, and no path in it is followed.
+
+    Raises:
+        ModelFolderError: a file is missing. InputError: it is damaged, or of a kind that cannot be run.
+    """
+    config = _config(folder)
+    path = folder / WEIGHTS
+    with readable(folder):
+        if not path.is_file():
+            raise _missing(folder)
+    tensors = read_safetensors(path)
+    names: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        module, factor = _factor_of(name, path)
+        if factor in names.setdefault(module, {}):
+            raise InputError(
+                f"{path}: {module!r} has two factors {factor}", "they are of several adapters", "save one of them alone"
+            )
+        names[module][factor] = name
+    ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
+    pairs = {}
+    for module, found in names.items():
+        a, b = _arrays(tensors, module, found, path)
+        rank, alpha = ranks.of(module), alphas.of(module)
+        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        pairs[module] = paired(path, module, a, b, scale)
+        if len(a) != rank:
+            raise InputError(
+                f"{path}: {module!r} has rank {len(a)}, {CONFIG} says {rank:g}",
+                "what is added is scaled by it, so both must agree",
+                f"correct r or rank_pattern in {CONFIG}",
+            )
+    if not pairs:
+        raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", "save the adapter again")
+    return AdapterParameters(
+        folder, pairs, "peft", base=str(config.get("base_model_name_or_path") or ""),
+        base_hash=str(config.get(BASE_HASH) or ""), fan_in_fan_out=bool(config.get("fan_in_fan_out")),
+    )  # fmt: skip
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    def absent(place: Path) -> ModelFolderError:
+        return ModelFolderError(
+            f"{place}: no {CONFIG}",
+            "an adapter is a folder as PEFT writes it, an .onnx_adapter file, or a GGUF file",
+            "give one",
+        )
+
+    config = folder_json(folder, CONFIG, InputError, absent)
+    if config.get("peft_type", "LORA") != "LORA":
+        raise InputError(
+            f"{folder}: peft_type is {config['peft_type']!r:.40}",
+            "adapters here are LORA: two factors a product",
+            _MERGE,
+        )
+    for name, why in _REFUSED.items():
+        if config.get(name):
+            raise InputError(f"{folder}: {name} is {config[name]!r:.80}", why, _MERGE)
+    if config.get("bias", "none") != "none":
+        raise InputError(
+            f"{folder}: bias is {config['bias']!r:.40}", "biases of the base were trained beside the factors", _MERGE
+        )
+    begun = config.get("init_lora_weights")
+    if isinstance(begun, str) and begun.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
+        raise InputError(
+            f"{folder}: init_lora_weights is {begun!r:.40}",
+            "training began by taking a part out of the base's weights, so the factors fit another base than yours",
+            "save it with PEFT's path_initial_model_for_weight_conversion, or use the base without that part and set "
+            f"init_lora_weights to true in {CONFIG}",
+        )
+    for name in ("use_rslora", "fan_in_fan_out"):
+        if not isinstance(config.get(name) or False, bool):
+            raise InputError(f"{folder}: {name} is {config[name]!r:.40}", "true or false is expected", "correct it")
+    return config
+
+
+def _missing(folder: Path) -> ModelFolderError:
+    if (folder / PICKLE).is_file():
+        return ModelFolderError(
+            f"{folder}: the factors are in {PICKLE}, which is a pickle",
+            "opening a pickle runs whatever code it holds, so it is never opened here",
+            "save the adapter with safe_serialization=True",
+        )
+    return ModelFolderError(f"{folder}: no {WEIGHTS}", "it holds the factors", "download the adapter whole")
+
+
+def _factor_of(name: str, path: Path) -> tuple[str, str]:
+    """The module and the factor, "A" or "B", of a tensor such as `base_model.model.….q_proj.lora_A.weight`."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            inner = name[len(prefix) :]
+            break
+    else:
+        inner = name
+    for factor in "AB":
+        before, found, after = inner.partition(f".lora_{factor}.")
+        if found and after.split(".")[-1] == "weight" and after.count(".") <= 1:
+            return before, factor
+    reasons = {
+        "base_layer": "the embedding or the head was adapted, whose weight was saved beside the factors",
+        "lora_embedding": "the embedding was adapted, whose rows are looked up and not multiplied",
+        "lora_magnitude_vector": _REFUSED["use_dora"],
+        "modules_to_save": _REFUSED["modules_to_save"],
+    }
+    why = next((why for part, why in reasons.items() if part in name), "its name has neither lora_A nor lora_B")
+    raise InputError(f"{path}: tensor {name!r:.200} is no factor of a product", why, _MERGE)
+
+
+def _arrays(
+    tensors: Mapping[str, NDArray[Any]], module: str, names: Mapping[str, str], path: Path
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    if len(names) != 2:
+        raise InputError(
+            f"{path}: {module!r} has no factor {'B' if 'A' in names else 'A'}", "A and B come in pairs",
+            "save the adapter again",
+        )  # fmt: skip
+    return tensors[names["A"]], tensors[names["B"]]
+
+
+# Patterns of the config, what holds where none matches, and the least number that makes sense.
+_FIELDS = (("rank_pattern", "r", 1.0), ("alpha_pattern", "lora_alpha", -math.inf))
+_MOST_NUMBER = float(np.finfo(np.float32).max)
+
+
+class _Numbers:
+    """A number of the config per module, chosen as PEFT does: that of the first pattern, in the config's order, which
+    matches the whole name or its end behind a dot.
+
+    Args:
+        patterns, default: the fields. least: the smallest number that makes sense. modules: how many are asked about.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], patterns: str, default: str, least: float, folder: Path, modules: int
+    ) -> None:
+        self._place, self._least = folder / CONFIG, least
+        given = config.get(patterns) or {}
+        if not isinstance(given, dict):
+            raise InputError(f"{folder}: {patterns} is {given!r:.80}", "numbers by pattern are expected", "correct it")
+        if len(given) * modules > _MOST_TRIALS:
+            raise InputError(
+                f"{folder}: {patterns} has {len(given)} patterns, for {modules} modules",
+                f"at most {_MOST_TRIALS:,} pairs of the two are tried",
+                "write patterns that fit several modules",
+            )
+        self._default = self._number(default, config.get(default, 8))
+        self._numbers = [
+            (self._pattern(patterns, pattern), self._number(f"{patterns}[{pattern!r:.80}]", value))
+            for pattern, value in given.items()
+        ]
+
+    def of(self, module: str) -> float:
+        """The number of a module."""
+        return next((number for pattern, number in self._numbers if pattern.fullmatch(module)), self._default)
+
+    def _pattern(self, patterns: str, pattern: str) -> Any:
+        try:
+            if len(pattern) > _MOST_PATTERN:
+                raise ValueError(f"it is longer than {_MOST_PATTERN} characters")
+            return re2.compile(rf"(.*\.)?({pattern})", _QUIETLY)
+        except (re2.error, ValueError) as error:
+            said = error.args[0] if error.args else error
+            why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+            raise InputError(
+                f"{self._place}: {patterns} has {pattern!r:.80}",
+                f"it is no pattern that is tried here ({why}): one that looks around or back could take for ever",
+                "write the modules down by their names",
+            ) from error
+
+    def _number(self, what: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_NUMBER:
+            raise InputError(f"{self._place}: {what} is {value!r:.40}", "a finite number is expected", "correct it")
+        if value < self._least:
+            raise InputError(f"{self._place}: {what} is {value}", "a rank is at least 1", "correct it")
+        return float(value)
+
+
+def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
+    """Write an adapter as PEFT does, scales in the second factors.
+
+    Raises:
+        InputError: it has arrays that are no factors, or numbers that the type cannot hold; something is there
+            already; the system refuses to write.
+    """
+    if adapter.values:
+        raise InputError(
+            f"{adapter.source}: {next(iter(adapter.values))!r} is no factor of a product",
+            "PEFT's folders hold pairs of factors", "keep it as an .onnx_adapter file",
+        )  # fmt: skip
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise written_already(folder)
+    names = {module: checkpoint_name(module) for module in adapter.pairs}
+    ranks = {names[module]: len(pair.a) for module, pair in adapter.pairs.items()}
+    most = max(ranks.values())
+    others = {re2.escape(module): rank for module, rank in ranks.items() if rank != most}
+    config = {
+        "base_model_name_or_path": adapter.base, "bias": "none", "fan_in_fan_out": adapter.fan_in_fan_out,
+        "inference_mode": True, "lora_alpha": most, "lora_dropout": 0.0, "peft_type": "LORA", "r": most,
+        "rank_pattern": others, "alpha_pattern": others, "target_modules": sorted(ranks), "task_type": "CAUSAL_LM",
+        **({BASE_HASH: adapter.base_hash} if adapter.base_hash else {}),
+    }  # fmt: skip
+    tensors = {}
+    for module, pair in adapter.pairs.items():
+        for factor, array in zip("AB", scaled(pair), strict=True):
+            name = f"{_PREFIXES[0]}{names[module]}.lora_{factor}.weight"
+            tensors[name] = narrowed(array, dtype, adapter.source, module)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written", str(error), "choose another place") from error

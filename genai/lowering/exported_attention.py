@@ -1,0 +1,260 @@
+"""Attention written out in plain operators becomes GroupQueryAttention, which can be flattened.
+
+The form is that of torch.onnx and Optimum exports: keys and values are joined with their past, repeated for grouped
+heads, multiplied with queries, masked, put through a softmax and multiplied with values. What the mask lets through
+cannot be read off its operators; whoever calls must find out, and say so per mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import Graph, Node, OnnxModel, make_node
+from ..onnx.node import MS
+from ..onnx.rewrites.base import Pattern, both_orders, find, made_by, without_factors
+from ..onnx.rewrites.constant_folding import fold_constants
+from ..onnx.rewrites.reshapes import fold_known_shapes
+from ..onnx.rewrites.simplify import remove_dead_code
+from ..onnx.shapes import infer_shapes
+
+_HEADS_TO_TOKENS = [0, 2, 1, 3]
+
+
+@dataclass(frozen=True)
+class Cached:
+    """Keys or values: the past that is a graph input, what this step adds, and both together; [B, heads, S, size]."""
+
+    past: str
+    new: str
+    present: str
+
+
+@dataclass(frozen=True)
+class PlainAttention:
+    """One attention layer in plain operators.
+
+    Attributes:
+        query: [batch, heads, tokens, head_size]. scale: of the scores. softcap: cap * tanh(x / cap) over
+            them, 0 for none. mask: what is added to them.
+        output: the node that brings the result's tokens before its heads.
+    """
+
+    query: str
+    key: Cached
+    value: Cached
+    scale: float
+    softcap: float
+    mask: str
+    output: Node
+
+
+def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention]:
+    """Every layer of that form, in the order of the graph."""
+    found = (_match(graph, node, names) for node in graph.nodes if node.key == ("", "MatMul"))
+    return [match for match in found if match is not None]
+
+
+def replace_plain_attention(
+    model: OnnxModel, layers: list[PlainAttention], heads: tuple[int, int], window: Callable[[str], int | None]
+) -> None:
+    """Put GroupQueryAttention in the place of each layer.
+
+    Args:
+        heads: of queries, and of keys and values. window: per mask the tokens that a query sees, or None for all.
+    """
+    graph = model.graph
+    for layer in layers:
+        producers = [graph.producer(cached.present) for cached in (layer.key, layer.value)]
+        inputs = [_joined_heads(graph, layer.output, name) for name in (layer.query, layer.key.new, layer.value.new)]
+        mixed = graph.fresh_name(f"{layer.output.name}/attention")
+        attention = make_node(
+            "GroupQueryAttention",
+            [*inputs, layer.key.past, layer.value.past],
+            [mixed, layer.key.present, layer.value.present],
+            domain=MS,
+            name=mixed,
+            num_heads=heads[0],
+            kv_num_heads=heads[1],
+            scale=layer.scale,
+            softcap=layer.softcap,
+            local_window_size=window(layer.mask) or -1,
+        )
+        shape = graph.add_constant(f"{mixed}/shape", np.array([0, 0, heads[0], -1], np.int64))
+        split = Node("Reshape", [mixed, shape], list(layer.output.outputs), "", f"{mixed}/split")
+        graph.insert_before(layer.output, attention, split)
+        graph.remove_nodes([layer.output, *(node for node in producers if node is not None)])
+    model.opset_imports.setdefault(MS, 1)
+    remove_dead_code.apply(model)
+
+
+def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | None:
+    softmax = _producer(graph, product.inputs[0], "Softmax")
+    if softmax is None or softmax.attribute("axis", -1) not in (-1, 3):
+        return None
+    output = _tokens_first(graph, product.outputs[0])
+    if output is None:
+        return None
+    masked = _producer(graph, softmax.inputs[0], "Add")
+    if masked is None:
+        return None
+    for scores, mask in both_orders(masked):
+        inner, scale = _without_factors(graph, scores)
+        softcap, squashed = 0.0, _producer(graph, inner, "Tanh")
+        if squashed is not None:
+            inner, inside = _without_factors(graph, squashed.inputs[0])
+            softcap, scale = scale, scale * inside
+        dots = _producer(graph, inner, "MatMul")
+        if dots is None:
+            continue
+        query, query_scale = _without_factors(graph, dots.inputs[0])
+        keys = _transposed_keys(graph, dots.inputs[1])
+        if keys is None:
+            continue
+        key, value = (_cached(graph, name) for name in (keys[0], product.inputs[1]))
+        if key is None or value is None or not _same_layer(graph, names, key.past, value.past):
+            continue
+        return PlainAttention(query, key, value, scale * query_scale * keys[1], softcap, mask, output)
+    return None
+
+
+def _tokens_first(graph: Graph, name: str) -> Node | None:
+    """The only use of a value [B, heads, S, size]: the Transpose to [B, S, heads, size], perhaps behind a Reshape."""
+    users = [node for node in graph.consumers(name) if node.op_type != "Shape"]
+    if len(users) != 1:
+        return None
+    if users[0].key == ("", "Reshape"):
+        before, after = (getattr(graph.type_of(n), "shape", None) for n in (name, users[0].outputs[0]))
+        idle = before is not None and None not in before and before == after
+        return _tokens_first(graph, users[0].outputs[0]) if idle else None
+    swaps = users[0].key == ("", "Transpose") and users[0].attribute("perm", None) == _HEADS_TO_TOKENS
+    return users[0] if swaps else None
+
+
+def _transposed_keys(graph: Graph, name: str) -> tuple[str, float] | None:
+    """Keys [B, heads, T, size] behind a swap of the last two axes, and what they were multiplied with."""
+    name, outer = _without_factors(graph, name)
+    swap = _producer(graph, name, "Transpose")
+    swaps = swap is not None and swap.attribute("perm") == [0, 1, 3, 2]
+    before = swap.inputs[0] if swap is not None and swaps else flat_swap(graph, name)
+    if before is None:
+        return None
+    name, inner = _without_factors(graph, before)
+    return name, outer * inner
+
+
+def _cached(graph: Graph, name: str) -> Cached | None:
+    """Past and new keys or values joined along the tokens, behind a repetition for grouped heads if there is one."""
+    reshape = _producer(graph, name, "Reshape")
+    if reshape is not None:
+        expand = _producer(graph, reshape.inputs[0], "Expand")
+        unsqueeze = None if expand is None else _producer(graph, expand.inputs[0], "Unsqueeze")
+        if unsqueeze is None:
+            return None
+        name = unsqueeze.inputs[0]
+    joined = _producer(graph, name, "Concat")
+    if joined is None or len(joined.inputs) != 2 or joined.attribute("axis", 0) not in (2, -2):
+        return None
+    return Cached(_skip(graph, joined.inputs[0]), joined.inputs[1], joined.outputs[0])
+
+
+def _same_layer(graph: Graph, names: GraphNames, key: str, value: str) -> bool:
+    """Whether these are inputs of the graph, named as one layer's past keys and past values."""
+    before, after = names.past_key.split("%d")
+    layer = key.removeprefix(before).removesuffix(after)
+    named = key == names.past_key.replace("%d", layer) and value == names.past_value.replace("%d", layer)
+    return named and layer.isdecimal() and graph.is_input(key) and graph.is_input(value)
+
+
+def _skip(graph: Graph, name: str) -> str:
+    """Through operators that change nothing here: casts, identities, a join of one."""
+    while (node := graph.producer(name)) is not None:
+        same = node.op_type in ("Cast", "Identity", "Dropout") or (node.op_type == "Concat" and len(node.inputs) == 1)
+        behind = node.inputs[0] if same else _nan_guard(graph, node)
+        if behind is None:
+            break
+        name = behind
+    return name
+
+
+def _nan_guard(graph: Graph, node: Node) -> str | None:
+    """The x of Where(IsNaN(x), 0, x), which matters only to rows that see nothing."""
+    found = find(graph, node, Pattern("Where", Pattern("IsNaN", "x"), "zero", "x"))
+    zero = graph.constant(found["zero"]) if found else None
+    return found["x"] if zero is not None and not np.any(zero) else None
+
+
+def _producer(graph: Graph, name: str, op_type: str) -> Node | None:
+    node = graph.producer(_skip(graph, name))
+    return node if node is not None and node.key == ("", op_type) else None
+
+
+def _without_factors(graph: Graph, name: str) -> tuple[str, float]:
+    return without_factors(graph, name, partial(_skip, graph))
+
+
+def _joined_heads(graph: Graph, before: Node, name: str) -> str:
+    """[B, heads, S, size] to [B, S, heads * size]."""
+    moved, joined = graph.fresh_name(f"{name}/tokens"), graph.fresh_name(f"{name}/joined")
+    shape = graph.add_constant(f"{name}/joined_shape", np.array([0, 0, -1], np.int64))
+    transpose = make_node("Transpose", [name], [moved], name=moved, perm=_HEADS_TO_TOKENS)
+    graph.insert_before(before, transpose, Node("Reshape", [moved, shape], [joined], "", joined))
+    return joined
+
+
+_LAST = 1 << 62
+_FLAT_SWAP = Pattern("Reshape", Pattern("Transpose", Pattern("Reshape", "x", "joined"), name="swapped"), "apart")
+
+
+def flat_swap(graph: Graph, name: str) -> str | None:
+    """The x of Reshape(Transpose(Reshape(x, [-1, T, D]), [0, 2, 1]), [..., D, T]); None if it is anything else."""
+    node = graph.producer(name)
+    found = {} if node is None else find(graph, node, _FLAT_SWAP)
+    swap = made_by(graph, found.get("swapped", ""), "Transpose")
+    if swap is None or swap.attribute("perm", None) != [0, 2, 1]:
+        return None
+    source = found["x"]
+    rows, columns = (-2, -1), (-1, None)
+    before, after = (_parts(graph, shape, source) for shape in (found["joined"], found["apart"]))
+    return source if before == [-1, rows, columns] and after == [(None, -2), columns, rows] else None
+
+
+def _parts(graph: Graph, name: str, source: str) -> list[object]:
+    """What a shape is joined of: numbers, and spans (first, end) of the source's own shape."""
+    join = made_by(graph, name, "Concat")
+    return [] if join is None else [_part(graph, part, source) for part in join.inputs]
+
+
+def _part(graph: Graph, name: str, source: str) -> object:
+    known = graph.constant(name)
+    if known is not None:
+        return int(known[0]) if known.shape == (1,) else None
+    cut = made_by(graph, name, "Slice")
+    shape = None if cut is None else made_by(graph, cut.inputs[0], "Shape")
+    if cut is None or shape is None or shape.inputs[0] != source or shape.attribute("start", 0) or len(cut.inputs) > 3:
+        return None
+    bounds = [graph.constant(bound) for bound in cut.inputs[1:]]
+    if any(bound is None or bound.shape != (1,) for bound in bounds):
+        return None
+    first, end = (int(bound[0]) for bound in bounds if bound is not None)
+    return (None if first < -_LAST else first, None if end > _LAST else end)
+
+
+def settle_shapes(model: OnnxModel, names: GraphNames) -> None:
+    """Simplify a model in place; its shapes are inferred before and after."""
+    infer_shapes(model)
+    ends = [pattern.split("%d") for pattern in names.pasts]
+    for node in model.graph.nodes:
+        first = node.key == ("", "Shape") and (node.attribute("start", 0), node.attribute("end", None)) == (0, 1)
+        source = node.input(0)
+        is_past = any(source.startswith(before) and source.endswith(after) for before, after in ends)
+        if first and is_past and model.graph.is_input(source):
+            node.inputs[0] = names.input_ids
+            model.graph.update(node)
+    if fold_known_shapes.apply(model):
+        fold_constants.apply(model)
+        infer_shapes(model)

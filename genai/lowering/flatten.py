@@ -1,0 +1,272 @@
+"""Turns a decoder graph with past/present tensors into one that works on a flat batch of tokens and a paged cache.
+
+The row analysis proves that it may; then four small rewrites follow: attention reads the step's block tables, RoPE
+tables chosen by total length become two tables per sequence, the wanted rows are gathered before the head, and the
+mask subgraph, now unused, is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import Attribute, Graph, Node, OnnxModel, Value
+from ..onnx.node import OURS
+from ..onnx.rewrites.simplify import remove_dead_code
+from ..ops.products import PRODUCTS
+from ..ops.registry import load_ops
+from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
+from .rules import apply_rule
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What one attention layer keeps in the cache; window = visible tokens (None = all)."""
+
+    layer: int
+    kv_heads: int
+    head_size: int
+    v_head_size: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class FlatDecoder:
+    """A flattened decoder.
+
+    Attributes:
+        model: rewritten.
+        layers: what they keep in the cache.
+        rope_threshold: the length above which long RoPE tables apply; None = one table.
+        output_names: what the graph called the model's outputs: the logits, then others of one row per token.
+    """
+
+    model: OnnxModel
+    layers: tuple[AttentionLayer, ...]
+    rope_threshold: int | None
+    output_names: tuple[str, ...]
+
+
+def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
+    """Rewrite `model` in place.
+
+    Raises:
+        NotFlattenable: with the node and the reason; the model is then unchanged.
+    """
+    graph = model.graph
+    graph.topological_sort()
+    analysis = analyse_rows(graph, _input_states(graph, names))
+    if not analysis.attention:
+        raise NotFlattenable("no attention operator that keeps a cache was found")
+    thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
+    if len(thresholds) > 1:
+        raise NotFlattenable("RoPE tables change at several lengths")
+    layers = _numbered([_layer_of(node, names, analysis) for node in analysis.attention])
+
+    head = None if analysis.last_row_gathers else _head_product(graph, names.logits, analysis)
+
+    model.opset_imports.setdefault(OURS, 1)
+    tables = {name: pair for node in analysis.table_choices for name, pair in _add_tables(graph, node).items()}
+    for node, layer in zip(analysis.attention, layers, strict=True):
+        _rewrite_attention(node, layer, tables)
+    _gather_logits_rows(graph, analysis, head)
+    others = [value for value in graph.outputs if value.name != names.logits and _is_of_rows(value.name, analysis)]
+    graph.outputs = [value for value in graph.outputs if value.name == names.logits]
+    graph.outputs += [_logits_rows(graph, value) for value in others]
+    graph.invalidate()
+    remove_dead_code.apply(model)
+    graph.inputs = [value for value in graph.inputs if graph.consumers(value.name)]
+    output_names = (names.logits, *(value.name for value in others))
+    return FlatDecoder(
+        model, tuple(sorted(layers, key=lambda layer: layer.layer)), next(iter(thresholds), None), output_names
+    )
+
+
+def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
+    past = [_pattern(name) for name in names.pasts]
+    states: dict[str, State] = {}
+    for value in graph.inputs:
+        if value.name in graph.initializers:
+            continue
+        if value.name in (names.input_ids, names.position_ids):
+            states[value.name] = rows((BATCH, TOKENS))
+        elif value.name == names.attention_mask:
+            states[value.name] = State(Kind.CONTEXT)
+        elif any(pattern.fullmatch(value.name) for pattern in past):
+            states[value.name] = State(Kind.CACHE)
+        else:
+            raise NotFlattenable(f"the graph wants input {value.name!r}, whose meaning is not known")
+    return states
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    before, after = template.split("%d")
+    return re.compile(re.escape(before) + r"(\d{1,18})" + re.escape(after))
+
+
+# --- long RoPE ---------------------------------------------------------------------------------------------------
+
+
+def _threshold(graph: Graph, node: Node, names: GraphNames) -> int:
+    """The length above which an If picks the long tables."""
+    condition = graph.producer(node.inputs[0])
+    if condition is not None and condition.op_type == "Greater":
+        threshold = graph.constant(condition.inputs[1])
+        if threshold is not None and threshold.size == 1 and _is_total_length(graph, condition.inputs[0], names):
+            return int(threshold.reshape(-1)[0])
+    raise NotFlattenable(f"If {node.name!r}: its condition is not 'total length > constant'")
+
+
+def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
+    """Whether a value is Shape(attention_mask)[1]."""
+    node = graph.producer(name)
+    while node is not None and node.op_type in ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"):
+        node = graph.producer(node.inputs[0])
+    if node is None or node.op_type != "Gather":
+        return False
+    index, shape = graph.constant(node.inputs[1]), graph.producer(node.inputs[0])
+    return (
+        index is not None
+        and index.size == 1
+        and int(index.reshape(-1)[0]) in (1, -1)
+        and shape is not None
+        and shape.op_type == "Shape"
+        and shape.inputs[0] == names.attention_mask
+    )
+
+
+def _add_tables(graph: Graph, node: Node) -> dict[str, tuple[str, str]]:
+    """Make both branches' constants initialisers; returns (short, long) names per output of the If."""
+    long_names = _branch_constants(graph, node.attribute("then_branch"))
+    short_names = _branch_constants(graph, node.attribute("else_branch"))
+    return dict(zip(node.outputs, zip(short_names, long_names, strict=True), strict=True))
+
+
+def _branch_constants(graph: Graph, branch: Graph) -> list[str]:
+    names = []
+    for output in branch.outputs:
+        producer = branch.producer(output.name)
+        tensor = producer.attribute("value") if producer is not None else branch.initializers[output.name]
+        name = graph.fresh_name(output.name)
+        graph.add_initializer(tensor.renamed(name))
+        names.append(name)
+    return names
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
+
+
+def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> AttentionLayer:
+    match = _pattern(names.past_key).fullmatch(node.input(3))
+    if match is None:
+        raise NotFlattenable(f"attention {node.name!r} has no past key of a known name")
+    if node.attribute("causal", 1) == 0:
+        raise NotFlattenable(f"attention {node.name!r} is not causal")
+    if any(node.attribute(name, "NONE") != "NONE" for name in ("k_quant_type", "v_quant_type")):
+        raise NotFlattenable(f"attention {node.name!r} keeps a quantised cache")
+    if node.input(9) not in ("", names.position_ids):
+        raise NotFlattenable(f"attention {node.name!r} computes its own positions")
+    heads, kv_heads = int(node.attribute("num_heads", 0)), int(node.attribute("kv_num_heads", 0))
+    if heads < 1 or kv_heads < 1:
+        raise NotFlattenable(f"attention {node.name!r} has num_heads {heads} and kv_num_heads {kv_heads}")
+    width = analysis.states[node.inputs[0]].known_shape[2].factor
+    packed = not node.inputs[1]
+    head_size = width // (heads + 2 * kv_heads) if packed else width // heads
+    v_width = kv_heads * head_size if packed else analysis.states[node.inputs[2]].known_shape[2].factor
+    window = int(node.attribute("local_window_size", -1))
+    return AttentionLayer(int(match[1]), kv_heads, head_size, v_width // kv_heads, window if window > 0 else None)
+
+
+def _numbered(layers: list[AttentionLayer]) -> list[AttentionLayer]:
+    """The layers with numbers from 0 on, in the order of the numbers in their names: these may be any."""
+    order = {name: index for index, name in enumerate(sorted({layer.layer for layer in layers}))}
+    if len(order) != len(layers):
+        raise NotFlattenable("two attention operators share one past tensor")
+    return [replace(layer, layer=order[layer.layer]) for layer in layers]
+
+
+_KEPT_ATTRIBUTES = (
+    "num_heads kv_num_heads scale softcap do_rotary rotary_interleaved smooth_softmax qk_norm_epsilon"
+).split()
+
+
+def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tuple[str, str]]) -> None:
+    """GroupQueryAttention becomes genai.PagedAttention.
+
+    Inputs: query, key, value, cos, sin, long cos, long sin, head sink, q norm weight, k norm weight.
+    """
+    cos, long_cos = tables.get(node.input(7), (node.input(7), ""))
+    sin, long_sin = tables.get(node.input(8), (node.input(8), ""))
+    attributes = {name: node.attributes[name] for name in _KEPT_ATTRIBUTES if name in node.attributes}
+    node.domain, node.op_type = OURS, "PagedAttention"
+    given, more = ([node.input(index) for index in places] for places in ((0, 1, 2), (11, 14, 15)))
+    node.inputs = [*given, cos, sin, long_cos, long_sin, *more]
+    node.outputs = node.outputs[:1]
+    node.attributes = attributes
+    node.set_attribute("layer", layer.layer)
+    node.set_attribute("window", layer.window or -1)
+    node.set_attribute("head_size", layer.head_size)
+    node.set_attribute("v_head_size", layer.v_head_size)
+
+
+# --- logits rows -------------------------------------------------------------------------------------------------
+
+
+def _gather_logits_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
+    """Compute the head for `logits_indices` only: where the graph takes the last row, or before its last product."""
+    for node in analysis.last_row_gathers:
+        node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
+        node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
+    if head is None:
+        return
+    source = head.inputs[0]
+    gathered = graph.fresh_name(f"{source}/logits_rows")
+    graph.insert_before(head, Node("LogitsRows", [source], [gathered], OURS, gathered))
+    head.inputs[0] = gathered
+    graph.update(head)
+
+
+def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:
+    state = analysis.states.get(name)
+    return state is not None and state.kind is Kind.ROWS and (state.shape or ())[:2] == (BATCH, TOKENS)
+
+
+def _logits_rows(graph: Graph, output: Value) -> Value:
+    """A further output, of the logits rows only."""
+    gathered = graph.fresh_name(f"{output.name}/logits_rows")
+    graph.append(Node("LogitsRows", [output.name], [gathered], OURS, gathered))
+    return Value(gathered)
+
+
+def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
+    """The last matrix product before the logits, reached through operators with a single per-token input."""
+    name = logits
+    while (node := graph.producer(name)) is not None:
+        per_token = [i for i in node.inputs if i and analysis.states[i].kind is Kind.ROWS]
+        if len(per_token) != 1:
+            break
+        if node.op_type in PRODUCTS and per_token[0] == node.inputs[0]:
+            return node
+        name = per_token[0]
+    raise NotFlattenable(f"no matrix product leads straight to {logits!r}, so the model's head was not found")
+
+
+def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
+    """Interpret a graph (topologically sorted) from the states of its inputs; NotFlattenable names node and reason."""
+    load_ops()
+    states = {name: uniform(tensor.shape) for name, tensor in graph.initializers.items()} | inputs
+    analysis = RowAnalysis(states)
+    for node in graph.nodes:
+        arguments = [states.get(name) if name else None for name in node.inputs]
+        try:
+            results = apply_rule(graph, node, arguments, analysis)
+        except NotFlattenable as error:
+            raise NotFlattenable(f"{node.op_type} {node.name!r}: {error}") from None
+        states.update((name, state) for name, state in zip(node.outputs, results, strict=False) if name)
+    for value in graph.outputs:
+        state = states.get(value.name)
+        if state is None or state.kind not in (Kind.ROWS, Kind.CACHE):
+            kind = state.kind.value if state else "never computed"
+            raise NotFlattenable(f"output {value.name!r} is {kind}, not one row per token")
+    return analysis

@@ -1,0 +1,132 @@
+"""A flattened decoder as a program of records, with what has no record running on the host between them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.ir import HostNode, Ids, Per, Record, RowProgram, RowsType, Weight, constant_names, weights_of
+from genai.ops.registry import Kernel, NodeSpec
+
+from ..onnx.ir import Graph, Node, OnnxModel
+from ..onnx.types import TensorType
+from ..session.loop import OpCall, call
+from ..session.plan import Compiler, PlanOptions, Scope, checked_scope, unusable
+from .rules import RowSpec, ValueType, find_record_rule
+
+_COPIED_BYTES = 2**20
+
+
+def build_row_program(
+    model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions
+) -> RowProgram:
+    """Compile a flattened model's graph (topologically sorted here).
+
+    Args:
+        ids: the graph inputs that are integers per token, with their types.
+    """
+    compiler = _RowCompiler(checked_scope(model, options), {name: kind for name, (kind, _) in ids.items()})
+    plan = compiler.compile(model.graph, captured={})
+    return RowProgram(
+        parts=tuple(compiler.parts),
+        types={name: type_ for name, type_ in compiler.types.items() if isinstance(type_, RowsType)},
+        constants=ProgramConstants(compiler),
+        outputs=plan.output_names,
+        ids=ids,
+    )
+
+
+class _RowCompiler(Compiler):
+    """Gathers records; nodes without a record rule become host nodes."""
+
+    def __init__(self, scope: Scope, ids: Mapping[str, Ids]) -> None:
+        super().__init__(scope)
+        self.parts: list[Record | HostNode] = []
+        self.types: dict[str, ValueType] = dict(ids)
+
+    def _take(self, node: Node) -> bool:
+        domain, op_type = node.key
+        rule = None if self.scope.model.function(node) is not None else find_record_rule(domain, op_type)
+        if rule is None:
+            return False
+        types = [self.types.get(name) for name in node.inputs]
+        spec = RowSpec(**vars(self._spec(node, {})), types=types)
+        try:
+            made = rule(spec)
+        except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
+            raise unusable(node, error) from error
+        if made is None:
+            return False
+        self.parts.extend(made.records)
+        self.types.update(made.types)
+        return True
+
+    def _spec(self, node: Node, subgraphs: Mapping[str, Any]) -> NodeSpec:
+        """With one name for constants of the same bytes, so that tied weights are one."""
+        spec = super()._spec(node, subgraphs)
+        return replace(spec, inputs=tuple(self.weights.name_of(name) for name in node.inputs))
+
+    def _append(self, node: Node, label: str, kernel: Kernel, inputs: Sequence[str]) -> None:
+        known = [name in self.constants for name in inputs]
+        self.parts.append(
+            HostNode(
+                op_type=node.op_type,
+                label=label,
+                function=partial(_on_host, OpCall(label, node.op_type, kernel, (), (), (), ())),
+                inputs=tuple("" if is_known else name for name, is_known in zip(inputs, known, strict=True)),
+                outputs=tuple(node.outputs),
+                values=tuple(self.constants.get(name) if name else None for name in inputs),
+            )
+        )
+        per = {type_.per for name in inputs if isinstance(type_ := self.types.get(name), RowsType)}
+        for name in node.outputs:
+            if name and len(per) == 1 and (type_ := _rows_type(self.graph, name, next(iter(per)))) is not None:
+                self.types[name] = type_
+
+
+def _on_host(step: OpCall, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a host node computes; failures name it."""
+    with np.errstate(all="ignore"):
+        return call(step, None, inputs)
+
+
+def _rows_type(graph: Graph, name: str, per: Per) -> RowsType | None:
+    """What is known of a value that a host node makes: rows, if it is [1, rows, features]."""
+    found = graph.type_of(name)
+    shape = found.shape if isinstance(found, TensorType) else None
+    if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or isinstance(shape[1], int):
+        return None
+    return RowsType((1, -1, shape[2]), shape[2], per)
+
+
+def _kept(array: NDArray[Any]) -> NDArray[Any]:
+    """A small constant as a copy: then a model whose large ones are all packed needs its files no more."""
+    return array.copy() if array.nbytes <= _COPIED_BYTES else array
+
+
+class ProgramConstants:
+    """The `Constants` that records name; those that a device has packed are dropped, and their pages given back."""
+
+    def __init__(self, compiler: _RowCompiler) -> None:
+        self._release = compiler.weights.release
+        records = [part for part in compiler.parts if isinstance(part, Record)]
+        names = {name for record in records for name in constant_names(record)}
+        self._arrays: dict[str, NDArray[Any]] = {name: _kept(compiler.constants[name]) for name in names}
+        weights = {weight for record in records for weight in weights_of(record)}
+        self._readers = Counter(name for weight in weights for name in constant_names(weight))
+
+    def array(self, name: str) -> NDArray[Any]:
+        return self._arrays[name]
+
+    def packed(self, weight: Weight) -> None:
+        names = constant_names(weight)
+        self._readers.subtract(names)
+        for name in names:
+            if self._readers[name] <= 0 and name in self._arrays:
+                self._release(self._arrays.pop(name))

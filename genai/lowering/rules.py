@@ -1,0 +1,312 @@
+"""What is known of operators besides their kernels: types, where tokens go, their records, and stored weights.
+
+A shape rule sees a node and the types of its inputs, and gives the types of its outputs as far as they follow. It
+replaces ONNX's inference for its operator. A row rule says where the tokens are in a node's outputs (see `graph.rows`).
+A record rule turns a node over rows of tokens into records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.ir import Columns, Ids, Record, RowsType
+
+from ..onnx.node import MS, Node
+from ..onnx.shape_values import ShapeValue
+from ..onnx.types import DataType, Dim, Shape, TensorType, Type
+from ..ops.registry import NodeSpec, T, load_ops
+from .rows import Kind, NotFlattenable, RowAnalysis, RowDim, State, uniform
+
+if TYPE_CHECKING:
+    from ..onnx.ir import Graph
+
+
+class UnknownType(Exception):
+    """A rule asked for the type of an input of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class NodeTypes:
+    """What a rule may look at.
+
+    Attributes:
+        inputs: per input its type, None where it is absent or unknown.
+        constants: per input its value where that is constant and small, else None.
+        values: per input the extents in it, where it is the result of a shape computation, else None.
+    """
+
+    node: Node
+    inputs: Sequence[Type | None]
+    constants: Sequence[NDArray[Any] | None]
+    values: Sequence[ShapeValue | None] = ()
+
+    @property
+    def source(self) -> TensorType:
+        """The type of input 0; where it is not known, nothing follows, and the rule ends here."""
+        found = self.tensor(0)
+        if found is None:
+            raise UnknownType
+        return found
+
+    def tensor(self, index: int) -> TensorType | None:
+        """The type of input `index`, if it is a tensor's and known."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        return found if isinstance(found, TensorType) else None
+
+    def shape(self, index: int, rank: int | None = None) -> Shape | None:
+        """The shape of input `index`, if known and, where `rank` is given, of that rank."""
+        found = self.tensor(index)
+        shape = None if found is None else found.shape
+        return None if shape is None or (rank is not None and len(shape) != rank) else shape
+
+    def value(self, index: int) -> ShapeValue | None:
+        """The extents in input `index`, if it is the result of a shape computation."""
+        return self.values[index] if index < len(self.values) else None
+
+    def constant(self, index: int) -> NDArray[Any] | None:
+        """The value of input `index`, if it is constant and small."""
+        return self.constants[index] if index < len(self.constants) else None
+
+    def attribute(self, name: str, default: int) -> int:
+        """An integer attribute of the node; GraphError if it is of another type."""
+        return self.node.integer(name, default)
+
+
+ShapeRule: TypeAlias = Callable[[NodeTypes], Sequence[Type | None]]
+"""Gives one type per output, None where nothing follows; the list may be shorter than the node's outputs."""
+
+
+SHAPE_RULES: dict[tuple[str, str], ShapeRule] = {}
+
+
+def _decorator(rules: dict[tuple[str, str], T], own_domain: str) -> Callable[..., Callable[[T], T]]:
+    """What lets a rule serve operators: of `own_domain`, unless it is told another."""
+
+    def for_operators(*op_types: str, domain: str = own_domain) -> Callable[[T], T]:
+        def add(rule: T) -> T:
+            rules.update({(domain, op_type): rule for op_type in op_types})
+            return rule
+
+        return add
+
+    return for_operators
+
+
+shape_rule = _decorator(SHAPE_RULES, MS)
+
+
+def same_as_input(types: NodeTypes) -> list[Type | None]:
+    """One output, of the first input's type."""
+    return [types.tensor(0)]
+
+
+def times(dim: Dim, factor: int) -> Dim:
+    return dim * factor if isinstance(dim, int) else None
+
+
+def divided(dim: Dim, divisor: int) -> Dim:
+    return dim // divisor if isinstance(dim, int) and divisor > 0 else None
+
+
+def data_type(number: int) -> DataType:
+    return DataType(number) if number in set(DataType) else DataType.UNDEFINED
+
+
+States = list[State]
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """What a row rule may look at, and where it notes what it found.
+
+    Attributes:
+        states: per input where the tokens are in it, None where it is absent.
+    """
+
+    graph: Graph
+    node: Node
+    states: Sequence[State | None]
+    found: RowAnalysis
+
+    @property
+    def rows(self) -> State:
+        """The only ROWS input of an operator whose other inputs are uniform."""
+        return the_rows(self.states)
+
+    def first(self) -> State:
+        """The state of the first input."""
+        state = self.states[0]
+        assert state is not None
+        return state
+
+    def axis(self, state: State, default: int, name: str = "axis") -> int:
+        """The axis of a state that an attribute names."""
+        return state.place(int(self.node.attribute(name, default)))
+
+    def axes(self) -> list[int] | None:
+        """Axes given as input 1 (newer operator sets) or as an attribute (older ones)."""
+        if self.node.input(1):
+            return self.ints(1)
+        axes = self.node.attribute("axes", None)
+        return None if axes is None else [int(axis) for axis in axes]
+
+    def keep_off(self, state: State, axis: int, what: str = "") -> None:
+        """Refuse what runs along the token axis."""
+        if state.place(axis) == state.axis:
+            raise NotFlattenable(f"{what or self.node.op_type} runs along the token axis {state.axis}")
+
+    def ints(self, index: int) -> list[int]:
+        """The numbers in a constant input."""
+        name = self.node.inputs[index]
+        value = self.graph.constant(name)
+        if value is None:
+            raise NotFlattenable(f"{name!r} is not a constant")
+        return [int(item) for item in np.asarray(value).reshape(-1)]
+
+    def lengths(self, index: int) -> tuple[RowDim, ...] | None:
+        """The dimensions that a shape vector holds; -1 and 0 keep their meaning as factors."""
+        state = self.states[index]
+        if state is not None and state.kind is Kind.LENGTHS:
+            return state.entries
+        value = self.graph.constant(self.node.inputs[index])
+        return None if value is None else tuple(RowDim(int(item)) for item in np.asarray(value).reshape(-1))
+
+
+RowRule = Callable[[NodeRows], States]
+_ROW_RULES: dict[tuple[str, str], RowRule] = {}
+
+
+row_rule = _decorator(_ROW_RULES, "")
+
+
+def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], found: RowAnalysis) -> States:
+    """States of a node's outputs: constants and mask arithmetic pass generically, rows need a rule of their own."""
+    if missing := [name for name, state in zip(node.inputs, states, strict=True) if name and state is None]:
+        raise NotFlattenable(f"nothing is known of input {missing[0]!r}")
+    kinds = {state.kind for state in states if state is not None}
+    function = _ROW_RULES.get(node.key)
+    if node.key == ("", "Constant"):
+        value = graph.constant(node.outputs[0])
+        return [uniform(value.shape) if value is not None else State(Kind.UNIFORM)]
+    if function is not None and (kinds - {Kind.UNIFORM, Kind.CONTEXT} or node.op_type in ("Shape", "If")):
+        return function(NodeRows(graph, node, states, found))
+    if kinds <= {Kind.UNIFORM, Kind.CONTEXT}:
+        kind = Kind.CONTEXT if Kind.CONTEXT in kinds else Kind.UNIFORM
+        return [_uniform_output(graph, name, kind) for name in node.outputs]
+    if kinds <= {Kind.UNIFORM, Kind.CONTEXT, Kind.LENGTHS}:
+        return [State(Kind.CONTEXT)] * len(node.outputs)
+    raise NotFlattenable("this operator is not known to treat tokens independently")
+
+
+def _uniform_output(graph: Graph, name: str, kind: Kind) -> State:
+    """Uniform values computed from constants: take the shape that shape inference found, when it is static."""
+    value = graph.values.get(name)
+    shape = getattr(value.type, "shape", None) if value is not None else None
+    if kind is Kind.UNIFORM and shape is not None and all(isinstance(size, int) for size in shape):
+        return uniform([int(size) for size in shape if isinstance(size, int)])
+    return State(kind)
+
+
+def the_rows(states: Sequence[State | None]) -> State:
+    """The only ROWS among states of which the others are uniform."""
+    found = [state for state in states if state is not None and state.kind is Kind.ROWS]
+    others = [s for s in states if s is not None and s.kind not in (Kind.ROWS, Kind.UNIFORM)]
+    if others or len(found) != 1:
+        raise NotFlattenable("tokens meet values that are not the same for all tokens")
+    return found[0]
+
+
+# What is known of a node's input: rows, the step's integers, or nothing.
+ValueType = RowsType | Ids | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a node becomes: records in order, and the types of the values that they make (or ask for)."""
+
+    records: Sequence[Record]
+    types: Mapping[str, RowsType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RowSpec(NodeSpec):
+    """What a record rule may know of its node: also, per input, what is known of the value."""
+
+    types: Sequence[ValueType] = ()
+
+    def rows(self, index: int) -> RowsType | None:
+        """The type of input `index` if it is a value of rows."""
+        found = self.types[index] if index < len(self.types) else None
+        return found if isinstance(found, RowsType) else None
+
+
+# None for a form that has no record.
+RecordRule = Callable[[RowSpec], Made | None]
+_RECORD_RULES: dict[tuple[str, str], RecordRule] = {}
+record_rule = _decorator(_RECORD_RULES, "")
+
+
+def find_record_rule(domain: str, op_type: str) -> RecordRule | None:
+    """The rule for an operator, or None."""
+    load_ops()
+    return _RECORD_RULES.get((domain, op_type))
+
+
+def columns_record(spec: NodeSpec, out: RowsType, first: int = 0, index: int = 0) -> Made:
+    name = spec.outputs[index]
+    return Made([Columns(spec.inputs[0], first, name, op_type=spec.op_type)], {name: out})
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An input that holds integers of fewer bits than a byte has, in blocks.
+
+    Attributes:
+        bits: the attribute that says how many bits a weight has. scales, points: the inputs that belong to it.
+        sizes: the attributes that say how many rows and columns a matrix has; None = the stored array says it, and
+            row_axes tells how many of its leading axes count rows.
+        block_size: where the node does not say; 0 = one scale per row.
+        as_stored: packed, it takes about as much memory as it is stored in (up to a tenth more).
+    """
+
+    bits: str
+    scales: int
+    points: int
+    sizes: tuple[str, str] | None = None
+    row_axes: int = 1
+    block_size: int = 128
+    as_stored: bool = False
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The stored inputs of one operator.
+
+    Attributes:
+        packed: packed weights by input.
+        beside: inputs that are not weights themselves: scales, zero points, tables of cosines and sines.
+    """
+
+    packed: Mapping[int, Packed]
+    beside: tuple[int, ...]
+
+
+_STORED: dict[str, StoredWeights] = {}
+
+
+def stored_weights(op_type: str, packed: Mapping[int, Packed] | None = None, beside: tuple[int, ...] = ()) -> None:
+    """Say what an operator's stored inputs are; scales and zero points of packed weights lie beside them."""
+    packed = packed or {}
+    sides = tuple(index for place in packed.values() for index in (place.scales, place.points))
+    _STORED[op_type] = StoredWeights(packed, (*sides, *beside))
+
+
+def find_stored_weights(op_type: str) -> StoredWeights:
+    """What is known of an operator; nothing for those that store nothing of their own."""
+    load_ops()
+    return _STORED.get(op_type, StoredWeights({}, ()))

@@ -1,0 +1,357 @@
+"""genai_config.json: read, checked key by key, and the typed view of it that the engine uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..common.reading import json_object
+from ..compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, checked
+from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean, whole_number
+from ..hub.local import model_folder_of
+from ..onnx.decoder_names import GraphNames
+from . import config_schema
+from .chosen_device import CPU, CUDA, ChosenDevice, folder_device
+from .config_schema import Key, Use
+from .folders import folder_json, no_config
+
+CONFIG_NAME = "genai_config.json"
+_LIMIT = 2**31
+_SEED = "search.random_seed"
+_SESSION, _PROVIDERS = "model.decoder.session_options", "provider_options"
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The decoder block: file name, sizes, and what the graph calls its inputs and outputs."""
+
+    filename: str
+    head_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int
+    names: GraphNames
+    sliding_window: int | None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model block; `embedding` names the graph that makes a decoder's embeddings, "" = the decoder itself does."""
+
+    type: str
+    vocab_size: int
+    context_length: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int | None
+    decoder: DecoderConfig
+    embedding: str = ""
+
+
+class Config:
+    """A model folder's genai_config.json.
+
+    Args:
+        path: the model folder, or the name of a model that was pulled.
+
+    Raises:
+        ModelFolderError: the folder or the file is missing or unreadable, or a model was pulled and not built yet.
+        ConfigError: not JSON, an unknown key, a wrong type, or a value out of range.
+        NotSupportedYetError: a key that would change what is generated and that this version does not obey.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.folder = model_folder_of(path)
+        self.model_data: dict[str, bytes] = {}
+        self.providers: list[str] = []
+        self._gpu = ""
+        self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
+        self._check()
+
+    def _check(self) -> None:
+        self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
+        self._asked = folder_device(self.raw)
+        if self._asked:  # of these the providers have an effect
+            others = [f"{_SESSION}.{name}" for name in self._session_options if name != _PROVIDERS]
+            self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
+        self.model = _model_config(self.raw)
+        self.search: dict[str, Any] = dict(self.raw.get("search", {}))
+        _check_search(self.search)
+
+    def overlay(self, text: str) -> None:
+        """Merge JSON text over the configuration: objects merge, everything else replaces.
+
+        Raises:
+            ConfigError: not a JSON object, or the result breaks a rule; the configuration is then left as it was.
+        """
+        patch = json_object(text, "overlay", ConfigError)
+        before = self.raw
+        self.raw = _merged(before, patch)
+        try:
+            self._check()
+        except Exception:
+            self.raw = before
+            self._check()
+            raise
+
+    @classmethod
+    def from_package_ep(cls, path: str, ep: str) -> NoReturn:
+        """Not supported: models are read from folders, not from packages of several."""
+        raise NotSupportedYetError(
+            f"{path}: model packages are not read",
+            "a model is a folder with a genai_config.json",
+            "give one of the package's folders to Config",
+        )
+
+    def add_model_data(self, model_filename: str, model_data: bytes | bytearray | memoryview) -> None:
+        """Read a file of the model from memory instead of the folder, in models that are loaded later.
+
+        Args:
+            model_filename: as genai_config.json, or a graph's external data, names it.
+            model_data: its bytes, copied.
+
+        Raises:
+            InputError: not a name, or not bytes.
+        """
+        if not isinstance(model_filename, str) or not isinstance(model_data, bytes | bytearray | memoryview):
+            raise InputError(
+                f"add_model_data: got ({type(model_filename).__name__}, {type(model_data).__name__})",
+                "a file name and its bytes are expected",
+                'for example add_model_data("model.onnx", Path("model.onnx").read_bytes())',
+            )
+        self.model_data[model_filename] = bytes(model_data)
+
+    def remove_model_data(self, model_filename: str) -> None:
+        """Take back what add_model_data gave; loaded models keep it.
+
+        Raises:
+            InputError: nothing of that name was given.
+        """
+        if model_filename not in self.model_data:
+            given = ", ".join(self.model_data) or "none"
+            raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {given}", "give one of these")
+        del self.model_data[model_filename]
+
+    def append_provider(self, name: str) -> None:
+        """Choose an execution provider: "cpu", or "cuda" for a GPU, unless Model is told a device; others are refused
+        when a model is loaded. What the folder asks for counts no more."""
+        self.providers.append(str(name))
+
+    def clear_providers(self) -> None:
+        """Forget chosen providers, those that the folder asks for as well; the CPU remains."""
+        self.providers.clear()
+        if self._asked:
+            self.overlay(json.dumps({"model": {"decoder": {"session_options": {_PROVIDERS: []}}}}))
+
+    def set_provider_option(self, name: str, key: str, value: str) -> None:
+        """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect.
+
+        Raises:
+            OptionError: that is no number.
+        """
+        if name.lower() in CUDA and key == "device_id":
+            if whole_number(str(value)) is None:
+                raise OptionError(
+                    f"device_id = {value!r:.80} of provider {name!r}",
+                    "the number of a GPU is expected, in plain digits",
+                    'such as "0", the first one',
+                )
+            self._gpu = str(int(value))
+
+    def _hardware(self, provider: str, value: Any = None) -> None:
+        """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
+
+    set_decoder_provider_options_hardware_device_type = _hardware
+    set_decoder_provider_options_hardware_device_id = _hardware
+    set_decoder_provider_options_hardware_vendor_id = _hardware
+    clear_decoder_provider_options_hardware_device_type = _hardware
+    clear_decoder_provider_options_hardware_device_id = _hardware
+    clear_decoder_provider_options_hardware_vendor_id = _hardware
+
+    def check_providers(self) -> None:
+        """Whether the chosen providers are known. Raises NotSupportedYetError: one of them is not."""
+        for name in self.providers:
+            if name.lower() not in (*CPU, *CUDA):
+                raise NotSupportedYetError(
+                    f"provider {name!r} is not available",
+                    "this version runs on the CPU and on GPUs of NVIDIA",
+                    'use "cpu" or "cuda", or none',
+                )
+
+    @property
+    def device(self) -> str:
+        """The device that the chosen providers stand for, as Model takes it; "" = none was chosen."""
+        chosen = [name.lower() for name in self.providers]
+        if any(name in CUDA for name in chosen):
+            return f"cuda:{self._gpu}" if self._gpu else "cuda"
+        return "cpu" if chosen else ""
+
+    def choose_device(self, given: str | None) -> ChosenDevice:
+        """Where the model is to be loaded: the caller's word, chosen providers, what the folder asks for, the CPU."""
+        if given is not None or self.device:
+            return ChosenDevice(given or self.device)
+        if self._asked and self._gpu:  # the caller says which
+            return ChosenDevice(f"cuda:{self._gpu}")
+        if self._asked:
+            return ChosenDevice(self._asked, str(self.folder / CONFIG_NAME))
+        return ChosenDevice("cpu", is_default=True)
+
+    @property
+    def _session_options(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.raw["model"]["decoder"]["session_options"]
+        return found
+
+
+def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:
+    """Check one object against its schema; returns the dotted names of keys that are accepted but have no effect."""
+    ignored: list[str] = []
+    for name, item in value.items():
+        path = f"{where}.{name}" if where else name
+        key = keys.get(name)
+        if key is None:
+            hint = did_you_mean(name, keys, f"known keys here: {', '.join(sorted(keys))}")
+            raise ConfigError(f"unknown key {path!r} in {CONFIG_NAME}", "it is not part of the format", hint)
+        if not (bool in key.types if isinstance(item, bool) else isinstance(item, key.types)):
+            allowed = " or ".join(kind.__name__ for kind in key.types)
+            raise ConfigError(
+                f"{path} = {item!r:.80} in {CONFIG_NAME}",
+                f"expected {allowed}, found {type(item).__name__}",
+                f"write {path} as {allowed}",
+            )
+        if key.types == config_schema.INT and path != _SEED and not -_LIMIT <= item < _LIMIT:
+            raise ConfigError(
+                f"{path} = {item} in {CONFIG_NAME}", "ids, sizes and lengths have 32 bits", f"write less than {_LIMIT}"
+            )
+        if key.use is Use.LATER and item not in ({}, [], None):
+            raise NotSupportedYetError(
+                f"{path} in {CONFIG_NAME} is not supported yet",
+                "it changes what is generated, so it is not ignored",
+                "use a model folder without it",
+            )
+        if key.use is Use.FOREIGN:
+            ignored.append(path)
+        elif isinstance(item, dict) and key.keys is not None:
+            ignored += _check_object(path, item, key.keys)
+    return ignored
+
+
+def _require(block: Mapping[str, Any], where: str, name: str) -> Any:
+    if name not in block:
+        raise ConfigError(
+            f"{where}.{name} is missing in {CONFIG_NAME}", "the engine needs it", f"add {name} to {where}"
+        )
+    return block[name]
+
+
+def _positive(block: Mapping[str, Any], where: str, name: str) -> int:
+    value = int(_require(block, where, name))
+    if value < 1:
+        raise ConfigError(f"{where}.{name} = {value} in {CONFIG_NAME}", "it must be at least 1", "correct the value")
+    return value
+
+
+def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
+    model = _require(raw, "root", "model")
+    vocab_size = _positive(model, "model", "vocab_size")
+    eos = model.get("eos_token_id", [])
+    eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
+    optional = {name: model.get(name) for name in ("bos_token_id", "pad_token_id")}
+    for name, value in [("eos_token_id", e) for e in eos_ids] + list(optional.items()):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value >= vocab_size):
+            raise ConfigError(
+                f"model.{name} = {value!r} in {CONFIG_NAME}",
+                f"a token id below vocab_size {vocab_size} is expected",
+                "correct the value",
+            )
+    # Negative ids are how some builders write "there is none".
+    bos, pad = (value if value is not None and value >= 0 else None for value in optional.values())
+    return ModelConfig(
+        type=str(_require(model, "model", "type")),
+        vocab_size=vocab_size,
+        context_length=_positive(model, "model", "context_length"),
+        bos_token_id=bos,
+        eos_token_ids=tuple(e for e in eos_ids if e >= 0),
+        pad_token_id=pad,
+        decoder=_decoder_config(_require(model, "model", "decoder")),
+        embedding=_embedding(model["embedding"]) if model.get("embedding") else "",
+    )
+
+
+def _embedding(block: Mapping[str, Any]) -> str:
+    return _inside("model.embedding.filename", str(_require(block, "model.embedding", "filename")))
+
+
+def _inside(where: str, filename: str) -> str:
+    if Path(filename).is_absolute() or ".." in Path(filename).parts:
+        raise ConfigError(
+            f"{where} = {filename!r}", "the file must lie inside the model folder", "give a relative file name"
+        )
+    return filename
+
+
+def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
+    inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
+    filename = _inside("model.decoder.filename", str(_require(decoder, "model.decoder", "filename")))
+    window = decoder.get("sliding_window", {}).get("window_size")
+    # Only what a graph may leave open is needed; the sizes that no graph leaves open, some folders leave out.
+    either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
+    heads = _positive(decoder, "model.decoder", either if either in decoder else "num_attention_heads")
+    kv_heads = int(decoder.get("num_key_value_heads", heads))
+    head_size = _positive(decoder, "model.decoder", "head_size")
+    sizes = {"hidden_size": heads * head_size, **decoder}
+    return DecoderConfig(
+        filename=filename,
+        head_size=head_size,
+        hidden_size=_positive(sizes, "model.decoder", "hidden_size"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        num_hidden_layers=_positive(decoder, "model.decoder", "num_hidden_layers"),
+        names=GraphNames(
+            input_ids=inputs.get("input_ids", "input_ids"),
+            attention_mask=inputs.get("attention_mask", "attention_mask"),
+            position_ids=inputs.get("position_ids", "position_ids"),
+            past_key=_template(inputs, "past_key_names", "past_key_values.%d.key"),
+            past_value=_template(inputs, "past_value_names", "past_key_values.%d.value"),
+            logits=outputs.get("logits", "logits"),
+            present_key=_template(outputs, "present_key_names", "present.%d.key"),
+            present_value=_template(outputs, "present_value_names", "present.%d.value"),
+            past=_template(inputs, "past_names", "past_%d") if "past_names" in inputs else "",
+            present=_template(outputs, "present_names", "present_%d") if "past_names" in inputs else "",
+            inputs_embeds=inputs.get("inputs_embeds", "inputs_embeds"),
+        ),
+        sliding_window=window if window and window > 0 else None,
+    )
+
+
+def _template(block: Mapping[str, Any], name: str, default: str) -> str:
+    value = str(block.get(name, default))
+    if value.count("%d") != 1 or value.count("%") != 1:
+        raise ConfigError(
+            f"{name} = {value!r} in {CONFIG_NAME}",
+            "it needs exactly one %d, the layer number",
+            f"for example {default!r}",
+        )
+    return value
+
+
+def _check_search(search: Mapping[str, Any]) -> None:
+    for name, value in search.items():
+        if name in SEARCH_OPTIONS and value is not None:
+            try:
+                checked(name, value)
+            except OptionError as error:
+                raise ConfigError(
+                    f"search.{name} = {value!r} in {CONFIG_NAME}", error.why, "correct it there, or remove the key"
+                ) from error
+
+
+def _merged(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in patch.items():
+        old = result.get(name)
+        result[name] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return result

@@ -1,0 +1,352 @@
+"""What a decoder's graph says, before anything is compiled: how it runs, its weights and its cache.
+
+`genai info` and the loader both begin here, so they agree. Weights stay in the mapped file, and no kernel is imported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from genai.common.memory_limits import available_memory, format_bytes
+from genai.kernels.cache_layout import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS
+from genai.kernels.checks import FormatError
+from genai.kernels.float_bits import FLOAT_BITS
+from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape
+
+from ..errors import CacheCapacityError, ConfigError, OptionError, UnsupportedModelError, malformed
+from ..lora.inputs import take_out_empty_factors, with_defaults
+from ..lowering.flatten import AttentionLayer, FlatDecoder, flatten_decoder
+from ..lowering.rows import NotFlattenable
+from ..lowering.rules import find_stored_weights
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, Value
+from ..onnx.reader import read_model
+from ..onnx.rewrites.base import Level, run_rewrites
+from ..onnx.rewrites.decoders import (
+    fuse_matmul_bias,
+    fuse_rotation,
+    fuse_swiglu,
+    pack_dequantized_products,
+    widen_floats,
+)
+from ..onnx.rewrites.simplify import remove_dead_code, remove_identities
+from ..onnx.shapes import infer_shapes
+from ..ops.products import PRODUCTS, ROUNDING_PRODUCTS
+from ..ops.registry import INT8_LEVEL
+from .config import Config
+from .embedding_graph import join_embedding
+from .kv_types import KV_TYPES
+
+BLOCK_SIZE = PAGE_TOKENS
+DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
+# A row of logits, and what the sampler keeps beside it.
+_BYTES_PER_LOGIT = 64
+
+
+@dataclass(frozen=True)
+class DecoderInfo:
+    """What was found in a decoder's graph.
+
+    Attributes:
+        parameters: number of weights (a packed 4-bit byte counts as two).
+        weight_bytes: bytes that the weights take as stored.
+        num_layers: attention layers that keep a cache in the block pool.
+        kv_bytes_per_token: cache bytes per token over all layers.
+        kv_dtype: one of KV_TYPES.
+        flattened: whether it runs batched over the paged cache; `reason` says why not.
+        inputs: the graph's inputs as exported, and their types.
+        context_size: most tokens that one sequence may have; known once it is loaded.
+        cache_tokens: tokens that the block pool can hold; 0 where there is none.
+        defaults: type and shape of inputs that have a default, which adapters may replace.
+        adapter_inputs: of places that an exporter left for adapters, the names of the factors A, and of their B.
+    """
+
+    parameters: int
+    weight_bytes: int
+    num_layers: int
+    kv_bytes_per_token: int
+    kv_dtype: str
+    flattened: bool
+    reason: str
+    inputs: Mapping[str, np.dtype[Any]]
+    context_size: int = 0
+    cache_tokens: int = 0
+    defaults: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]] = field(default_factory=dict)
+    adapter_inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecoderGraph:
+    """A decoder's graph, read and brought into the form in which it runs.
+
+    Attributes:
+        model: flattened and fused, or as exported where that is impossible.
+        flat: its cache layers and RoPE threshold; None if it is not flattened.
+        layout: how the paged cache is laid out; None if it is not flattened.
+        operators: how often each operator occurs as exported, as "domain::Op" ("" = ai.onnx left out).
+        kv_bytes_per_token: by cache type, bytes per token over all layers. A graph that is not flattened has one type.
+    """
+
+    model: OnnxModel
+    flat: FlatDecoder | None
+    layout: CacheLayout | None
+    operators: Mapping[str, int]
+    kv_bytes_per_token: Mapping[str, int]
+    info: DecoderInfo
+
+
+def read_decoder(
+    config: Config, *, kv_dtype: str = "auto", accuracy: str = "auto", model: OnnxModel | None = None
+) -> DecoderGraph:
+    """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for arguments and errors.
+
+    Args:
+        model: what the file holds, read before; it is changed.
+    """
+    model = read_decoder_file(config) if model is None else model
+    names = config.model.decoder.names
+    defaults, adapter_inputs = with_defaults(model.graph), take_out_empty_factors(model.graph)
+    if adapter_inputs:
+        remove_dead_code.apply(model)
+    if defaults:  # what nobody gives is constant
+        model.graph.inputs = [value for value in model.graph.inputs if value.name not in defaults]
+        model.graph.invalidate()
+    _check_interface(model.graph, names, config)
+    infer_shapes(model)
+    _check_vocabulary(model.graph, names, config)
+    operators = count_operators(model)
+    parameters, weight_bytes = count_weights(model.graph)
+    if kv_dtype == "auto":  # fp16 where products take int8 activations anyway
+        kv_dtype = "fp16" if count_activations(model.graph, accuracy)["int8"] else "fp32"
+    inputs = {v.name: numpy_dtype(v) for v in model.graph.inputs if v.name not in model.graph.initializers}
+    flat: FlatDecoder | None = None
+    layout: CacheLayout | None = None
+    reason = ""
+    try:
+        flat = _flattened(model, config)
+    except NotFlattenable as error:
+        widen_floats(model)
+        reason = str(error)
+        _check_own_tensors(kv_dtype, reason)
+        kv_dtype, size = dense_cache(model.graph, names, config)
+        sizes = {kv_dtype: size}
+    else:
+        model = flat.model
+        run_rewrites(model, (*DECODER_RULES, fuse_rotation(names.position_ids)), Level.ALL)
+        _check_layers(flat, config)
+        layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name)) is not None}
+        if (layout := layouts.get(kv_dtype)) is None:
+            raise _unpackable(kv_dtype, flat.layers)
+        sizes = {name: layout.bytes_per_token for name, layout in layouts.items()}
+    info = DecoderInfo(
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        num_layers=len(flat.layers) if flat else 0,
+        kv_bytes_per_token=sizes[kv_dtype],
+        kv_dtype=kv_dtype,
+        flattened=flat is not None,
+        reason=reason,
+        inputs=inputs,
+        defaults=defaults,
+        adapter_inputs=adapter_inputs,
+    )
+    return DecoderGraph(model, flat, layout, operators, sizes, info)
+
+
+def _flattened(model: OnnxModel, config: Config) -> FlatDecoder:
+    """The graph as it is, or with its plain attention recognised, flattened; `model` is changed in the first case."""
+    try:
+        return flatten_decoder(model, config.model.decoder.names)
+    except NotFlattenable as reason:
+        from .exported_decoder import flatten_exported  # it tries masks out, so it needs kernels
+
+        try:
+            return flatten_exported(config)
+        except NotFlattenable as second:
+            raise NotFlattenable(f"{reason}; {second}") from None
+
+
+def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
+    inputs, outputs = {v.name for v in graph.inputs}, {v.name for v in graph.outputs}
+    for kind, name, present in (("input", names.input_ids, inputs), ("output", names.logits, outputs)):
+        if name not in present:
+            raise ConfigError(
+                f"{config.model.decoder.filename}: no {kind} named {name!r}",
+                f"its {kind}s are {', '.join(sorted(present)) or 'none'}",
+                f"name it in genai_config.json under model.decoder.{kind}s",
+            )
+
+
+def _check_vocabulary(graph: Graph, names: GraphNames, config: Config) -> None:
+    """Whether vocab_size is what the graph gives, and whether so many logits fit in memory where it does not say."""
+    wanted = config.model.vocab_size
+    shape = getattr(graph.type_of(names.logits), "shape", None)
+    given = shape[-1] if shape else None
+    if isinstance(given, int) and given != wanted:
+        raise _disagree(f"the model gives {given} logits", "model.vocab_size", wanted, given)
+    if wanted * _BYTES_PER_LOGIT > available_memory():
+        raise CacheCapacityError(
+            f"vocab_size {wanted} in genai_config.json",
+            f"to choose among so many tokens takes {format_bytes(wanted * _BYTES_PER_LOGIT)}, and "
+            f"{format_bytes(available_memory())} are free",
+            "correct the value: it is the width of the logits",
+        )
+
+
+def _disagree(found: str, key: str, said: int, value: int) -> ConfigError:
+    name = key.rsplit(".", 1)[1]
+    return ConfigError(f"{found}, genai_config.json says {name} {said}", "both must agree", f"set {key} to {value}")
+
+
+def numpy_dtype(value: Value) -> np.dtype[Any]:
+    """The element type of a graph input."""
+    dtype = getattr(value.type, "dtype", None)
+    if dtype is None:
+        raise UnsupportedModelError(
+            f"graph input {value.name!r} is not a tensor", "decoders take tensors", "export it again"
+        )
+    result: np.dtype[Any] = np.dtype(dtype.numpy_dtype)
+    return result
+
+
+def count_operators(model: OnnxModel) -> dict[str, int]:
+    """How often each operator occurs, subgraphs included, most frequent first."""
+    nodes = [node for graph in model.graphs() for node in graph.nodes]
+    counts = Counter("::".join(filter(None, node.key)) for node in nodes)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def count_weights(graph: Graph) -> tuple[int, int]:
+    """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
+    stored = [(node, find_stored_weights(node.op_type)) for node in graph.nodes]
+    side = {node.input(index) for node, inputs in stored for index in inputs.beside}
+    # Scales that are stored as float16, and widened for the operator.
+    side |= {node.input(0) for node in graph.nodes if node.op_type == "Cast" and node.output(0) in side}
+    packed = {
+        node.input(index): whole_number(node, weight.bits, 4)
+        for node, inputs in stored
+        for index, weight in inputs.packed.items()
+    }
+    parameters = 0
+    for name, tensor in graph.initializers.items():
+        if name in packed or (name not in side and tensor.dtype.name not in ("INT64", "INT32")):
+            bits_per_value = packed.get(name, 8) if tensor.dtype is DataType.UINT8 else None
+            parameters += tensor.num_elements if bits_per_value is None else tensor.num_elements * 8 // bits_per_value
+    return parameters, sum(tensor.nbytes for tensor in graph.initializers.values())
+
+
+def count_activations(graph: Graph, accuracy: str) -> dict[str, int]:
+    """How many products with quantised weights round their activations to int8, and how many keep them in fp32."""
+    counts = {"int8": 0, "fp32": 0}
+    for node in graph.nodes:
+        if node.op_type in ROUNDING_PRODUCTS:
+            allowed = accuracy == "int8" or whole_number(node, "accuracy_level", 0, least=0) == INT8_LEVEL
+            counts["int8" if allowed and accuracy != "fp32" else "fp32"] += 1
+    return counts
+
+
+def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
+    """An attribute that sizes are computed from."""
+    value = node.attribute(name, default)
+    if not isinstance(value, int) or value < least:
+        what = f"{node.op_type} {node.name!r}: {name} is {value!r:.40}"
+        raise malformed(what, f"a whole number of at least {least} is expected")
+    return value
+
+
+def _check_layers(flat: FlatDecoder, config: Config) -> None:
+    wanted = config.model.decoder.num_hidden_layers
+    if len(flat.layers) != wanted:
+        found = len(flat.layers)
+        raise _disagree(f"the graph has {found} attention layers", "model.decoder.num_hidden_layers", wanted, found)
+    for layer in flat.layers:
+        if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
+            raise malformed(
+                f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
+                f"of size {layer.v_head_size}",
+                f"its product ({' or '.join(PRODUCTS)}) gives too few features, or its own attributes are wrong",
+            )
+
+
+def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout | None:
+    """What the layers keep in a block; all of them share the sequences' block tables. None: not with these heads."""
+    dtype = KV_TYPES[kv_dtype]
+    shapes = tuple(LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers)
+    try:
+        layout = CacheLayout(shapes, BLOCK_SIZE)
+        layout.bytes_per_token  # noqa: B018 - says whether they can be packed
+    except FormatError:
+        return None
+    return layout
+
+
+def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
+    sizes = sorted({size for layer in layers for size in (layer.head_size, layer.v_head_size)})
+    wanted = f"at most {MOST_PACKED_COLUMNS}"
+    if kv_dtype == "int4":
+        wanted = f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, as a Hadamard matrix is made by halving"
+    return OptionError(
+        f"kv_dtype = {kv_dtype!r}: the model's heads have {' and '.join(map(str, sizes))} columns",
+        f"heads of this type have {wanted}",
+        "use int8 or fp16" if kv_dtype == "int4" else "use fp16",
+    )
+
+
+def _check_own_tensors(kv_dtype: str, reason: str) -> None:
+    """A graph that is not flattened keeps keys and values in tensors of its own."""
+    if KV_TYPES[kv_dtype] in (*PACKED_BITS, *FLOAT_BITS):
+        raise OptionError(
+            f"kv_dtype = {kv_dtype!r} with a graph that runs sequence by sequence",
+            f"it keeps keys and values in tensors of its own type: {reason}",
+            "leave kv_dtype out",
+        )
+
+
+def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, int]:
+    """Type and bytes per token of the past tensors of a graph that is run as it is."""
+    templates = [template.split("%d") for template in names.pasts]
+    past = [v for v in graph.inputs if any(v.name.startswith(a) and v.name.endswith(b) for a, b in templates)]
+    types = {getattr(value.type, "dtype", None) for value in past}
+    kv_dtype = "fp16" if types == {DataType.FLOAT16} else "fp32"
+    per_head = config.model.decoder.head_size * ITEM_BYTES[KV_TYPES[kv_dtype]]
+    return kv_dtype, len(past) * (2 if names.past else 1) * config.model.decoder.num_key_value_heads * per_head
+
+
+def read_decoder_file(config: Config) -> OnnxModel:
+    """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
+    model = _read_graph(config, config.model.decoder.filename)
+    _settle_inputs(model.graph)
+    names = config.model.decoder.names
+    if any(value.name == names.inputs_embeds for value in model.graph.inputs):
+        if not config.model.embedding:
+            raise UnsupportedModelError(
+                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} in place of token ids",
+                "genai_config.json names no graph that makes embeddings of tokens (model.embedding)",
+                "name it, or export the model with its embedding",
+            )
+        join_embedding(model, _read_graph(config, config.model.embedding), names)
+    return model
+
+
+def _read_graph(config: Config, name: str) -> OnnxModel:
+    data, path = config.model_data, config.folder / name
+    if name in data:
+        return read_model(data[name], external_data=data, external_folder=path.parent)
+    return read_model(path, external_data=data)
+
+
+def _settle_inputs(graph: Graph) -> None:
+    """`num_logits_to_keep`, as exporters of transformers' models also name "onnx::Neg_67", is 0: all of them."""
+    for value in list(graph.inputs):
+        name = value.name
+        if name not in graph.initializers and (name == "num_logits_to_keep" or name.startswith("onnx::Neg_")):
+            shape = getattr(value.type, "shape", None) or ()
+            zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.int64)
+            graph.add_initializer(OnnxTensor.from_array(name, zeros))
+            graph.inputs.remove(value)
+    graph.invalidate()

@@ -1,0 +1,100 @@
+"""Decoders that take embeddings: the graph that makes them from token ids is put before the decoder's.
+
+Exporters of models that also see or hear write two graphs: one looks tokens up and puts what pictures and sound became
+in between, the other is the decoder. Joined they are a decoder of token ids. Here there is only text, so what pictures
+and sound would become has no rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import UnsupportedModelError
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
+from ..onnx.types import TensorType
+
+_EXPORT = "export both graphs of the folder again, with one exporter"
+
+
+def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
+    """Put the nodes of `embedding` before those of `decoder`, which then takes token ids.
+
+    Args:
+        names: what both call token ids and embeddings.
+
+    Raises:
+        UnsupportedModelError: an input or output is missing, of another type, or of a size that cannot be nothing; or
+            the graphs were written for different operator sets.
+    """
+    _check(decoder, embedding, names)
+    graph, before = decoder.graph, embedding.graph
+    defined = [value.name for value in before.inputs] + [*before.initializers, *before.sparse_initializers]
+    defined += [name for node in before.nodes for name in node.outputs if name]
+    for name in dict.fromkeys(defined):
+        if name not in (names.input_ids, names.inputs_embeds):
+            before.rename(name, graph.fresh_name(f"embedding/{name}"))
+    (ids,) = (value for value in before.inputs if value.name == names.input_ids)
+    nothing = [_nothing(value) for value in before.inputs if value is not ids and value.name not in before.initializers]
+    graph.inputs[:] = [value for value in graph.inputs if value.name not in (names.input_ids, names.inputs_embeds)]
+    graph.inputs.insert(0, ids)
+    graph.nodes[:] = [*before.nodes, *graph.nodes]
+    graph.values.update({name: value for name, value in before.values.items() if name != names.inputs_embeds})
+    graph.sparse_initializers.update(before.sparse_initializers)
+    for tensor in (*before.initializers.values(), *nothing):
+        graph.initializers[tensor.name] = tensor
+    decoder.functions = {**embedding.functions, **decoder.functions}
+    decoder.opset_imports = {**embedding.opset_imports, **decoder.opset_imports}
+    decoder.files = (*decoder.files, *embedding.files)
+    graph.invalidate()
+
+
+def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
+    made = {value.name: value for value in embedding.graph.outputs}
+    ids = _typed_input(embedding.graph, names.input_ids)
+    if names.inputs_embeds not in made or ids is None:
+        raise UnsupportedModelError(
+            f"the embedding graph gives {', '.join(made) or 'nothing'} from "
+            f"{', '.join(value.name for value in embedding.graph.inputs) or 'nothing'}",
+            f"{names.inputs_embeds!r} from {names.input_ids!r} is expected",
+            "name them in genai_config.json under model.decoder.inputs and model.embedding",
+        )
+    for kind, first, second in (
+        (names.inputs_embeds, made[names.inputs_embeds], _typed_input(decoder.graph, names.inputs_embeds)),
+        (names.input_ids, ids, _typed_input(decoder.graph, names.input_ids)),
+    ):
+        types = [value.type.dtype.name for value in (first, second) if value and isinstance(value.type, TensorType)]
+        if len(set(types)) > 1:
+            raise UnsupportedModelError(
+                f"{kind!r} is {types[0]} in the embedding graph and {types[1]} in the decoder",
+                "both must have one type",
+                _EXPORT,
+            )
+    both = set(decoder.opset_imports) & set(embedding.opset_imports)
+    other = [f"{name or 'ai.onnx'}" for name in both if decoder.opset_imports[name] != embedding.opset_imports[name]]
+    shared = set(decoder.functions) & set(embedding.functions)
+    if other or shared:
+        what = ", ".join([*other, *(name for _, name, _ in shared)])
+        raise UnsupportedModelError(
+            f"the embedding graph and the decoder differ in what they mean by {what}",
+            "their operators cannot stand in one graph",
+            _EXPORT,
+        )
+
+
+def _typed_input(graph: Graph, name: str) -> Value | None:
+    return next((value for value in graph.inputs if value.name == name), None)
+
+
+def _nothing(value: Value) -> OnnxTensor:
+    """What an input of pictures or sound is where there are none: no rows."""
+    shape, dtype = getattr(value.type, "shape", None), getattr(value.type, "dtype", None)
+    if dtype is None or not shape or all(isinstance(size, int) and size > 0 for size in shape):
+        raise UnsupportedModelError(
+            f"input {value.name!r} of the embedding graph has no axis that may be empty",
+            "pictures and sound cannot be given here, and it wants some",
+            "use a folder whose embedding graph also takes text alone",
+        )
+    first = next(axis for axis, size in enumerate(shape) if not isinstance(size, int) or size == 0)
+    sizes = [0 if axis == first else size if isinstance(size, int) else 1 for axis, size in enumerate(shape)]
+    return OnnxTensor.from_array(value.name, np.zeros(sizes, dtype.numpy_dtype))

@@ -1,0 +1,99 @@
+"""Decoders exported with plain attention: the pattern found, its masks tried out, and the graph flattened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import GenaiError
+from ..lowering.exported_attention import find_plain_attention, replace_plain_attention, settle_shapes
+from ..lowering.flatten import FlatDecoder, flatten_decoder
+from ..lowering.rows import NotFlattenable
+from ..onnx.ir import OnnxModel, Value
+from ..onnx.rewrites.simplify import remove_dead_code
+from ..onnx.shapes import infer_shapes
+from ..session.loop import run
+from ..session.plan import PlanOptions, build_plan
+from .config import Config
+from .decoder_graph import read_decoder_file
+
+# (past, new tokens) on which a mask is tried, beside one token at the end of the longest context.
+_TRIALS = ((0, 5), (6, 1), (9, 4), (1, 17))
+# Windows longer than this are taken for none.
+_LONGEST_TRIAL = 1 << 20
+# Anything that far below zero is out of sight after a softmax.
+_HIDDEN = -1e4
+
+
+def flatten_exported(config: Config) -> FlatDecoder:
+    """Read the folder's graph, put attention operators in the place of plain attention, and flatten it."""
+    names, decoder = config.model.decoder.names, config.model.decoder
+    model = _read(config)
+    layers = find_plain_attention(model.graph, names)
+    if len(layers) != decoder.num_hidden_layers:
+        raise NotFlattenable(
+            f"plain attention was found {len(layers)} times, there are {decoder.num_hidden_layers} layers"
+        )
+    try:
+        windows = {mask: visible_window(config, mask) for mask in {layer.mask for layer in layers}}
+    except (GenaiError, MemoryError) as error:
+        raise NotFlattenable(f"an attention mask could not be tried out: {error}") from error
+    heads = decoder.num_attention_heads, decoder.num_key_value_heads
+    replace_plain_attention(model, layers, heads, windows.__getitem__)
+    infer_shapes(model)
+    flat = flatten_decoder(model, names)
+    if any(layer.head_size != decoder.head_size for layer in flat.layers):
+        raise NotFlattenable(f"its heads are not of the size {decoder.head_size} that genai_config.json says")
+    return flat
+
+
+def visible_window(config: Config, mask: str) -> int | None:
+    """Try a mask out: how many tokens a query sees, itself included; None means all before it."""
+    model = _read(config)
+    model.graph.outputs = [Value(mask)]
+    model.graph.invalidate()
+    remove_dead_code.apply(model)
+    plan = build_plan(model, PlanOptions())
+    longest = min(config.model.context_length, _LONGEST_TRIAL)
+    window = int(_visible(config, model, plan, longest - 1, 1).sum())
+    for past, new in _TRIALS:
+        seen = _visible(config, model, plan, past, new)
+        age = np.arange(past, past + new)[:, None] - np.arange(past + new)
+        if not np.array_equal(seen, (age >= 0) & (age < window)):
+            raise NotFlattenable(f"mask {mask!r} hides other tokens than those that come later")
+    return window if window < longest else None
+
+
+def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
+    """[new, past + new]: which tokens each new one sees."""
+    decoder, names = config.model.decoder, config.model.decoder.names
+    known = {
+        names.input_ids: np.zeros((1, new)),
+        names.attention_mask: np.ones((1, past + new)),
+        names.position_ids: np.arange(past, past + new)[None],
+    }
+    # Without memory, however long: only its shape counts.
+    cache = np.broadcast_to(np.float32(0), (1, decoder.num_key_value_heads, past, decoder.head_size))
+    feeds: dict[str, Any] = {}
+    for value in model.graph.inputs:
+        dtype = getattr(value.type, "dtype", None)
+        if dtype is None:
+            raise NotFlattenable(f"input {value.name!r} is no tensor")
+        given = known.get(value.name, cache)
+        feeds[value.name] = given.astype(dtype.numpy_dtype) if given is not cache else given
+    mask = np.asarray(next(iter(run(plan, feeds).values())))
+    if mask.ndim != 4 or mask.shape[:2] != (1, 1):
+        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, not one for all heads")
+    rows = np.broadcast_to(mask[0, 0], (new, past + new))
+    seen = rows if rows.dtype == np.bool_ else rows == 0
+    if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
+        raise NotFlattenable("a mask holds more than what is seen and what is hidden: a bias")
+    return seen
+
+
+def _read(config: Config) -> OnnxModel:
+    model = read_decoder_file(config)
+    settle_shapes(model, config.model.decoder.names)
+    return model

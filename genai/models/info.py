@@ -1,0 +1,232 @@
+"""A model folder or an ONNX file in figures, for people and scripts: nothing is loaded, compiled or copied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from genai.common.memory_limits import available_memory, format_bytes
+from genai.kernels.device import Executor
+
+from ..devices import tell_of_the_cpu
+from ..doctor import PROGRAM_BYTES
+from ..errors import CacheCapacityError, DeviceError, ModelFolderError
+from ..onnx.reader import read_model
+from ..session.arguments import ModelMetadata, NodeArg
+from ..session.plan import missing_operators
+from ..text.chat_template import ChatTemplates
+from ..text.parsing import detect, get_parser
+from .config import Config
+from .decoder_graph import DecoderGraph, count_activations, read_decoder
+from .folders import folder_errors
+from .kv_types import check_kv_type, kv_types_on
+from .loading import open_chosen, refused_by
+from .memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
+
+
+def describe(
+    source: str | Path | Config,
+    *,
+    context_size: int | None = None,
+    kv_dtype: str = "auto",
+    accuracy: str = "auto",
+    available_bytes: int | None = None,
+    device: str | None = None,
+) -> dict[str, Any]:
+    """Facts about a model folder, read from its configuration and graph alone.
+
+    Args:
+        source: the folder, or a Config.
+        context_size: the context for which "memory" says whether it fits; None = the model's whole context.
+        kv_dtype, accuracy: as in genai.Model; they decide on the type of activations and cache.
+        available_bytes: memory to fit into; None = what is free now.
+        device: as in genai.Model; where it has memory of its own, the model is to fit there.
+
+    Returns:
+        Names to str, int, float, bool, None, and lists and dicts of these. Sizes are in bytes.
+
+    Raises:
+        GenaiError: the folder cannot be read as a model, as in genai.Model.
+        OptionError: the context_size is beyond the model's; the device has no kernels for the kv_dtype.
+        DeviceError: the device cannot be used.
+    """
+    config = source if isinstance(source, Config) else Config(source)
+    chosen = config.choose_device(device)
+    executor = None if chosen.name == "cpu" else open_chosen(chosen)
+    check_kv_type(kv_dtype, "cpu" if executor is None else executor.name, chosen)
+    with folder_errors(config.folder):
+        decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+        missing = missing_operators(decoder.model)
+    found, model, sizes = decoder.info, config.model, config.model.decoder
+    plan, free = plan_memory(decoder, config), None
+    if context_size is not None:
+        check_limit(plan, context_size)
+    if executor is not None:
+        # With memory that is made up, somebody wants to know about that device.
+        may_move = chosen.cpu_serves_too and kv_dtype in (*kv_types_on("cpu"), "auto") and available_bytes is None
+        try:
+            plan, free = _plan_on(executor, decoder, config, context_size, must_fit=may_move) or (plan, None)
+        except (CacheCapacityError, DeviceError) as error:
+            if not may_move:
+                raise
+            tell_of_the_cpu(f"{error.what}: {error.why}".replace("\n", " "), chosen.name, chosen.asked_by)
+            executor = None
+    name, used = ("cpu", "cpu") if executor is None else (executor.name, executor.device)
+    program = PROGRAM_BYTES if free is None else 0
+    if available_bytes is None:
+        available_bytes = available_memory() if free is None else free
+    return {
+        "folder": str(config.folder),
+        "type": model.type,
+        "layers": sizes.num_hidden_layers,
+        "hidden_size": sizes.hidden_size,
+        "attention_heads": sizes.num_attention_heads,
+        "key_value_heads": sizes.num_key_value_heads,
+        "head_size": sizes.head_size,
+        "sliding_window": sizes.sliding_window,
+        "vocab_size": model.vocab_size,
+        "context_length": model.context_length,
+        "eos_token_ids": list(model.eos_token_ids),
+        "parameters": found.parameters,
+        "bits_per_weight": round(8 * found.weight_bytes / found.parameters, 2) if found.parameters else None,
+        "weight_bytes": found.weight_bytes,
+        "files": _file_sizes(config.folder),
+        "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
+        "kv_dtype": found.kv_dtype,
+        "kv_bytes_per_token": found.kv_bytes_per_token,
+        "kv_bytes_per_token_by_type": _sizes_on(name, decoder),
+        "kv_bytes_full_context": plan.cache(plan.context_limit),
+        **_text_interface(config),
+        "batched": decoder.flat is not None,
+        "not_batched_because": found.reason or None,
+        "operators": dict(decoder.operators),
+        "operators_without_kernel": missing,
+        "config_keys_without_effect": list(config.ignored_keys),
+        "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
+    }
+
+
+def _plan_on(
+    executor: Executor, decoder: DecoderGraph, config: Config, context_size: int | None, *, must_fit: bool
+) -> tuple[MemoryPlan, int] | None:
+    """What a model takes of a device's own memory, and what is free of it; None = it has none.
+
+    Raises:
+        DeviceError: the device fails. CacheCapacityError: the model must fit, and does not.
+    """
+    with refused_by(executor):
+        free = executor.free_bytes()
+    if free is None:
+        return None
+    plan = plan_memory(decoder, config, device=executor.device, tokens=executor.step_sizes.fast)
+    if must_fit:
+        budget_cache(plan, free_bytes=free, context_size=context_size)
+    return plan, free
+
+
+def _sizes_on(device: str, decoder: DecoderGraph) -> dict[str, int]:
+    """Cache bytes per token, by the types that a device has kernels for."""
+    return {name: size for name, size in decoder.kv_bytes_per_token.items() if name in kv_types_on(device)}
+
+
+def memory_verdict(
+    plan: MemoryPlan, context_size: int | None, available_bytes: int, program_bytes: int = PROGRAM_BYTES
+) -> dict[str, Any]:
+    """Whether a context fits into memory, and what to change if it does not.
+
+    Args:
+        context_size: the context asked for; None = the model's whole context.
+        available_bytes: memory free before the program starts. program_bytes: what it takes there itself.
+    """
+    context = context_size or plan.context_limit
+    needed = plan.needed(context) + program_bytes
+    free = available_bytes - program_bytes
+    missing = max(plan.needed(context) - usable(free), 0)
+    largest = plan.context_within(usable(free) - plan.fixed)
+    try:
+        chosen: int | None = default_context(plan, free)
+    except CacheCapacityError:
+        chosen = None
+    return {
+        "available_bytes": available_bytes,
+        "needed_bytes": needed,
+        "loaded_weight_bytes": plan.weights,
+        "mapped_weight_bytes": plan.mapped,
+        "cache_bytes": plan.cache(context),
+        "activation_bytes": plan.temporary,
+        "program_bytes": program_bytes,
+        "context_size": context,
+        "margin_bytes": free - usable(free),
+        "fits": not missing,
+        "missing_bytes": missing,
+        "largest_context": largest,
+        "default_context": chosen,
+        "verdict": _verdict(plan, context, missing, largest),
+    }
+
+
+def _verdict(plan: MemoryPlan, context: int, missing: int, largest: int) -> str:
+    whole = "the full " if context == plan.context_limit else ""
+    if not missing:
+        return f"fits with {whole}{context} tokens of context"
+    if largest:
+        return f"fits with --ctx-size {largest}; {whole or 'the asked '}{context} needs {format_bytes(missing)} more"
+    return f"does not fit: {format_bytes(missing)} more memory is needed, or a smaller or more strongly quantised model"
+
+
+def _text_interface(config: Config) -> dict[str, Any]:
+    """The chat template, and what its text says about replies."""
+    template = ChatTemplates(config.folder).text()
+    if not template:
+        return {"chat_template": False, "reply_format": None, "reasoning": False, "tool_calls": False}
+    name = detect(template)
+    marks_reasoning = any(marker in template for marker in get_parser(name).reasoning or ())
+    return {
+        "chat_template": True,
+        "reply_format": name,
+        # gpt-oss writes its reasoning into a channel of its own, always.
+        "reasoning": marks_reasoning or name == "gpt_oss",
+        "tool_calls": name not in ("none", "think"),
+    }
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Regular files of the folder, largest first."""
+    try:
+        sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    except OSError as error:
+        raise ModelFolderError(f"{folder}: cannot be read", str(error), "check the folder's permissions") from error
+    return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
+
+
+def describe_onnx(path: Path) -> dict[str, Any]:
+    """Facts about a model file: names to plain values. Nothing is compiled or run.
+
+    Raises:
+        ModelFolderError: there is no such file.
+        GraphError: it is not an ONNX model.
+    """
+    model = read_model(path)
+    graph, meta = model.graph, ModelMetadata.of(model)
+    constants = set(graph.initializers)
+    nodes = [node for inner in model.graphs(functions=True) for node in inner.nodes]
+    operators = Counter(f"{node.domain}::{node.op_type}" if node.key[0] else node.op_type for node in nodes)
+    return {
+        "file": str(path),
+        "producer": meta.producer_name or None,
+        "ir_version": model.ir_version,
+        "operator_sets": ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in model.opset_imports.items()),
+        "inputs": "; ".join(_argument(NodeArg.of(v)) for v in graph.inputs if v.name not in constants),
+        "outputs": "; ".join(_argument(NodeArg.of(value)) for value in graph.outputs),
+        "nodes": len(nodes),
+        "functions": len(model.functions),
+        "parameters": sum(tensor.num_elements for tensor in graph.initializers.values()),
+        "weight_bytes": sum(tensor.nbytes for tensor in graph.initializers.values()),
+        "operators": ", ".join(f"{name} {count}" for name, count in operators.most_common()),
+    }
+
+
+def _argument(argument: NodeArg) -> str:
+    shape = ", ".join(str(dim if dim is not None else "?") for dim in argument.shape)
+    return f"{argument.name} {argument.type}[{shape}]"

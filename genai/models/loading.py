@@ -1,0 +1,243 @@
+"""From a model folder to a decoder: compile what `decoder_graph` read, and lay out the cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai import kernels
+from genai.common import memory_limits
+from genai.common.progress import ProgressLine, tell
+from genai.kernels.cpu.jit.kernel_cache import source_key
+from genai.kernels.device import DeviceFailed, Executor, UnsupportedRecord
+from genai.kernels.ir import Ids
+from genai.kvcache.pool import BlockPool
+from genai.kvcache.storage import PagedStorage, blocks_that_fit
+
+from ..devices import open_asked, open_executor, report_progress, tell_of_the_cpu, untold
+from ..engine.decoder import Decoder
+from ..engine.paged import PagedDecoder
+from ..engine.state_file import Identity
+from ..engine.unbatched import DenseDecoder, DenseInput
+from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
+from ..lora.inputs import with_defaults
+from ..lora.targets import Places, with_places
+from ..lowering.program import build_row_program
+from ..onnx.ir import OnnxModel
+from ..onnx.rewrites.decoders import widen_floats
+from ..onnx.shapes import infer_shapes
+from ..session.plan import PlanOptions, build_plan
+from .chosen_device import ChosenDevice
+from .config import Config
+from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
+from .kv_types import check_kv_type, kv_types_on
+from .memory_plan import budget_cache, plan_memory
+
+# A pool larger than this many full contexts would only cost memory for its free list.
+MAX_CONTEXTS_IN_POOL = 256
+# Packing that takes longer shows a bar.
+_QUIET_SECONDS = 1.0
+# Devices that compute in the host's memory.
+_ON_THE_HOST = ("cpu", "reference")
+
+
+def load_decoder(
+    config: Config,
+    *,
+    threads: int | None,
+    kv_dtype: str,
+    accuracy: str,
+    cache_bytes: int | None,
+    context_size: int | None,
+    quiet: bool,
+    device: str | ChosenDevice = "cpu",
+    lora: bool = False,
+) -> tuple[Decoder, DecoderInfo, Places | None]:
+    """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
+    chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
+    if chosen.name == "reference":  # in full precision: neither activations nor keys and values are rounded
+        accuracy = "fp32"
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
+    options |= {"cache_bytes": cache_bytes, "context_size": context_size}
+    with report_progress((lambda current, total: None) if quiet else None), untold(quiet):
+        executor = open_chosen(chosen, threads)
+        check_kv_type(kv_dtype, executor.name, chosen)
+        if chosen.cpu_serves_too and executor.name != "cpu":
+            try:
+                return _load_on(executor, config, **options)
+            except (DeviceError, CacheCapacityError, UnsupportedModelError) as error:
+                if kv_dtype != "auto" and kv_dtype not in kv_types_on("cpu"):
+                    raise
+                why = f"{error.what}: {error.why}".replace("\n", " ")
+                tell_of_the_cpu(why, chosen.name, chosen.asked_by)
+            executor = open_executor("cpu", threads)
+        return _load_on(executor, config, **options)
+
+
+def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
+    """The executor of a device, or the CPU's, where that serves as well.
+
+    Raises:
+        OptionError, DeviceError: as `open_executor`.
+    """
+    if chosen.asked_by:
+        return open_asked(chosen.name, chosen.asked_by, threads)
+    return open_executor(chosen.name, threads)
+
+
+def _load_on(
+    executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
+    context_size: int | None, quiet: bool, lora: bool,
+) -> tuple[Decoder, DecoderInfo, Places | None]:  # fmt: skip
+    """The same on a device."""
+    source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
+    with refused_by(executor):
+        free = executor.free_bytes()
+    cache = budget_cache(
+        plan_memory(source, config, device="" if free is None else executor.device, tokens=executor.step_sizes.fast),
+        free_bytes=memory_limits.available_memory() if free is None else free,
+        context_size=context_size,
+        cache_bytes=cache_bytes,
+    )
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    if source.flat is None or source.layout is None:
+        if not quiet:
+            tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
+        info = replace(source.info, context_size=cache.context_size)
+        if lora:
+            raise _no_places(info)
+        with refused_by(executor):
+            return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
+    names = config.model.decoder.names
+    kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
+    inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
+    most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
+    num_blocks = min(blocks_that_fit(source.layout, cache.cache_bytes), most)
+    progress = ProgressLine(
+        "Packing weights",
+        source.info.weight_bytes,
+        amount=lambda count: memory_limits.format_bytes(int(count)),
+        after=_QUIET_SECONDS,
+    )
+    options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
+    with progress, refused_by(executor):
+        program, places = build_row_program(source.model, inputs, options), None
+        if lora:
+            program, places = with_places(program)
+        decoder = PagedDecoder(
+            executor,
+            program,
+            vocab_size=config.model.vocab_size,
+            pool=BlockPool(num_blocks),
+            storage=PagedStorage(source.layout, num_blocks, executor.allocate),
+            rope_threshold=source.flat.rope_threshold,
+            files=source.model.files,
+            output_names=source.flat.output_names,
+        )
+    info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
+    return decoder, info, places
+
+
+def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
+    """See Model.keep_prefixes_in. Kernels of another version may round differently, so their sources count, too."""
+    if not isinstance(decoder, PagedDecoder):
+        raise UnsupportedModelError(
+            "the prefix cache cannot be kept in a folder", f"the model has no blocks: {info.reason}", "leave it out"
+        )
+    sources = source_key(Path(next(iter(kernels.__path__))), ())
+    parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
+    decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
+
+
+def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
+    """Give a decoder's program places for adapters.
+
+    Raises:
+        UnsupportedModelError: it has none that could be changed.
+    """
+    if not isinstance(decoder, PagedDecoder):
+        raise _no_places(info)
+    program, places = with_places(decoder.program)
+    if not places.count:
+        raise UnsupportedModelError(
+            "the model has no places for adapters",
+            "no product of its graph is named as projections are (layers.0.….q_proj)",
+            "export it with the names of its modules",
+        )
+    with refused_by(decoder.executor):
+        decoder.replace_program(program)
+    return places
+
+
+@contextmanager
+def refused_by(executor: Executor) -> Iterator[None]:
+    """What a device has no kernels for becomes UnsupportedModelError, which names it; that it fails, DeviceError.
+
+    That its memory is full becomes CacheCapacityError, unless it is the host's, of which the caller knows more.
+    """
+    try:
+        yield
+    except UnsupportedRecord as error:
+        raise UnsupportedModelError(
+            f"the device {executor.device!r} cannot run this model", str(error), 'run it with device="cpu"'
+        ) from error
+    except DeviceFailed as error:
+        raise DeviceError(
+            f"the device {executor.device!r} failed while the model was loaded",
+            str(error),
+            'genai doctor shows what is there; device="cpu" runs without it',
+        ) from error
+    except MemoryError as error:
+        if executor.device in _ON_THE_HOST:
+            raise
+        raise CacheCapacityError(
+            f"the model needs more memory than there is on the device {executor.device!r}",
+            str(error) or "its driver refused to give it",
+            'ask for a smaller context, end what else computes there, or run it with device="cpu"',
+        ) from error
+
+
+def load_as_exported(config: Config, executor: Executor, accuracy: str) -> DenseDecoder:
+    """The decoder with its graph as it was exported, in which the inputs that have a default can be given."""
+    model = read_decoder_file(config)
+    infer_shapes(model)
+    graph, defaults = model.graph, {}
+    for name in with_defaults(graph):
+        defaults[name] = np.array(graph.initializers[name].array())
+        graph.remove_initializer(name)
+    graph.invalidate()
+    widen_floats(model)
+    kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
+    with refused_by(executor):
+        decoder = _dense(model, config, executor, PlanOptions(kernel=kernel))
+    decoder.defaults = defaults
+    return decoder
+
+
+def _no_places(info: DecoderInfo) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "the model has no places for adapters",
+        f"its graph runs sequence by sequence, as it was exported: {info.reason}",
+        "export it so that it can be flattened, or merge the adapter before exporting",
+    )
+
+
+def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:
+    if executor.free_bytes() is not None:
+        raise UnsupportedRecord("there, decoders run on a flat batch of tokens only, and its graph cannot be flattened")
+    decoder = config.model.decoder
+    inputs = {}
+    for value in model.graph.inputs:
+        if value.name not in model.graph.initializers:
+            shape = getattr(value.type, "shape", None) or ()
+            sizes = tuple(size if isinstance(size, int) else None for size in shape)
+            inputs[value.name] = DenseInput(numpy_dtype(value), sizes)
+    past_shape = decoder.num_key_value_heads, decoder.head_size
+    plan = build_plan(model, options)
+    return DenseDecoder(plan, executor, inputs, decoder.names, config.model.vocab_size, past_shape)

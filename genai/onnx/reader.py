@@ -1,0 +1,268 @@
+"""Reads ONNX models from files, bytes or protobuf objects.
+
+Protobuf holds a file's bytes and copies each field out of them: a model with its weights inside would take its size
+three times. So a large file is mapped and walked by the lengths of its fields (three messages deep: model, graph,
+tensor), the bytes of large initializers are cut out, and protobuf gets what is left.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from ..common.foreign_models import from_elsewhere
+from ..errors import GraphError, ModelFolderError
+from .deserialize import Deserializer
+from .external_data import ExternalData
+from .ir import OnnxModel
+from .validate import check_model
+
+MAX_PROTOBUF_BYTES = 2**31 - 1
+
+
+def read_model(
+    source: str | Path | bytes | onnx.ModelProto,
+    *,
+    external_data: Mapping[str, bytes] | None = None,
+    external_folder: Path | None = None,
+    replaced: Collection[str] = (),
+) -> OnnxModel:
+    """Read a model into the IR. External data is memory-mapped, not copied: leave the files in place while in use.
+
+    Args:
+        source: path of the model's file, its bytes, or a protobuf object (which is not changed).
+        external_data: bytes by location, in place of files of those names.
+        external_folder: where external data lies, if not beside the model.
+        replaced: initializers that the caller replaces afterwards; files with their data need not exist.
+
+    Raises:
+        ModelFolderError: if the file is missing or unreadable.
+        ExternalDataError: if external data is missing, truncated, or outside the model's folder.
+        GraphError: if this is not an ONNX model, or not a valid one.
+    """
+    path = Path(source) if isinstance(source, str | Path) else None
+    raw: Mapping[int, bytes] = {}
+    if isinstance(source, onnx.ModelProto):
+        proto, origin = source, "the protobuf object"
+    elif path is not None:
+        origin = repr(str(path))
+        proto, raw = _read(path, origin)
+    elif isinstance(source, bytes | bytearray | memoryview):
+        proto, origin = _parse(bytes(source), "the model's bytes"), "the model's bytes"
+    else:
+        raise GraphError(
+            f"a model cannot be read from {type(source).__name__}",
+            "a source is a path, the bytes of a model, or an onnx.ModelProto",
+            "pass one of these",
+        )
+    _check_header(proto, origin)
+    try:
+        data = ExternalData(path, external_data, folder=external_folder, replaced=replaced)
+        model = Deserializer(data, proto.ir_version, raw).model(proto)
+        check_model(model)
+    except RecursionError:
+        raise GraphError(
+            f"{origin} nests subgraphs too deeply", "no real model nests hundreds of graphs", "export it again"
+        ) from None
+    model.folder, model.files = None if path is None else path.parent, tuple(data.files)
+    model.link_subgraphs()
+    return model
+
+
+def _instead(path: Path) -> str:
+    if (path / "genai_config.json").is_file():
+        return f"it is a chat model's folder: `genai chat {path}`"
+    inside = sorted(path.glob("*.onnx")) if path.is_dir() else []
+    return f"give {inside[0]}" if inside else "check the path; an ONNX model is a file that ends in .onnx"
+
+
+def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+    """The model, and the raw data of large initializers, by their number, that it was read without."""
+    try:
+        if error := from_elsewhere(path, "an ONNX model"):
+            raise error
+        # A pipe or device would block or never end, so only regular files are opened.
+        if not path.is_file():
+            raise ModelFolderError(
+                f"there is no model file {str(path)!r}",
+                "it is a folder" if path.is_dir() else "no such file",
+                _instead(path),
+            )
+        if path.stat().st_size > MAX_PROTOBUF_BYTES:
+            raise GraphError(
+                f"{str(path)!r} is larger than 2 GiB",
+                "protobuf cannot hold that much; larger models keep their weights in external data",
+                "export the model with external data",
+            )
+        return _parse_file(path, origin)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(
+            f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",
+            "the system refused it",
+            "check the path and its permissions",
+        ) from error
+
+
+def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
+    if path.stat().st_size < SMALLEST:
+        return _parse(path.read_bytes(), origin), {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        found = cut_large_tensors(mapping)
+        if found is None:
+            return _parse(mapping[:], origin), {}
+        rest, places = found
+        return _parse(rest, origin), {number: _cut_out(mapping, *place) for number, place in places.items()}
+
+
+def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
+    """A part of the file; its pages go back to the system, so that it is not in memory twice."""
+    data = mapping[first:end]
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
+    return data
+
+
+def _parse(data: bytes, origin: str) -> onnx.ModelProto:
+    if not data:
+        raise _not_a_model(origin, "it is empty")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError:
+        raise _not_a_model(origin, "it is not a protobuf message, or it is truncated") from None
+    return proto
+
+
+def _check_header(proto: onnx.ModelProto, origin: str) -> None:
+    if not proto.HasField("graph"):
+        raise _not_a_model(origin, "it has no graph")
+    if not proto.HasField("ir_version") or proto.ir_version < 1:
+        raise _not_a_model(origin, f"its IR version is {proto.ir_version}")
+    if proto.ir_version > onnx.IR_VERSION:
+        raise GraphError(
+            f"{origin} is of ONNX IR version {proto.ir_version}",
+            f"the installed onnx {onnx.__version__} knows versions up to {onnx.IR_VERSION} and would lose the rest",
+            "update the onnx package, or export the model with an older IR version",
+        )
+    if proto.ir_version >= 3 and not proto.opset_import:
+        raise _not_a_model(origin, "it imports no operator set")
+
+
+def _not_a_model(origin: str, why: str) -> GraphError:
+    return GraphError(f"{origin} is not an ONNX model", why, "check that the file is the .onnx file and complete")
+
+
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+# Tensors below this stay where they are.
+SMALLEST = 1 << 16
+
+Data = bytes | mmap.mmap
+
+
+class MessageField(NamedTuple):
+    """A field of a message: its number and kind, where it begins, where its contents begin and end."""
+
+    number: int
+    kind: int
+    begin: int
+    first: int
+    end: int
+
+
+class _Odd(Exception):
+    """Not what a writer of models writes; protobuf is to judge."""
+
+
+def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict[int, tuple[int, int]]] | None:
+    """A model without the raw data of its large initializers.
+
+    Returns:
+        The rest of the model, in which those have raw data of no bytes; and by the number of an initializer where its
+        raw data begins and ends in `data`. None if the bytes are not a plain sequence of known fields.
+    """
+    try:
+        fields = list(_fields(data, 0, len(data)))
+        graphs = [field for field in fields if field.number == _GRAPH]
+        if len(graphs) != 1 or graphs[0].kind != _BYTES:
+            return None
+        rest, places = _cut_graph(data, graphs[0], smallest)
+    except _Odd:
+        return None
+    parts = [rest if field.number == _GRAPH else data[field.begin : field.end] for field in fields]
+    return b"".join(parts), places
+
+
+def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
+    parts: list[bytes] = []
+    places: dict[int, tuple[int, int]] = {}
+    number = 0
+    kept = graph.first  # what has not been copied yet begins here
+    for field in _fields(data, graph.first, graph.end):
+        if field.number != _INITIALIZER:
+            continue
+        if field.kind != _BYTES:
+            raise _Odd
+        if field.end - field.first >= smallest:
+            tensor = list(_fields(data, field.first, field.end))
+            raw = [one for one in tensor if one.number == _RAW_DATA]
+            if len(raw) > 1 or any(one.kind != _BYTES for one in raw):
+                raise _Odd
+            if raw and raw[0].end - raw[0].first >= smallest:
+                places[number] = raw[0].first, raw[0].end
+                left = data[field.first : raw[0].begin] + _header(_RAW_DATA, 0) + data[raw[0].end : field.end]
+                parts += [data[kept : field.begin], _header(_INITIALIZER, len(left)), left]
+                kept = field.end
+        number += 1
+    parts.append(data[kept : graph.end])
+    contents = b"".join(parts)
+    return _header(_GRAPH, len(contents)) + contents, places
+
+
+def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
+    """The fields of the message in data[first:end]."""
+    place = first
+    while place < end:
+        key, contents = _varint(data, place, end)
+        number, kind = key >> 3, key & 7
+        if kind == _BYTES:
+            size, contents = _varint(data, contents, end)
+            last = contents + size
+        elif kind == _VARINT:
+            _, last = _varint(data, contents, end)
+        elif kind in (_FIXED64, _FIXED32):
+            last = contents + (8 if kind == _FIXED64 else 4)
+        else:
+            raise _Odd
+        if last > end or not number:
+            raise _Odd
+        yield MessageField(number, kind, place, contents, last)
+        place = last
+
+
+def _varint(data: Data, place: int, end: int) -> tuple[int, int]:
+    """A number of seven bits per byte, and where it ends."""
+    value = shift = 0
+    while place < end and shift < 64:
+        byte = data[place]
+        value |= (byte & 127) << shift
+        place += 1
+        if byte < 128:
+            return value, place
+        shift += 7
+    raise _Odd
+
+
+def _header(number: int, size: int) -> bytes:
+    """The key of a field of bytes, and their number."""
+    result = bytearray([number << 3 | _BYTES])
+    while size > 127:
+        result.append(size & 127 | 128)
+        size >>= 7
+    result.append(size)
+    return bytes(result)

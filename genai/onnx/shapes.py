@@ -1,0 +1,255 @@
+"""Shape inference: ONNX's own for most operators, our rules for the others, joined into one result.
+
+The two take turns. After each pass of ONNX's over the whole model, one walk over the nodes follows the values of shape
+computations, applies the rules, and carries their results on node by node. Where that is not possible (into and out of
+subgraphs and functions), the next pass starts from what they gave. One pass is enough for nearly every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import onnx
+
+from ..lowering.rules import SHAPE_RULES, NodeTypes, ShapeRule, UnknownType
+from ..ops.registry import load_ops
+from .ir import Graph, Node, OnnxModel, OnnxTensor, Value
+from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
+from .shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
+from .types import ArrayTypes, Dim, Type
+
+_MAX_EXTENT = 2**63 - 1
+# Each round carries types through one more level of subgraphs or functions that hold operators with rules.
+_MAX_ROUNDS = 8
+
+
+def infer_shapes(model: OnnxModel) -> None:
+    """Fill `values` of every graph with types, and complete the types of graph outputs, in place.
+
+    What is computed replaces what the model declared for values between nodes, except where an operator is unknown;
+    declared symbols and extents stay where the computed type leaves them open. Types declared for graph outputs are
+    never overruled.
+
+    Raises:
+        GraphError: if ONNX's inference rejects the model, or a rule finds an attribute of the wrong type.
+    """
+    load_ops()
+    inference = _Inference(model)
+    for _ in range(_MAX_ROUNDS):
+        inference.run_onnx()
+        if not inference.run_rules():
+            break
+    inference.store()
+
+
+def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]) -> GraphTypes:
+    """The types of one node's outputs by name; empty where they do not follow, and for nodes with subgraphs.
+
+    Args:
+        version: of the node's operator set.
+        types: of every input.
+        constants: the inputs that are constant, for shapes and axes; large ones are left aside.
+    """
+    load_ops()
+    rule = SHAPE_RULES.get(node.key)
+    if rule is None:
+        return infer_single(node, version, types, constants)
+    small = [_small(constants.get(name)) for name in node.inputs]
+    found = _apply(rule, node, [_possible(types.get(name)) for name in node.inputs], small, [None] * len(small))
+    return {name: known for name, known in found.items() if known is not None}
+
+
+class _Inference:
+    """The types and shape values found so far, per graph, and the two ways of finding more."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self._model = model
+        self._graphs = list(model.graphs())
+        self._given = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
+        self._found: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
+        self._values: dict[Graph, dict[str, ShapeValue]] = {graph: {} for graph in self._graphs}
+        self._changed: set[str] = set()
+        self._left_open = False
+        self._has_rules = any(self._rule(node) for graph in self._graphs for node in graph.nodes)
+
+    def run_onnx(self) -> None:
+        """One pass of ONNX's inference over the whole model, with what the rules gave."""
+        found = infer_model(self._model, self._given, lambda node: self._rule(node) is not None)
+        for graph, types in found.items():
+            self._found[graph].update(types)
+
+    def run_rules(self) -> bool:
+        """One walk over the nodes, outer graphs first; True if it found something new that it could not carry on."""
+        if not self._has_rules:
+            return False
+        self._changed.clear()
+        self._left_open = False
+        for graph in self._graphs:
+            changed_outside = len(self._changed)
+            for node in graph.nodes:
+                self._visit(graph, node)
+            # What a subgraph's or a function's nodes gave goes on in the graph that uses it.
+            if graph is not self._model.graph and len(self._changed) > changed_outside:
+                self._left_open = True
+        return self._left_open
+
+    def store(self) -> None:
+        """Write what was found into the graphs."""
+        for graph in self._graphs:
+            found = self._found[graph] | self._given[graph]
+            made = {name for node in graph.nodes for name in node.outputs if name}
+            outputs = {value.name for value in graph.outputs}
+            for name, known in found.items():
+                if name not in made or name in outputs:
+                    continue
+                declared = graph.values.setdefault(name, Value(name))
+                declared.type = merged(known, declared.type)
+            for value in graph.outputs:
+                if value.name in found:
+                    value.type = completed(value.type, found[value.name])
+
+    def _rule(self, node: Node) -> ShapeRule | None:
+        return None if self._model.function(node) is not None else SHAPE_RULES.get(node.key)
+
+    def _is_known(self, node: Node) -> bool:
+        domain, op_type = node.key
+        return bool(self._model.function(node) or SHAPE_RULES.get(node.key) or onnx.defs.has(op_type, domain))
+
+    def _types_of_unknown_operators(self, graph: Graph) -> GraphTypes:
+        """Declared types that nothing can compute: outputs of operators without schema, rule or function."""
+        declared = {value.name: value.type for value in (*graph.outputs, *graph.values.values())}
+        return {
+            name: known
+            for node in graph.nodes
+            if not self._is_known(node)
+            for name in node.outputs
+            if (known := declared.get(name)) is not None
+        }
+
+    def _visit(self, graph: Graph, node: Node) -> None:
+        """Apply a node's rule, or carry new input types through another operator; follow shape values."""
+        rule = self._rule(node)
+        follows_values = rule is not None or is_shape_computation(node)
+        if not follows_values and self._changed.isdisjoint(node.inputs):
+            return
+        types = [_possible(self._type_of(graph, name)) for name in node.inputs]
+        values = [self._value_of(graph, name) for name in node.inputs] if follows_values else []
+        target, results = self._given[graph], dict[str, Type | None]()
+        if rule is not None:
+            small = [_small(graph.constant_tensor(name) if name else None) for name in node.inputs]
+            results = _apply(rule, node, types, small, values)
+        elif not self._changed.isdisjoint(node.inputs):
+            target, results = self._found[graph], {**self._through(graph, node, types)}
+            self._left_open |= not results
+        for name, known in results.items():
+            if known is not None and target.get(name) != known:
+                target[name] = known
+                self._changed.add(name)
+        version = self._model.opset_version(node.domain) or 1
+        value = computed_value(node, version, values, types) if follows_values else None
+        if value is not None and node.output(0):
+            self._values[graph][node.outputs[0]] = value
+
+    def _through(self, graph: Graph, node: Node, types: Sequence[Type | None]) -> GraphTypes:
+        """ONNX's inference for one node; nothing where an input is unknown."""
+        version = self._model.opset_version(node.domain)
+        known = {name: found for name, found in zip(node.inputs, types, strict=True) if name and found is not None}
+        if version is None or self._model.function(node) or any(name and name not in known for name in node.inputs):
+            return {}
+        constants = {name: tensor for name in known if (tensor := graph.constant_tensor(name)) is not None}
+        return infer_single(node, version, known, constants)
+
+    def _type_of(self, graph: Graph, name: str) -> Type | None:
+        """A value's type by what was found, or as declared for inputs and constants, looking outwards."""
+        scope: Graph | None = graph
+        while name and scope is not None:
+            found = self._given[scope].get(name) or self._found[scope].get(name)
+            if found is not None:
+                return found
+            if scope.producer(name) is not None:
+                return None
+            if scope.defines(name):
+                return scope.type_of(name)
+            scope = scope.outer
+        return None
+
+    def _value_of(self, graph: Graph, name: str) -> ShapeValue | None:
+        """The extents in a value, looking outwards."""
+        scope: Graph | None = graph
+        while name and scope is not None:
+            if name in self._values[scope]:
+                return self._values[scope][name]
+            if scope.defines(name):
+                tensor = _small(scope.constant_tensor(name))
+                return None if tensor is None else constant_value(tensor.array())
+            scope = scope.outer
+        return None
+
+
+def _apply(
+    rule: ShapeRule,
+    node: Node,
+    types: Sequence[Type | None],
+    constants: Sequence[OnnxTensor | None],
+    values: Sequence[ShapeValue | None],
+) -> dict[str, Type | None]:
+    arrays = [None if tensor is None else tensor.array() for tensor in constants]
+    known = [value or constant_value(array) for value, array in zip(values, arrays, strict=True)]
+    try:
+        found = rule(NodeTypes(node, types, arrays, known))
+    except UnknownType:
+        return {}
+    return {name: _possible(result) for name, result in zip(node.outputs, found, strict=False) if name}
+
+
+def _possible(known: Type | None) -> Type | None:
+    """A type whose numbers are extents: where a model declares or a rule computes anything else, the extent is open."""
+    if not isinstance(known, ArrayTypes) or known.shape is None:
+        return known
+    if all(isinstance(dim, str | None) or _is_extent(dim) for dim in known.shape):
+        return known
+    return replace(known, shape=tuple(dim if isinstance(dim, str) or _is_extent(dim) else None for dim in known.shape))
+
+
+def _is_extent(dim: object) -> bool:
+    return isinstance(dim, int) and 0 <= dim <= _MAX_EXTENT
+
+
+def _small(tensor: OnnxTensor | None) -> OnnxTensor | None:
+    return None if tensor is None or tensor.nbytes > MAX_CONSTANT_BYTES or tensor.segment is not None else tensor
+
+
+def merged(found: Type, declared: Type | None) -> Type:
+    """What was found, with declared extents and symbols where it left them open."""
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or type(found) is not type(declared):
+        return found
+    if declared.dtype is not found.dtype or declared.shape is None:
+        return found
+    if found.shape is None:
+        return declared
+    if len(found.shape) != len(declared.shape):
+        return found
+    shape = tuple(_merged_dim(new, old) for new, old in zip(found.shape, declared.shape, strict=True))
+    return replace(declared, shape=shape)
+
+
+def completed(declared: Type | None, found: Type) -> Type:
+    """What was declared, with what was found where it left extents open."""
+    if declared is None:
+        return found
+    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or found.shape is None:
+        return declared
+    if declared.shape is None:
+        return replace(declared, shape=found.shape)
+    if len(found.shape) != len(declared.shape):
+        return declared
+    shape = tuple(new if old is None else old for new, old in zip(found.shape, declared.shape, strict=True))
+    return replace(declared, shape=shape)
+
+
+def _merged_dim(found: Dim, declared: Dim) -> Dim:
+    """A number beats a symbol, a symbol beats nothing, and of two alike the one found stays."""
+    if found is None or (isinstance(found, str) and isinstance(declared, int)):
+        return declared
+    return found

@@ -1,0 +1,102 @@
+"""The quantised model's folder: the float graph with packed matrices in place of floats, beside its other files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..convert.folder import CONFIG, copy_tokenizer
+from ..onnx.deserialize import Deserializer
+from ..onnx.external_data import ExternalData
+from ..onnx.ir import DataType, OnnxModel, OnnxTensor
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import OLDEST_OPSET, own_functions
+from ..onnx.rewrites.simplify import remove_dead_code
+from ..onnx.writer import write_model
+from .packing import MixturePacking, Packing
+from .quantising import Quantising
+from .sites import MIXTURE_MATRICES
+
+
+def write_folder(quantising: Quantising, folder: Path, *, accuracy_level: int) -> int:
+    """Write the model, its configuration and its tokenizer into a folder that exists.
+
+    Returns:
+        Bytes of all tensors, without what aligns them in the file.
+
+    Raises:
+        OSError: it cannot be written. ModelFolderError: the model's files cannot.
+    """
+    source = quantising.source
+    model = source.model.copy()
+    _replace_matrices(quantising, model, accuracy_level)
+    for name, array in quantising.vectors().items():
+        before = model.graph.initializers[name]
+        model.graph.initializers[name] = OnnxTensor.from_array(name, array, before.dtype)
+    remove_dead_code.apply(model)
+    for name in [name for name in model.graph.initializers if not model.graph.is_used(name)]:
+        model.graph.remove_initializer(name)
+    for name in source.hollow():
+        if name in model.graph.initializers:
+            model.graph.initializers[name] = _made_when_written(model.graph.initializers[name], source.stored)
+    model.graph.invalidate()
+    model.opset_imports.setdefault(MS, 1)
+    _declare_own(model)
+    name = source.config.model.decoder.filename
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_model(model, target, external_data=f"{target.name}.data")
+    shutil.copyfile(source.folder / CONFIG, folder / CONFIG)
+    copy_tokenizer(source.folder, folder)
+    return sum(tensor.nbytes for tensor in model.graph.initializers.values())
+
+
+def _replace_matrices(quantising: Quantising, model: OnnxModel, accuracy_level: int) -> None:
+    mixtures: dict[str, tuple[Any, dict[int, Packing]]] = {}
+    for site in quantising.source.sites:
+        choice, packed = quantising.choices[site], quantising.packed(site)
+        if not choice.bits or packed is None:
+            continue
+        packing = Packing(model.graph, site, choice, packed, accuracy_level)
+        if site.mixture is None:
+            packing.replace()
+            continue
+        node = site.mixture
+        index = next(place for place in MIXTURE_MATRICES if node.input(place) == site.name)
+        mixtures.setdefault(node.output(0), (node, {}))[1][index] = packing
+    for node, packings in mixtures.values():
+        MixturePacking(model.graph, node, packings).replace()
+
+
+def _declare_own(model: OnnxModel) -> None:
+    """A model with operators of ours says in functions what they mean, so that others run it, too."""
+    if not any(node.domain == OURS for node in model.graph.nodes):
+        return
+    model.opset_imports.setdefault(OURS, 1)
+    reader = Deserializer(ExternalData(None), model.ir_version)
+    for proto in own_functions(model.opset_imports.get("", OLDEST_OPSET)):
+        function = reader.function(proto)
+        model.functions[function.key] = function
+
+
+@dataclass(frozen=True)
+class _MadeStorage:
+    """Elements that are made each time they are asked for."""
+
+    make: Callable[[], NDArray[Any]]
+
+    def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
+        return np.ascontiguousarray(self.make()).reshape(-1)
+
+    def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
+        return self.elements(dtype, count).view(np.uint8)
+
+
+def _made_when_written(tensor: OnnxTensor, load: Callable[[str], NDArray[Any]]) -> OnnxTensor:
+    return OnnxTensor(tensor.name, tensor.dtype, tensor.shape, _MadeStorage(lambda: load(tensor.name)))

@@ -1,0 +1,98 @@
+"""`TensorQuantOverrides`: what the caller says of single tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from .types import STATIC_TYPES, QuantType, checked_type
+
+
+@dataclass(frozen=True)
+class ChannelOverride:
+    """What is said of a tensor, or of one of its channels; None = nothing."""
+
+    quant_type: QuantType | None = None
+    scale: float | None = None
+    zero_point: int | None = None
+    symmetric: bool | None = None
+    reduce_range: bool | None = None
+    rmin: float | None = None
+    rmax: float | None = None
+
+
+@dataclass(frozen=True)
+class TensorOverride:
+    """What is said of a tensor.
+
+    Attributes:
+        channels: one for the whole tensor, or one per channel of `axis`.
+    """
+
+    channels: tuple[ChannelOverride, ...]
+    axis: int | None = None
+
+    @property
+    def common(self) -> ChannelOverride:
+        """What is said of the first channel, and of what cannot differ between them."""
+        return self.channels[0]
+
+
+_KEYS = {one.name for one in fields(ChannelOverride)}
+
+
+def read_overrides(option: str, given: Any) -> dict[str, TensorOverride]:
+    """Overrides by tensor.
+
+    Raises:
+        OptionError: not of the documented form.
+        NotSupportedYetError: "convert".
+    """
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{option} is {given!r:.80}", "it maps tensors to lists of dictionaries", "pass a dict")
+    return {name: _tensor(name, one) for name, one in given.items()}
+
+
+def _tensor(name: str, given: Any) -> TensorOverride:
+    if not isinstance(given, Sequence) or not given or not all(isinstance(one, Mapping) for one in given):
+        raise _wrong(name, given, "an override is a list of dictionaries: one, or one per channel")
+    axis = given[0].get("axis")
+    if axis is not None and not isinstance(axis, int):
+        raise _wrong(name, given[0], "an axis is a whole number")
+    if axis is None and len(given) > 1:
+        raise _wrong(name, given, "several dictionaries are those of channels, and 'axis' says of which axis")
+    return TensorOverride(tuple(_channel(name, one) for one in given), axis)
+
+
+def _channel(name: str, given: Mapping[str, Any]) -> ChannelOverride:
+    if "convert" in given:
+        raise NotSupportedYetError(
+            f"TensorQuantOverrides[{name!r}] has 'convert'",
+            "a tensor has one quantised type here",
+            "override 'quant_type' instead",
+        )
+    for key in given:
+        if key not in _KEYS and key != "axis":
+            raise _wrong(name, given, f"there is no key {key!r}; {did_you_mean(str(key), _KEYS, str(sorted(_KEYS)))}")
+    values = {key: value for key, value in given.items() if key != "axis"}
+    if "quant_type" in values:
+        values["quant_type"] = checked_type(f"TensorQuantOverrides[{name!r}]", values["quant_type"], STATIC_TYPES)
+    if ("scale" in values) != ("zero_point" in values):
+        raise _wrong(name, given, "'scale' and 'zero_point' go together")
+    if "scale" in values:
+        clash = sorted(values.keys() & {"symmetric", "reduce_range", "rmin", "rmax"})
+        if clash:
+            raise _wrong(name, given, f"{clash} would have no effect beside 'scale' and 'zero_point'")
+        if not float(values["scale"]) > 0:
+            raise _wrong(name, given, "a scale is above 0")
+        values["scale"], values["zero_point"] = float(values["scale"]), int(values["zero_point"])
+    for key in ("rmin", "rmax"):
+        if key in values:
+            values[key] = float(values[key])
+    return ChannelOverride(**values)
+
+
+def _wrong(name: str, given: Any, why: str) -> OptionError:
+    return OptionError(f"TensorQuantOverrides[{name!r}] is {given!r:.120}", why, "correct the override")

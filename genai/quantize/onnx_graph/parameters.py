@@ -1,0 +1,284 @@
+"""Scales and zero points of everything that is quantised: from ranges, from constants, or as the caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.affine import (
+    AffineParameters,
+    IntegerRange,
+    affine_parameters,
+    bias_steps,
+    channel_ranges,
+    quantize_affine,
+    snapped_parameters,
+    widened_for_bias,
+)
+from genai.quant.blocks import QuantizationError
+
+from ...errors import InputError, OptionError, did_you_mean
+from ...onnx.ir import Graph
+from .calibrate import MOST
+from .options import StaticOptions
+from .overrides import ChannelOverride, TensorOverride
+from .placement import ConstantUse, Placement
+from .tensors_data import TensorsData
+from .types import QuantType
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How one tensor is quantised; `axis` of its channels, None where it has one scale."""
+
+    type: QuantType
+    parameters: AffineParameters
+    integers: IntegerRange
+    axis: int | None = None
+
+    def rounded(self) -> Quantisation:
+        """With the power of two that is nearest to the scale."""
+        scale = np.exp2(np.rint(np.log2(self.parameters.scale))).astype(np.float32)
+        return replace(self, parameters=replace(self.parameters, scale=scale))
+
+
+@dataclass(frozen=True)
+class QuantisedConstant:
+    """The integers of a constant. `type` None stands for int32, which a bias has.
+
+    Attributes:
+        steps: of the constant's shape, in the type's own integers.
+    """
+
+    steps: NDArray[Any]
+    type: QuantType | None
+    parameters: AffineParameters
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class ParameterRules:
+    """How ranges become scales and zero points."""
+
+    graph: Graph
+    options: StaticOptions
+    activation_type: QuantType
+    weight_type: QuantType
+    reduce_range: bool
+
+    def activation(self, name: str, low: float, high: float, *, constant: bool = False) -> Quantisation:
+        """Of a value with a range, between nodes or constant."""
+        override = self.options.overrides.get(name)
+        said = ChannelOverride() if override is None else override.common
+        kind = said.quant_type or self.activation_type
+        symmetric = self.options.activation_symmetric if said.symmetric is None else said.symmetric
+        reduced = self.reduce_range and constant if said.reduce_range is None else said.reduce_range
+        integers = kind.integers(symmetric=symmetric, reduce_range=reduced)
+        if said.scale is not None:
+            return Quantisation(kind, _given(said), integers)
+        low, high = (low if said.rmin is None else said.rmin), (high if said.rmax is None else said.rmax)
+        least = self.options.minimum_real_range
+        snapped = self.options.activation_restricted_asymmetric and not constant
+        if snapped and kind is QuantType.QUInt8 and not symmetric:
+            return Quantisation(kind, snapped_parameters(low, high, integers, least_range=least), integers)
+        found = affine_parameters(
+            np.asarray(low, np.float32), np.asarray(high, np.float32), integers, symmetric=symmetric, least_range=least
+        )
+        return Quantisation(kind, found, integers)
+
+    def constant(self, use: ConstantUse) -> Quantisation:
+        """Of a constant that is no bias, by its values."""
+        if use.kind == "data":
+            return self.data_constant(use.name)
+        override = self.options.overrides.get(use.name)
+        said = ChannelOverride() if override is None else override.common
+        kind = said.quant_type or self.weight_type
+        axis = use.axis if override is None or override.axis is None else override.axis % max(1, self._rank(use.name))
+        symmetric = self.options.weight_symmetric if said.symmetric is None else said.symmetric
+        # Operators on integers have one zero point for all channels.
+        symmetric = axis is not None or (kind.is_signed if symmetric is None else symmetric)
+        reduced = self.reduce_range if said.reduce_range is None else said.reduce_range
+        integers = kind.integers(symmetric=symmetric, reduce_range=reduced)
+        low, high = self._constant_range(use.name, axis)
+        if override is not None:
+            found = _overridden(use.name, override, low, high)
+            if isinstance(found, AffineParameters):
+                return Quantisation(kind, found, integers, axis)
+            low, high = found
+        least = self.options.minimum_real_range
+        found = affine_parameters(low, high, integers, symmetric=symmetric, least_range=least)
+        return Quantisation(kind, found, integers, axis)
+
+    def data_constant(self, name: str) -> Quantisation:
+        """Of a constant among activations, which has their type."""
+        low, high = self._constant_range(name, None)
+        return self.activation(name, float(low), float(high), constant=True)
+
+    def is_mask(self, name: str) -> bool:
+        """Whether a constant has numbers beyond which nothing else counts."""
+        low, high = self._constant_range(name, None)
+        return max(-float(low), float(high)) >= MOST
+
+    def steps(self, name: str, how: Quantisation) -> QuantisedConstant:
+        """The integers of a constant."""
+        try:
+            dtype = how.type.data_type.numpy_dtype
+            steps = quantize_affine(self._array(name), how.parameters, how.integers, how.axis, dtype)
+        except QuantizationError as error:
+            raise _not_finite(name, error) from error
+        return QuantisedConstant(steps, how.type, how.parameters, how.axis)
+
+    def bias(self, use: ConstantUse, x: Quantisation, weight: Quantisation) -> QuantisedConstant:
+        """A bias at the scale of the products: int32."""
+        scale = x.parameters.scale.astype(np.float32) * weight.parameters.scale
+        values = self._array(use.name)
+        if not np.all(np.isfinite(values)):
+            raise _not_finite(use.name, "a bias must be finite")
+        points = AffineParameters(scale, np.zeros(scale.shape, np.int32))
+        return QuantisedConstant(bias_steps(values, scale), None, points, use.axis)
+
+    def fitted_to_bias(self, weight: Quantisation, x: Quantisation, bias: ConstantUse) -> Quantisation:
+        """A weight's scale, made larger where a bias would not fit its int32."""
+        values = self._array(bias.name)
+        if not np.all(np.isfinite(values)):
+            raise _not_finite(bias.name, "a bias must be finite")
+        wider = widened_for_bias(weight.parameters.scale, float(x.parameters.scale), values)
+        return Quantisation(
+            weight.type, AffineParameters(wider, weight.parameters.zero_point), weight.integers, weight.axis
+        )
+
+    def _constant_range(self, name: str, axis: int | None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        try:
+            low, high = channel_ranges(self._array(name), axis)
+        except QuantizationError as error:
+            raise InputError(f"constant {name!r} cannot be quantised", str(error), "exclude its nodes") from error
+        if not (np.all(np.isfinite(low)) and np.all(np.isfinite(high))):
+            raise _not_finite(name, "a weight must be finite")
+        return low, high
+
+    def _array(self, name: str) -> NDArray[Any]:
+        found = self.graph.constant(name)
+        assert found is not None
+        return found
+
+    def _rank(self, name: str) -> int:
+        return self._array(name).ndim
+
+
+def _given(said: ChannelOverride) -> AffineParameters:
+    return AffineParameters(np.asarray(said.scale, np.float32), np.asarray(said.zero_point, np.int32))
+
+
+def _overridden(
+    name: str, override: TensorOverride, low: NDArray[np.float32], high: NDArray[np.float32]
+) -> AffineParameters | tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Parameters as the caller gave them, or ranges with the ends that the caller gave."""
+    channels = override.channels
+    if len(channels) == 1 and low.ndim:
+        channels = channels * low.size
+    if len(channels) != low.size:
+        raise OptionError(
+            f"TensorQuantOverrides[{name!r}] has {len(channels)} dictionaries",
+            f"the tensor has {low.size} channels along axis {override.axis}",
+            "give one for all, or one per channel",
+        )
+    if channels[0].scale is not None:
+        scale = np.asarray([one.scale for one in channels], np.float32).reshape(low.shape)
+        points = np.asarray([one.zero_point for one in channels], np.int32).reshape(low.shape)
+        return AffineParameters(scale, points)
+    pairs = list(zip(channels, low.reshape(-1), high.reshape(-1), strict=True))
+    lowest = np.asarray([old if one.rmin is None else one.rmin for one, old, _ in pairs], np.float32)
+    highest = np.asarray([old if one.rmax is None else one.rmax for one, _, old in pairs], np.float32)
+    return lowest.reshape(low.shape), highest.reshape(low.shape)
+
+
+def _not_finite(name: str, why: Any) -> InputError:
+    return InputError(
+        f"constant {name!r} has NaN or infinite values",
+        str(why),
+        "look at the float model, or keep the nodes that use it float: nodes_to_exclude=[...]",
+    )
+
+
+@dataclass
+class Parameters:
+    """All of them.
+
+    Attributes:
+        activations: by value.
+        constants: per operand; a bias whose input stays float is not among them.
+        float_values: values that stay float because nothing is known of their range.
+    """
+
+    activations: dict[str, Quantisation] = field(default_factory=dict)
+    constants: dict[tuple[int, int], QuantisedConstant] = field(default_factory=dict)
+    float_values: list[str] = field(default_factory=list)
+
+
+def find_parameters(placement: Placement, ranges: TensorsData, rules: ParameterRules) -> Parameters:
+    """Scales and zero points of what was placed."""
+    found = Parameters()
+    _check_overrides(placement, rules.options.overrides)
+    for name in placement.activations:
+        root = placement.root(name)
+        if root not in placement.activations:  # a table that a Gather looks up
+            if rules.is_mask(root):
+                found.float_values.append(name)
+            else:
+                found.activations[name] = rules.data_constant(root)
+            continue
+        fixed = placement.activations[root].range
+        said = rules.options.overrides.get(root)
+        if fixed is not None:
+            how = rules.activation(root, *fixed)
+            found.activations[name] = how.rounded() if placement.activations[root].rounds_scale else how
+        elif (seen := placement.activations[root].bounded_by or root) in ranges:
+            found.activations[name] = rules.activation(root, *map(float, ranges[seen].range_value))
+        elif said is not None and said.common.scale is not None:
+            found.activations[name] = rules.activation(root, 0.0, 0.0)
+        else:
+            found.float_values.append(name)
+    _find_constants(placement, rules, found)
+    return found
+
+
+def _find_constants(placement: Placement, rules: ParameterRules, found: Parameters) -> None:
+    """Weights, and with each the bias behind it. Nodes that use a constant alike share its integers."""
+    uses, made = placement.constants, dict[tuple[Any, ...], QuantisedConstant]()
+    for use, following in zip(uses, [*uses[1:], None], strict=True):
+        if use.kind == "bias":
+            continue
+        if use.kind == "data" and rules.is_mask(use.name):
+            found.float_values.append(use.name)
+            continue
+        how = rules.constant(use)
+        x = found.activations.get(use.node.inputs[0])
+        if following is not None and following.kind == "bias" and x is not None:
+            if rules.options.adjust_weight_for_bias:
+                how = rules.fitted_to_bias(how, x, following)
+            found.constants[id(following.node), following.index] = rules.bias(following, x, how)
+        key = (use.name, use.kind, how.axis, how.parameters.scale.tobytes())
+        if key not in made:
+            made[key] = rules.steps(use.name, how)
+        found.constants[id(use.node), use.index] = made[key]
+
+
+def _check_overrides(placement: Placement, overrides: Mapping[str, TensorOverride]) -> None:
+    known = {*placement.activations, *(use.name for use in placement.constants)}
+    for name, override in overrides.items():
+        if name not in known:
+            raise OptionError(
+                f"TensorQuantOverrides names {name!r}",
+                "no value or constant of that name is quantised",
+                did_you_mean(name, known, "correct the name, or leave it out"),
+            )
+        if name in placement.activations and (override.axis is not None or len(override.channels) > 1):
+            raise OptionError(
+                f"TensorQuantOverrides[{name!r}] has an axis",
+                "it is an activation, and these have one scale",
+                "give one dictionary without 'axis'",
+            )

@@ -1,0 +1,212 @@
+"""Which values of a graph are quantised, and how each operand of the chosen nodes is: decided before anything is known
+of ranges, so that calibration looks at what is needed only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ...onnx.ir import Graph, Node
+from ...onnx.rewrites.base import number, only_user
+from .calibrate import is_float
+from .operator_rules import OperatorRule, result_bounds, static_rule, weight_axis
+from .options import StaticOptions
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A value between nodes, or an input, that is quantised.
+
+    Attributes:
+        shares: the value whose scale and zero point it has; None = its own.
+        range: what it may hold, whatever was seen; None = what was seen.
+        rounds_scale: its scale becomes a power of two.
+        bounded_by: the value whose range it has: that of the Relu or Clip that alone uses it, beyond which nothing
+            matters.
+    """
+
+    shares: str | None = None
+    range: tuple[float, float] | None = None
+    rounds_scale: bool = False
+    bounded_by: str | None = None
+
+
+@dataclass(frozen=True)
+class ConstantUse:
+    """A constant operand of a node.
+
+    Attributes:
+        index: of the input.
+        kind: "data" (in the type of activations, one scale), "weight" or "bias".
+        axis: of the channels that have scales of their own; None = one scale.
+    """
+
+    node: Node
+    index: int
+    kind: str
+    axis: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The constant."""
+        return self.node.inputs[self.index]
+
+
+@dataclass
+class Placement:
+    """What is quantised.
+
+    Attributes:
+        activations: by name, in the order of the nodes.
+        constants: operands that are constant.
+        absorbed: nodes that saturation stands for (a Relu or Clip behind a node that is quantised).
+        nodes: those that are quantised.
+    """
+
+    activations: dict[str, Activation] = field(default_factory=dict)
+    constants: list[ConstantUse] = field(default_factory=list)
+    absorbed: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+
+    def root(self, name: str) -> str:
+        """The value that has the scale and zero point of this one."""
+        found = self.activations.get(name)
+        while found is not None and found.shares is not None:
+            name = found.shares
+            found = self.activations.get(name)
+        return name
+
+
+@dataclass(frozen=True)
+class Placer:
+    """Places quantisation in a graph.
+
+    Attributes:
+        symmetric: activations whose range is the same on both sides of 0, by name; None stands for all others.
+    """
+
+    graph: Graph
+    options: StaticOptions
+    per_channel: bool
+    symmetric: Collection[str | None] = ()
+    placement: Placement = field(default_factory=Placement)
+
+    def place(self, nodes: Sequence[Node]) -> Placement:
+        """Decide for nodes, given in order."""
+        for node in nodes:
+            rule = static_rule(node)
+            if rule is None or (rule.only_if_forced and not self.options.force_quantize_no_input_check):
+                continue
+            if rule.follows and not (
+                node.input(0) in self.placement.activations or self.options.force_quantize_no_input_check
+            ):
+                continue
+            if self._absorb(node):
+                continue
+            if rule.keeps and not self._adds_a_value(node):
+                self._keep(node, rule)
+            else:
+                self._place(node, rule)
+        return self.placement
+
+    def _place(self, node: Node, rule: OperatorRule) -> None:
+        graph, options = self.graph, self.options
+        constant = {index for index, name in enumerate(node.inputs) if name and graph.constant_tensor(name) is not None}
+        data = [index for index in (range(len(node.inputs)) if rule.data is None else rule.data) if node.input(index)]
+        if self._adds_a_value(node):
+            data.append(2)
+        by_channel = rule.weight if rule.weight in constant else None
+        if rule.weight is not None and by_channel is None and rule.weight not in data:
+            return
+        if node.op_type == "MatMul" and options.mat_mul_const_b_only and by_channel is None:
+            return
+        if by_channel is not None and by_channel not in data:
+            data.append(by_channel)
+        if not all(is_float(graph, node.inputs[index], options.default_tensor_type) for index in data):
+            return
+        if all(index in constant for index in data):
+            return
+        self.placement.nodes.append(node)
+        for index in data:
+            if index == by_channel:
+                self.placement.constants.append(self._weight(node, rule, index))
+            elif index in constant:
+                self.placement.constants.append(ConstantUse(node, index, "data"))
+            else:
+                self.placement.activations.setdefault(node.inputs[index], Activation())
+        if rule.bias in constant and by_channel is not None and options.quantize_bias and 0 not in constant:
+            self._bias(node, rule.bias)
+        if rule.follows and only_user(graph, node.input(0)) is node and node.input(0) in self.placement.activations:
+            found = self.placement.activations[node.input(0)]
+            if found.shares is None and found.range is None:
+                self.placement.activations[node.input(0)] = Activation(bounded_by=node.output(0))
+        self._results(node, rule, Activation(range=rule.range, rounds_scale=rule.rounds_scale))
+
+    def _weight(self, node: Node, rule: OperatorRule, index: int) -> ConstantUse:
+        tensor = self.graph.constant_tensor(node.inputs[index])
+        rank = 0 if tensor is None else len(tensor.shape)
+        axis = self.options.channel_axes.get(node.op_type, weight_axis(node, rule, rank))
+        # One scale per number would be no quantisation, and channels of a stack of matrices have no operator.
+        by_channel = self.per_channel and rank >= 2 and not (node.op_type == "MatMul" and rank > 2)
+        return ConstantUse(node, index, "weight", axis % rank if by_channel else None)
+
+    def _bias(self, node: Node, index: int | None) -> None:
+        assert index is not None
+        tensor, weight = self.graph.constant_tensor(node.inputs[index]), self.placement.constants[-1]
+        if tensor is None or not is_float(self.graph, node.inputs[index]):
+            return
+        if len(tensor.shape) == 1 or weight.axis is None:
+            self.placement.constants.append(ConstantUse(node, index, "bias", None if weight.axis is None else 0))
+
+    def _results(self, node: Node, rule: OperatorRule, activation: Activation) -> None:
+        if node.op_type in self.options.op_types_to_exclude_output_quantization:
+            return
+        outputs = node.outputs if rule.outputs is None else node.outputs[: rule.outputs]
+        for name in filter(None, outputs):
+            self.placement.activations.setdefault(name, activation)
+
+    def _keep(self, node: Node, rule: OperatorRule) -> None:
+        source, graph, options = node.input(0), self.graph, self.options
+        if not is_float(graph, source, options.default_tensor_type):
+            return
+        is_constant = graph.constant_tensor(source) is not None
+        looks_up = node.op_type == "Gather" and is_constant
+        if not (source in self.placement.activations or options.force_quantize_no_input_check or looks_up):
+            return
+        self.placement.nodes.append(node)
+        if is_constant:
+            self.placement.constants.append(ConstantUse(node, 0, "data"))
+        else:
+            self.placement.activations.setdefault(source, Activation())
+        self._results(node, rule, Activation(shares=source))
+
+    def _adds_a_value(self, node: Node) -> bool:
+        """Whether a Pad writes another number than 0 into its result."""
+        if node.op_type != "Pad" or node.attribute("mode", "constant") != "constant":
+            return False
+        return (bool(node.input(2)) and number(self.graph, node.input(2)) != 0) or bool(node.attribute("value", 0))
+
+    def _absorb(self, node: Node) -> bool:
+        """Leave a Relu or Clip away where the node before it is quantised: integers saturate at the same bounds.
+
+        They do if the range of the result, which lies within the bounds, is all that the integers stand for.
+        """
+        graph, source, result = self.graph, node.input(0), node.output(0)
+        given = [number(graph, name) if name else None for name in (node.input(1), node.input(2))]
+        if any(name and value is None for name, value in zip((node.input(1), node.input(2)), given, strict=True)):
+            return False
+        bounds = result_bounds(node, *given)
+        if bounds is None or self.options.keep_removable_activations or not bounds[0] <= 0 <= bounds[1]:
+            return False
+        is_symmetric = None in self.symmetric or result in self.symmetric
+        activation = self.placement.activations.get(source)
+        if is_symmetric or activation is None or activation.shares is not None or only_user(graph, source) is not node:
+            return False
+        producer = graph.producer(source)
+        if producer is None or node.op_type in self.options.op_types_to_exclude_output_quantization:
+            return False
+        del self.placement.activations[source]
+        self.placement.activations[result] = Activation()
+        self.placement.absorbed.append(node)
+        return True

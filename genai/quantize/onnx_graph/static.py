@@ -1,0 +1,165 @@
+"""Static quantisation of a model that has been read: place, calibrate, find parameters, write."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError, OptionError
+from ...onnx.ir import Graph, OnnxModel
+from ...onnx.rewrites.base import Level, run_rewrites
+from ...onnx.rewrites.constant_folding import lift_constants
+from ...onnx.shapes import infer_shapes
+from .calibrate import CalibraterBase, CalibrationMethod, create_calibrator
+from .operator_rules import QOPERATOR_OPERATORS, STATIC_OPERATORS
+from .options import StaticOptions
+from .parameters import ParameterRules, Parameters, find_parameters
+from .placement import Placement, Placer
+from .qdq import QdqWriter
+from .qoperator import to_operators_on_integers
+from .selection import checked_op_types, chosen_nodes, require_float_model
+from .tensors_data import TensorsData, load_tensors_data, save_tensors_data
+from .types import BYTES, STATIC_TYPES, QuantFormat, QuantType, checked_type
+
+# QuantizeLinear came with 10, scales by channel with 13.
+_OPSET, _OPSET_PER_CHANNEL = 10, 13
+
+
+@dataclass(frozen=True)
+class StaticRequest:
+    """What `quantize_static` was asked for, checked."""
+
+    reader: Any
+    format: QuantFormat
+    op_types: Sequence[str] | None
+    per_channel: bool
+    reduce_range: bool
+    activation_type: QuantType
+    weight_type: QuantType
+    include: Sequence[str] | None
+    exclude: Sequence[str] | None
+    method: CalibrationMethod
+    providers: Sequence[Any] | None
+    options: StaticOptions
+    cache: Path | None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, QuantFormat):
+            raise OptionError(f"quant_format is {self.format!r}", "it is a QuantFormat", "pass QuantFormat.QDQ")
+        known = STATIC_TYPES if self.format is QuantFormat.QDQ else BYTES
+        for name in ("activation_type", "weight_type"):
+            object.__setattr__(self, name, checked_type(name, getattr(self, name), known))
+        if self.activation_type is QuantType.QInt8 and self.weight_type is QuantType.QUInt8:
+            raise OptionError(
+                "activation_type is QInt8 and weight_type QUInt8",
+                "onnxruntime multiplies signed activations by signed weights only",
+                "pass activation_type=QuantType.QUInt8, or weight_type=QuantType.QInt8",
+            )
+        if self.reader is None and (self.cache is None or not self.cache.exists()):
+            raise OptionError(
+                "there is no calibration_data_reader",
+                "ranges of activations come from data"
+                + ("" if self.cache is None else f", and there is no file {str(self.cache)!r} that has them"),
+                "pass a CalibrationDataReader, or use quantize_dynamic",
+            )
+
+
+def prepare_model(model: OnnxModel) -> None:
+    """Make constants of what Constant nodes and defaults of inputs are, and find types, in place."""
+    graph = model.graph
+    defaults = {value.name for value in graph.inputs} & graph.initializers.keys()
+    graph.inputs[:] = [value for value in graph.inputs if value.name not in defaults]
+    graph.invalidate()
+    run_rewrites(model, (lift_constants,), Level.BASIC)
+    infer_shapes(model)
+
+
+def quantize_statically(model: OnnxModel, source: Any, request: StaticRequest) -> None:
+    """Quantise a model in place.
+
+    Args:
+        source: what the model was read from, which calibration runs.
+
+    Raises:
+        GenaiError: see `quantize_static`.
+    """
+    options = request.options
+    opset = _OPSET_PER_CHANNEL if request.per_channel else _OPSET
+    require_float_model(
+        model, opset, f"QuantizeLinear{' with scales by channel' * request.per_channel} came with that version"
+    )
+    prepare_model(model)
+    default = STATIC_OPERATORS if request.format is QuantFormat.QDQ else QOPERATOR_OPERATORS
+    op_types = checked_op_types(request.op_types, default, model.graph)
+    nodes = chosen_nodes(model.graph, op_types, request.include, request.exclude)
+    placement = Placer(model.graph, options, request.per_channel, _symmetric_values(options)).place(nodes)
+    if not placement.nodes:
+        raise _nothing_to_do(model.graph, sorted(op_types), len(nodes))
+    ranges = _ranges(source, request, placement)
+    rules = ParameterRules(model.graph, options, request.activation_type, request.weight_type, request.reduce_range)
+    parameters = find_parameters(placement, ranges, rules)
+    _tell_what_stays_float(parameters)
+    QdqWriter(model, placement, parameters, options).write()
+    if request.format is QuantFormat.QOperator:
+        to_operators_on_integers(model)
+
+
+def _symmetric_values(options: StaticOptions) -> set[str | None]:
+    named = {name for name, override in options.overrides.items() if override.common.symmetric or override.common.scale}
+    return {*named, None} if options.activation_symmetric else {*named}
+
+
+def _ranges(source: Any, request: StaticRequest, placement: Placement) -> TensorsData:
+    """Ranges from the file, if it is there; else from the data, and into the file."""
+    if request.cache is not None and request.cache.exists():
+        found = load_tensors_data(request.cache)
+        if found.calibration_method is not request.method:
+            raise InputError(
+                f"the ranges in {str(request.cache)!r} were found by {found.calibration_method}",
+                f"calibrate_method is {request.method}",
+                "remove the file, or ask for that method",
+            )
+        return found
+    calibrator = make_calibrator(source, request)
+    if request.cache is None:  # a file serves other choices of nodes too, so it has all values
+        known = placement.activations
+        calibrator.only([known[name].bounded_by or name for name in known if placement.root(name) == name])
+    calibrator.collect_data(request.reader)
+    found = calibrator.compute_data()
+    if request.cache is not None:
+        save_tensors_data(found, request.cache)
+    return found
+
+
+def make_calibrator(source: Any, request: StaticRequest) -> CalibraterBase:
+    """The calibrator that the options ask for."""
+    options = request.options
+    extra: dict[str, Any] = {"symmetric": options.calib_tensor_range_symmetric}
+    if request.method is CalibrationMethod.MinMax:
+        extra["moving_average"] = options.calib_moving_average
+        extra["averaging_constant"] = options.calib_moving_average_constant
+    if request.method is CalibrationMethod.Percentile:
+        extra["percentile"] = options.calib_percentile
+    return create_calibrator(source, calibrate_method=request.method, providers=request.providers, extra_options=extra)
+
+
+def _tell_what_stays_float(parameters: Parameters) -> None:
+    if parameters.float_values:
+        shown = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
+        warnings.warn(
+            f"{len(parameters.float_values)} values stay float, since they were infinite, beyond 1e30 (as masks are) "
+            f"or never computed: {shown}",
+            stacklevel=5,
+        )
+
+
+def _nothing_to_do(graph: Graph, op_types: Sequence[str], chosen: int) -> InputError:
+    present = sorted({node.op_type for node in graph.nodes})
+    return InputError(
+        f"nothing of the model can be quantised: {chosen} of its nodes are chosen, and none fits",
+        f"quantised are {', '.join(op_types) or 'no operators'} on float32; the model has {', '.join(present)}",
+        "check nodes_to_quantize, nodes_to_exclude and op_types_to_quantize, and that the model is float32",
+    )

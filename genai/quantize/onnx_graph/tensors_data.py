@@ -1,0 +1,198 @@
+"""Ranges by name, and the JSON file that keeps them: what onnxruntime writes is read, and the other way round."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from enum import Enum
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ...errors import InputError, ModelFolderError, NotSupportedYetError
+
+# Ranges of a model of a hundred thousand values take less.
+_MOST_BYTES = 1 << 28
+
+
+class CalibrationMethod(Enum):
+    """How a range is found from values; Distribution belongs to float8 and is refused."""
+
+    MinMax = 0
+    Entropy = 1
+    Percentile = 2
+    Distribution = 3
+
+
+class TensorData:
+    """The range of one value.
+
+    Args:
+        lowest, highest: float32.
+    """
+
+    def __init__(self, *, lowest: Any, highest: Any) -> None:
+        self.lowest, self.highest = np.float32(_number(lowest)), np.float32(_number(highest))
+        if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest <= self.highest):
+            raise InputError(
+                f"the range {self.lowest} to {self.highest}",
+                "it must be one of finite numbers, the lower one first",
+                "calibrate again",
+            )
+
+    @property
+    def range_value(self) -> tuple[np.float32, np.float32]:
+        """Lowest and highest."""
+        return self.lowest, self.highest
+
+    @property
+    def avg_std(self) -> NoReturn:
+        """Not supported: float8 is fitted to a mean and a deviation, and no float8 is made here."""
+        raise NotSupportedYetError(
+            "TensorData.avg_std is not supported",
+            "float8 is fitted to a mean and a deviation, and no float8 is made here",
+            "use range_value",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"lowest": _written(self.lowest), "highest": _written(self.highest), "CLS": "TensorData"}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorData:
+        """The inverse. Raises InputError: no range."""
+        if not isinstance(data, Mapping) or "lowest" not in data or "highest" not in data:
+            raise InputError(f"{data!r:.80} is no range", "it has no 'lowest' and 'highest'", "calibrate again")
+        return cls(lowest=data["lowest"], highest=data["highest"])
+
+    def __repr__(self) -> str:
+        return f"TensorData(lowest={self.lowest}, highest={self.highest})"
+
+
+def _written(value: np.float32) -> dict[str, Any]:
+    return {"data": [float(value)], "dtype": "float32", "CLS": "numpy.array"}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, Mapping):
+        value = value.get("data")
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
+    if array.size != 1:
+        raise InputError(f"{value!r:.80} is no number", "a range has two numbers", "calibrate again")
+    return float(array.reshape(()))
+
+
+class TensorsData:
+    """Ranges by value, and the method that they were found by.
+
+    Args:
+        data: TensorData, or (lowest, highest), per value.
+    """
+
+    def __init__(self, calibration_method: CalibrationMethod, data: Mapping[str, Any]) -> None:
+        self.calibration_method = calibration_method
+        self.data = {name: self._entry(name, one) for name, one in data.items()}
+
+    @staticmethod
+    def _entry(name: str, given: Any) -> TensorData:
+        if isinstance(given, TensorData):
+            return given
+        if isinstance(given, tuple | list) and len(given) >= 2:
+            return TensorData(lowest=given[0], highest=given[1])
+        raise InputError(f"the range of {name!r} is {given!r:.80}", "it is (lowest, highest)", "pass a TensorData")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data
+
+    def __getitem__(self, name: str) -> TensorData:
+        return self.data[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.data[name] = self._entry(name, value)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the values."""
+        return self.data.keys()
+
+    def values(self) -> ValuesView[TensorData]:
+        """Their ranges."""
+        return self.data.values()
+
+    def items(self) -> ItemsView[str, TensorData]:
+        """Both."""
+        return self.data.items()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        method = {"CLS": "CalibrationMethod", "value": f"CalibrationMethod.{self.calibration_method.name}"}
+        data = {name: one.to_dict() for name, one in self.data.items()}
+        return {"CLS": "TensorsData", "data": data, "calibration_method": method}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorsData:
+        """The inverse. Raises InputError: not what `to_dict` gave."""
+        try:
+            method = CalibrationMethod[str(data["calibration_method"]["value"]).removeprefix("CalibrationMethod.")]
+            entries = dict(data["data"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                "these are no ranges of a calibration", f"{type(error).__name__}: {error}", "calibrate again"
+            ) from error
+        return cls(method, {name: TensorData.from_dict(one) for name, one in entries.items()})
+
+
+def save_tensors_data(tensors_data: TensorsData, path: str | Path, *, smooth_quant: bool = False) -> None:
+    """Write ranges as JSON.
+
+    Args:
+        smooth_quant: written as it is, for onnxruntime.
+
+    Raises:
+        ModelFolderError: the file cannot be written.
+    """
+    text = json.dumps(tensors_data.to_dict() | {"smooth_quant": smooth_quant})
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ModelFolderError(
+            f"the ranges cannot be written to {str(path)!r}", str(error), "check the folder and its permissions"
+        ) from error
+
+
+def load_tensors_data(path: str | Path) -> TensorsData:
+    """Read ranges from JSON.
+
+    Raises:
+        ModelFolderError: the file cannot be read.
+        InputError: it holds something else, or ranges that were found for SmoothQuant.
+    """
+    path = Path(path)
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            raise InputError(f"{str(path)!r} has {size} bytes", "ranges take far less", "check the path")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelFolderError(f"the ranges in {str(path)!r} cannot be read", str(error), "check the path") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{str(path)!r} holds no ranges", f"it is not JSON: {error}", "calibrate again") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{str(path)!r} holds no ranges", f"it is a {type(found).__name__}", "calibrate again")
+    if found.get("smooth_quant"):
+        raise InputError(
+            f"the ranges in {str(path)!r} were found with SmoothQuant",
+            "they are those of a model that was changed first",
+            "calibrate again without it",
+        )
+    return TensorsData.from_dict(found)

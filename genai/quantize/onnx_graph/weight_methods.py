@@ -1,0 +1,134 @@
+"""Ways to round weights in blocks, by the names that onnxruntime's configurations have for them.
+
+Rounding to nearest, half-quadratic quantisation, searched scales ("k_quant"), and GPTQ, whose inputs are those that the
+model has for the data of a reader. What they do is in `genai.quant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from genai.kernels.weights import pack_bits
+from genai.quant.blocks import QuantizedBlocks, quantize_blocks
+from genai.quant.grids import UniformGrid
+from genai.quant.methods import METHODS as ARRAY_METHODS, InputStatistics
+
+from ...errors import InputError
+from .calibrate import CalibraterBase
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """How one weight is stored."""
+
+    bits: int
+    block_size: int
+    is_symmetric: bool
+
+
+# From a matrix [n, k], a format, whether scales are those of float16, and statistics of its inputs (None = it is looked
+# up, or the method needs none), to blocks along k.
+BlockMethod = Callable[[NDArray[Any], BlockFormat, bool, InputStatistics | None], QuantizedBlocks]
+
+
+def _to_nearest(
+    weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
+) -> QuantizedBlocks:
+    return quantize_blocks(
+        weight, bits=form.bits, block_size=form.block_size, symmetric=form.is_symmetric, half_scales=half_scales
+    )
+
+
+def _by(name: str) -> BlockMethod:
+    """A method of `genai.quant`; a table, which has no inputs, has its scales searched."""
+
+    def quantize(
+        weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
+    ) -> QuantizedBlocks:
+        method = ARRAY_METHODS[name]
+        if inputs is None and method.needs != "nothing":
+            method = ARRAY_METHODS["search"]
+        grid = UniformGrid(form.bits, form.block_size, form.is_symmetric, half_scales)
+        packed = method.quantize(weight, grid, inputs).packed
+        points = None if packed.offsets is None else pack_bits(packed.offsets, form.bits)
+        if points is not None and form.bits == 4 and packed.offsets is not None and packed.offsets.shape[1] % 2:
+            points[:, -1] &= 15
+        data = packed.data.reshape(packed.n, packed.scales.shape[1], -1)
+        return QuantizedBlocks(data, packed.scales, points, form.bits, form.block_size, packed.n, packed.k)
+
+    return quantize
+
+
+METHODS: dict[str, BlockMethod] = {
+    "DEFAULT": _to_nearest, "RTN": _to_nearest, "HQQ": _by("hqq"), "k_quant": _by("search"), "GPTQ": _by("gptq"),
+}  # fmt: skip
+
+
+class _Products:
+    """The sum of outer(x, x) over the rows x that it is shown, and their number."""
+
+    def __init__(self) -> None:
+        self.count, self.sums = 0, np.zeros((0, 0))
+
+    def observe(self, values: NDArray[Any]) -> None:
+        rows = np.asarray(values, np.float32).reshape(-1, values.shape[-1] if values.ndim else 1)
+        if not self.count:
+            self.sums = np.zeros((rows.shape[1], rows.shape[1]))
+        self.count += len(rows)
+        self.sums += rows.T @ rows
+
+    def range(self) -> tuple[float, float]:
+        raise NotImplementedError
+
+
+class _InputCalibrater(CalibraterBase):
+    """Looks at what matrices are multiplied with."""
+
+    def _observer(self) -> _Products:
+        return _Products()
+
+    def products(self, name: str) -> _Products:
+        """Those of a value."""
+        assert self._observations is not None
+        found = self._observations.observers[name]
+        assert isinstance(found, _Products)
+        return found
+
+
+def input_statistics(
+    model: onnx.ModelProto, values: Mapping[str, Collection[str]], reader: Any
+) -> dict[str, InputStatistics]:
+    """What weights are multiplied with while a float model runs on the data of a reader.
+
+    Args:
+        values: by weight the values that it is multiplied with.
+
+    Raises:
+        OptionError: no reader. InputError: no data, feeds that do not fit the model, NaN or infinity, or a value that
+            the data never reaches.
+    """
+    calibrater = _InputCalibrater(model)
+    calibrater.only(sorted({name for names in values.values() for name in names}))
+    calibrater.collect_data(reader)
+    found = {}
+    for weight, names in values.items():
+        parts = [calibrater.products(name) for name in sorted(names)]
+        for name, part in zip(sorted(names), parts, strict=True):
+            if not part.count:
+                raise InputError(
+                    f"there is no data for {name!r}, with which the weight {weight!r} is multiplied",
+                    "it is infinite or too large"
+                    if name in calibrater.unbounded
+                    else "the main graph does not make it",
+                    "keep its node float: nodes_to_exclude=[...], or use another method",
+                )
+        count = sum(part.count for part in parts)
+        gram: NDArray[np.float64] = np.sum([part.sums for part in parts], axis=0) / count
+        found[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
+    return found

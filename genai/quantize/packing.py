@@ -1,0 +1,234 @@
+"""A packed matrix in the graph, in place of the float one: the operators that multiply with it or look it up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.weights import ROW, pack_bits, packed_bytes
+from genai.quant.formats import QuantizedWeight
+
+from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..onnx.node import MS, OURS
+from ..ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from .choices import FormatChoice
+from .sites import Site
+
+# The bits that DequantizeLinear stores, with and without zero points.
+_QDQ_TYPES = {(4, False): DataType.INT4, (8, False): DataType.INT8}
+_QDQ_TYPES |= {(4, True): DataType.UINT4, (8, True): DataType.UINT8}
+# Inputs of QMoE: what belongs to the matrix that MoE has at 2 and at 4.
+_QMOE_INPUTS = {2: (2, 3, 4, 11), 4: (5, 6, 7, 12)}
+# Attributes of MoE that say nothing about shares, which always sum to 1 in QMoE.
+_NOT_IN_QMOE = ("normalize_routing_weights",)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One matrix.
+
+    Args:
+        graph: the model that is written. site: of the float model. packed: what is stored of it.
+        accuracy_level: to what products may round activations.
+    """
+
+    graph: Graph
+    site: Site
+    choice: FormatChoice
+    packed: QuantizedWeight
+    accuracy_level: int
+
+    def replace(self) -> None:
+        """Products and lookups read the packed matrix."""
+        site = self.site
+        if self.choice.qdq and not site.lookups:
+            for node in site.products:
+                self._dequantise_before(self._own(node))
+            return
+        names: dict[str, str] = {}
+        if site.products:
+            product = spell_product(self.packed, accuracy_level=self.accuracy_level, own=self._is_own)
+            names = self._constants(product)
+            for node in site.products:
+                self._replace_product(self._own(node), product, names)
+        for node in site.lookups:
+            self._replace_lookup(self._own(node), names)
+
+    def _own(self, node: Node) -> Node:
+        """The copied graph's node."""
+        own = self.graph.producer(node.output(0))
+        assert own is not None
+        return own
+
+    @property
+    def _is_own(self) -> bool:
+        """Head and embedding in one are stored once: both operators are onnxruntime's, or both are ours."""
+        return bool(self.site.products and self.site.lookups) and not self.choice.has_foreign_kernel(self.site)
+
+    def experts_constants(self) -> list[str]:
+        """Names of integers [experts, rows, bytes], of scales and zero points (if there are any) [experts, rows, …]."""
+        packed, count, base = self.packed, self.site.experts, self.site.base_name
+        form = packed.format
+        # The operator wants no more, even where columns do not fill their last block.
+        data = packed.data[:, : packed_bytes(packed.k, form.bits)]
+        names = [f"{base}.{part}" for part in ("qweight", "scales", "zero_points")]
+        self.graph.add_initializer(OnnxTensor.from_array(names[0], data.reshape(count, -1, data.shape[1])))
+        self._add_scales(names[1], packed.scales.reshape(count, -1, packed.scales.shape[1]))
+        if packed.offsets is None:
+            return names[:2]
+        points = pack_bits(packed.offsets, form.bits)
+        self.graph.add_initializer(OnnxTensor.from_array(names[2], points.reshape(count, -1, points.shape[1])))
+        return names
+
+    # Constants
+
+    def _constants(self, spelling: WeightSpelling, known: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Names of a spelling's arrays, which become initializers; those that are `known` are there."""
+        found = dict(known or {})
+        scales: dict[int, str] = {}
+        for part, array in spelling.arrays.items():
+            if part in found:
+                continue
+            # As onnxruntime-genai's builder names them.
+            name = f"{self.site.base_name}_{f'Q{self.packed.format.bits}' if part == 'codes' else part}"
+            if part in ("scales", "offset_scales") and id(array) in scales:
+                found[part] = scales[id(array)]
+                continue
+            scales[id(array)] = found[part] = name
+            if part == "scales" and spelling.domain == MS:
+                self._add_scales(name, array)
+            else:
+                self.graph.add_initializer(OnnxTensor.from_array(name, array))
+        return found
+
+    def _add_scales(self, name: str, scales: NDArray[np.float32]) -> None:
+        """Scales that an operator wants as float32: stored as float16 that a Cast widens, if they are such numbers."""
+        with np.errstate(over="ignore"):
+            narrow = scales.astype(np.float16)
+        if self.site.half:
+            self.graph.add_initializer(OnnxTensor.from_array(name, narrow))
+        elif self.choice.half_scales and np.array_equal(narrow.astype(np.float32), scales):
+            self.graph.add_initializer(OnnxTensor.from_array(f"{name}/half", narrow))
+            cast = make_node("Cast", [f"{name}/half"], [name], name=f"{name}/Cast", to=int(DataType.FLOAT))
+            self.graph.nodes.insert(0, cast)
+            self.graph.invalidate()
+        else:
+            self.graph.add_initializer(OnnxTensor.from_array(name, scales))
+
+    # Operators
+
+    def _replace_product(self, node: Node, spelling: WeightSpelling, names: Mapping[str, str]) -> None:
+        bias = node.input(2) if node.op_type == "Gemm" else ""
+        result = node.output(0)
+        product = self.graph.fresh_name(f"{result}/product") if bias else result
+        name = f"{node.name}_Q{self.packed.format.bits}"
+        made = self._computed(spelling, names, node.input(0), product, name)
+        if bias:
+            made.append(make_node("Add", [product, bias], [result], name=f"{node.name}/bias"))
+        self.graph.replace_node(node, *made)
+
+    def _computed(
+        self, spelling: WeightSpelling, names: Mapping[str, str], value: str, result: str, name: str
+    ) -> list[Node]:
+        """The operator; one of ours computes in float32, so Casts go around it where values are float16."""
+        widened, narrowed = value, result
+        before, after = [], []
+        if spelling.domain == OURS and self.site.half:
+            narrowed = self.graph.fresh_name(f"{result}/wide")
+            after = [make_node("Cast", [narrowed], [result], name=f"{name}/narrow", to=int(DataType.FLOAT16))]
+            if not spelling.computed:  # x, not ids
+                widened = self.graph.fresh_name(f"{value}/wide")
+                before = [make_node("Cast", [value], [widened], name=f"{name}/widen", to=int(DataType.FLOAT))]
+        made = make_node(
+            spelling.op_type, spelling.inputs(widened, names), [narrowed], domain=spelling.domain, name=name,
+            **spelling.attributes,
+        )  # fmt: skip
+        return [*before, made, *after]
+
+    def _replace_lookup(self, node: Node, names: Mapping[str, str]) -> None:
+        """Rows of what products read, if there are any."""
+        packed, graph = self.packed, self.graph
+        spelling = spell_lookup(packed, own=self._is_own, cut=True)
+        nodes = []
+        if names and spelling.domain == MS:  # products have them in blocks
+            shape = graph.add_constant(f"{node.name}/shape", np.array(packed.data.shape, np.int64))
+            rows = graph.fresh_name(f"{names['codes']}/rows")
+            nodes.append(make_node("Reshape", [names["codes"], shape], [rows], name=rows))
+            names = {**names, "codes": rows}
+        names = self._constants(spelling, names)
+        result = node.output(0)
+        # onnxruntime's operator gives whole blocks; the rest is cut off.
+        cut = spelling.domain == MS and packed.format.padded(packed.k) != packed.k
+        whole = graph.fresh_name(f"{result}/padded") if cut else result
+        nodes += self._computed(spelling, names, node.input(1), whole, f"{node.name}BlockQuantized")
+        if cut:
+            ends = [
+                graph.add_constant(f"{node.name}/{part}", np.array([value], np.int64))
+                for part, value in (("first", 0), ("last", packed.k), ("axis", -1))
+            ]
+            nodes.append(make_node("Slice", [whole, *ends], [result], name=f"{node.name}/Slice"))
+        graph.replace_node(node, *nodes)
+
+    def _dequantise_before(self, node: Node) -> None:
+        """A product keeps its operator, and reads DequantizeLinear of integers [K, N]."""
+        graph, packed, base = self.graph, self.packed, self.site.base_name
+        form, has_zeros = packed.format, packed.offsets is not None
+        integers, points = f"{base}_Q{form.bits}", f"{base}_zero_points"
+        dtype, wide = _QDQ_TYPES[form.bits, has_zeros], f"{base}/dequantized"
+        if integers not in graph.initializers:
+            codes = packed.codes if has_zeros else (packed.codes.astype(np.int16) - (1 << (form.bits - 1)))
+            by_row = form.block_size == ROW
+            scales = packed.scales.reshape(-1) if by_row else np.ascontiguousarray(packed.scales.T)
+            graph.add_initializer(OnnxTensor.from_array(integers, np.ascontiguousarray(codes.T), dtype))
+            self._add_scales(f"{base}_scales", scales)
+            inputs = [integers, f"{base}_scales"]
+            if packed.offsets is not None:
+                zeros = packed.offsets.reshape(-1) if by_row else np.ascontiguousarray(packed.offsets.T)
+                graph.add_initializer(OnnxTensor.from_array(points, zeros, dtype))
+                inputs.append(points)
+            blocks: dict[str, Any] = {"axis": 1} if by_row else {"axis": 0, "block_size": form.block_size}
+            made = make_node("DequantizeLinear", inputs, [wide], name=wide, **blocks)
+            graph.insert_before(node, made)
+        if node.attribute("transB", 0):
+            node.set_attribute("transB", 0)
+        node.inputs = [node.input(0), wide, *node.inputs[2:]]
+        graph.update(node)
+
+
+class MixturePacking:
+    """The matrices of a mixture of experts: MoE becomes QMoE.
+
+    Args:
+        graph: the model that is written. node: the float model's. packed: by its inputs (2 and 4) the matrices.
+    """
+
+    def __init__(self, graph: Graph, node: Node, packings: Mapping[int, Packing]) -> None:
+        self._graph, self._packings = graph, packings
+        own = graph.producer(node.output(0))
+        assert own is not None
+        self._node = own
+
+    def replace(self) -> None:
+        """Write QMoE in its place."""
+        node, inputs = self._node, [self._node.input(0), self._node.input(1), *[""] * 11]
+        bits = {}
+        for index, (data, scales, bias, points) in _QMOE_INPUTS.items():
+            packing = self._packings[index]
+            names = packing.experts_constants()
+            inputs[data], inputs[scales], inputs[bias] = names[0], names[1], node.input(index + 1)
+            inputs[points] = names[2] if len(names) > 2 else ""
+            bits[index] = packing.packed.format.bits
+        while not inputs[-1]:
+            inputs.pop()
+        kept = {name: node.attribute(name) for name in node.attributes if name not in _NOT_IN_QMOE}
+        first = self._packings[2]
+        sizes = {"expert_weight_bits": bits[2], "block_size": first.packed.format.block_size}
+        if bits[2] != bits[4]:
+            sizes |= {"fc1_expert_weight_bits": bits[2], "fc2_expert_weight_bits": bits[4]}
+        level = {"accuracy_level": first.accuracy_level} if first.accuracy_level else {}
+        made = make_node("QMoE", inputs, node.outputs, domain=MS, name=f"{node.name}_Q", **kept, **sizes, **level)
+        self._graph.replace_node(node, made)

@@ -1,0 +1,131 @@
+"""How far a quantised model's distributions lie from the float model's, with dequantised weights in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..evaluate.divergence import compare_logits
+from ..evaluate.prediction import exp, mean_and_error
+from .calibration import CalibrationText
+from .flow import Flow
+from .sites import Site
+from .streaming import Override, ProgramStage, StreamedDecoder, batches_of
+
+# Logits of both models that are kept at once: 150k tokens of vocabulary allow 223 rows.
+_MOST_LOGITS_BYTES = 1 << 27
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Of one quantised model, over all tokens of a text. Divergences in nats.
+
+    Attributes:
+        kld, kld_error: mean of KL(float || quantised), and its standard error.
+        median, p90, p99, maximum: of the same.
+        top1_agreement: share of positions at which both find the same token most likely.
+        base_perplexity, perplexity: of the float and the quantised model.
+        tokens: positions that were compared.
+    """
+
+    kld: float
+    kld_error: float
+    median: float
+    p90: float
+    p99: float
+    maximum: float
+    top1_agreement: float
+    base_perplexity: float
+    perplexity: float
+    tokens: int
+
+
+class Evaluation:
+    """The float model's way through a text, against which others are measured.
+
+    Args:
+        decoder: the float model. text: what is predicted.
+    """
+
+    def __init__(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+        self._decoder, self._text = decoder, text
+        # A sequence at a time, so that few logits are alive.
+        most = max(text.tokens.shape[1], _MOST_LOGITS_BYTES // (8 * decoder.vocab_size))
+        self._batches = batches_of(text.tokens, most)
+        self._exact = Flow(self._batches)
+        self._logits: list[NDArray[np.float32]] = []  # the float model's, once they are known, where they are few
+        self._keeps_logits = 4 * text.tokens.size * decoder.vocab_size <= _MOST_LOGITS_BYTES
+        for stage in decoder.stages[:-1]:
+            self._exact.advance(decoder, stage)
+
+    def measure(self, instead: Override, progress: Callable[[int], None] = lambda stage: None) -> Quality:
+        """Of the model whose matrices `instead` gives; told each stage that is done."""
+        flow = Flow(self._batches)
+        for stage in self._decoder.stages[:-1]:
+            flow.advance(self._decoder, stage, instead=instead)
+            progress(stage.number)
+        return self._compared(flow, instead)
+
+    def sensitivities(
+        self, trials: Callable[[Site], Iterator[tuple[str, Override]]]
+    ) -> Iterator[tuple[Site, str, float]]:
+        """Site, name of the trial, and mean divergence, where one matrix alone is changed.
+
+        Args:
+            trials: by site the names of what is tried, and the matrices.
+        """
+        flow, seen = Flow(self._batches), set()
+        for stage in self._decoder.stages:
+            for site in stage.sites:
+                if site.name in seen:
+                    continue
+                seen.add(site.name)
+                for name, instead in trials(site):
+                    yield site, name, self._from(stage, flow, instead)
+            if stage is not self._decoder.stages[-1]:
+                flow.advance(self._decoder, stage)
+
+    def _from(self, first: ProgramStage, before: Flow, instead: Override) -> float:
+        flow = before.copy()
+        for stage in self._decoder.stages[first.number : -1]:
+            flow.advance(self._decoder, stage, instead=instead)
+        return self._compared(flow, instead).kld
+
+    def _compared(self, flow: Flow, instead: Override) -> Quality:
+        last = self._decoder.stages[-1]
+        most = max(batch.size for batch in self._batches)
+        parts = []
+        with ExitStack() as stack:
+            running = [stack.enter_context(self._decoder.running(last, instead=instead, tokens=most))]
+            if not self._logits:
+                running.append(stack.enter_context(self._decoder.running(last, tokens=most)))
+            computed = []
+            for index, batch in enumerate(self._batches):
+                found, *exact = (
+                    one.run(batch, texts.read(index))[self._decoder.logits]
+                    for one, texts in zip(running, (flow, self._exact), strict=False)
+                )
+                logits = exact[0] if exact else self._logits[index]
+                if exact and self._keeps_logits:
+                    computed.append(logits)
+                rows, targets = _predicting(batch)
+                parts.append(compare_logits(logits[rows], found[rows], targets, self._decoder.executor))
+        self._logits = self._logits or computed
+        divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
+        mean, error = mean_and_error(divergence)
+        median, p90, p99, maximum = np.quantile(divergence, (0.5, 0.9, 0.99, 1.0)).tolist()
+        return Quality(
+            mean, error, median, p90, p99, maximum, float(agrees.mean()),
+            exp(-float(of_base.mean())), exp(-float(of_other.mean())), len(divergence),
+        )  # fmt: skip
+
+
+def _predicting(batch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the logits that have a next token in their sequence, and that token."""
+    count, length = batch.shape
+    rows = np.arange(count * length).reshape(count, length)[:, :-1].reshape(-1)
+    return rows, batch[:, 1:].reshape(-1)

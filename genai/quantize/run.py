@@ -1,0 +1,528 @@
+"""A model quantised, from its folder to a folder with a report."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from genai.quant.methods import METHODS
+
+from ..convert.folder import require_absent, unfinished_folder
+from ..errors import InputError, ModelFolderError, OptionError
+from ..text.tokenizer import Tokenizer
+from .allocation import Candidates
+from .assemble import write_folder
+from .calibration import CalibrationText, read_text, written_text
+from .choices import TABLE_FORM, FormatChoice
+from .options import QuantizeOptions
+from .quality import Evaluation, Quality
+from .quantising import Quantising
+from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
+from .sensitivity import from_report, measured
+from .sites import Site
+from .source import FloatModel
+from .streaming import Override, StreamedDecoder
+from .targets import beside_bytes, candidate_choices, choose, curve, predicted, sensitivity_table
+from .workspace import FinishedMatrices, workspace_folder
+
+# Raised when the same options give other bytes.
+_VERSION = 3
+# Of a text that serves for both, one part in so many is kept for the evaluation.
+_HELD_OUT = 8
+# A target of divergence is met by trying, so many times at most.
+_MOST_ROUNDS = 5
+# What candidates cost is measured with so many tokens.
+_SENSITIVITY_TOKENS = 2048
+# Vectors of a token's width that texts take on disk at most: two between stages, twice as many with the float model's,
+# and those that are being written.
+_WIDTHS_ON_DISK = 6
+# More than a report takes, with one line per matrix.
+_REPORT_BYTES = 1 << 20
+# What else is on the curve: bits and block sizes, rounded to nearest.
+_CURVE = ((4, 128), (4, 32), (8, 32))
+
+# Told the phase, how much of it is done, and how much there is.
+Progress = Callable[[str, float, float], None]
+
+
+def quantize_model(
+    source: str | Path,
+    output: str | Path,
+    options: QuantizeOptions | None = None,
+    *,
+    progress: Progress = lambda phase, done, total: None,
+    command: str = "",
+    plain_roundings: bool = True,
+) -> Report:
+    """Quantise a model's matrices, and write a model folder with a report in it.
+
+    One matrix is in memory at a time (and one stage of the decoder where texts pass it). What is finished stays in a
+    hidden folder beside the output until all is: run again, the same command goes on there, and gives the same bytes.
+
+    Args:
+        source: a Hugging Face checkpoint folder, or a decoder folder in floats.
+        output: the folder to make; its parent must exist, itself not.
+        options: None = the defaults.
+        progress: told the phase, how much of it is done, and how much there is.
+        command: for the report.
+        plain_roundings: measure three roundings to nearest beside the output, for the report's curve.
+
+    Raises:
+        ModelFolderError: the output exists, or the disk is full. OptionError: see QuantizeOptions; a target that cannot
+            be met. InputError: the model is quantised already, has NaN, or a text is too short; a recipe that names
+            nothing. UnsupportedModelError: a decoder that cannot be quantised.
+    """
+    run = _Run(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
+    try:
+        return run.all()
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    except ModelFolderError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM:
+            raise _unwritable(output, error.__cause__) from error
+        raise
+
+
+# What the system says when it has no room for a file, and why that is.
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of this user is used up",
+    errno.EFBIG: "files of this process, or on this disk, may not be so large (ulimit -f)",
+}
+
+
+def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
+    fix = "make room and run the same command again: finished matrices are kept"
+    if error.errno not in _NO_ROOM:
+        fix = "check that the parent folder exists and can be written"
+    why = _NO_ROOM.get(error.errno or 0, "the system refused it")
+    return ModelFolderError(f"cannot write {output}: {error.strerror or error}", why, fix)
+
+
+@dataclass
+class _Run:
+    source_path: Path
+    output: Path
+    options: QuantizeOptions
+    progress: Progress
+    command: str
+    plain_roundings: bool = True
+
+    def all(self) -> Report:
+        if (self.output / f"{REPORT}.json").exists():  # all was done when a run was killed
+            shutil.rmtree(workspace_folder(self.output), ignore_errors=True)
+        require_absent(self.output)
+        if not self.output.parent.is_dir():
+            raise ModelFolderError(
+                f"{self.output.parent} is no folder", f"{self.output.name} is to be made in it", "make it first"
+            )
+        self._seconds: dict[str, float] = {}
+        with ExitStack() as stack:
+            with self._phase("reading"):
+                self._source = stack.enter_context(FloatModel(self.source_path, requantize=self.options.requantize))
+                recipe = self.options.read_recipe()
+                choices = recipe.choices(self._source.sites)
+                self._apply_ends(choices)
+                self._check_experts(choices)
+                self._check_finite()
+            self._require_room(choices)
+            self._workspace = stack.enter_context(FinishedMatrices(self.output, self._plan(recipe.text)))
+            self._remarks = list(self._source.remarks)
+            if self._workspace.resumed:
+                self._remarks.append(f"{self._workspace.resumed} matrices were finished by an interrupted run")
+            self._decoder: StreamedDecoder | None = None
+            needs_data = any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values())
+            measures = self.options.evaluate or self.options.has_target
+            if (
+                self.options.calib is not None
+                and not needs_data
+                and (not measures or self.options.eval_file is not None)
+            ):
+                raise OptionError(
+                    f"calib is {self.options.calib}",
+                    "no method in use needs data, and it is not needed to measure with either",
+                    "leave it out, or choose a method such as gptq",
+                )
+            if needs_data or self.options.evaluate or self.options.has_target:
+                self._decoder = StreamedDecoder(self._source, self.options.threads)
+            self._texts(needs_data)
+            self._evaluation = None
+            if self.options.evaluate or self.options.has_target:
+                with self._phase("float model"):
+                    assert self._decoder is not None and self._eval_text is not None
+                    self._evaluation = Evaluation(self._decoder, self._eval_text)
+            self._candidates: Candidates = {}
+            quantising, quality = self._quantised(choices)
+            report = self._written(quantising, quality)
+            self._workspace.remove()
+        return report
+
+    # Before
+
+    def _apply_ends(self, choices: dict[Site, FormatChoice]) -> None:
+        """head_bits and embedding_bits; a table that is only looked up has 8 bits unless something is said of it."""
+        head, embedding = self.options.head_bits, self.options.embedding_bits
+        if self.options.recipe is None and embedding is None:
+            for site in choices:
+                if site.is_table and choices[site].bits:
+                    choices[site] = choices[site].changed({**TABLE_FORM, "qdq": False})
+        if head is None and embedding is None:
+            return
+        for site in choices:
+            wanted = {bits for bits, is_it in ((head, site.products), (embedding, site.lookups)) if is_it}
+            if site.layer is not None or not (wanted := wanted - {None}):
+                continue
+            if len(wanted) > 1:
+                raise OptionError(
+                    f"head_bits is {head}, embedding_bits {embedding}",
+                    f"in {self.source_path} head and embedding are one matrix, {site.name}",
+                    "give both the same bits, or one of them",
+                )
+            choices[site] = choices[site].changed({"bits": int(wanted.pop() or 0)})
+
+    def _check_experts(self, choices: Mapping[Site, FormatChoice]) -> None:
+        """QMoE has uniform blocks of 2, 4 and 8 bits, of one size for both matrices."""
+        sizes: dict[str, FormatChoice] = {}
+        for site, choice in choices.items():
+            if site.mixture is None:
+                continue
+            if not (choice.bits and choice.has_foreign_kernel(site)) or choice.qdq or not choice.block_size:
+                raise OptionError(
+                    f"the experts {site.base_name}: {choice.label()}", "QMoE has blocks of 2, 4 and 8 bits",
+                    "choose one of them, for the experts alone by a recipe's rule",
+                )  # fmt: skip
+            other = sizes.setdefault(site.mixture.output(0), choice)
+            if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):
+                raise OptionError(
+                    f"the experts {site.base_name}: blocks of {other.block_size} and of {choice.block_size}",
+                    "both matrices of a mixture have one block size, and both zero points or none",
+                    "give both the same",
+                )
+
+    def _check_finite(self) -> None:
+        """Bad weights are better known before the long work."""
+        for index, site in enumerate(self._source.sites):
+            self._source.check(site)
+            self._source.release(site.name)
+            self.progress("Checking weights", index + 1, len(self._source.sites))
+
+    def _require_room(self, choices: Mapping[Site, FormatChoice]) -> None:
+        # Once in the workspace, once in the output, beside the tokenizer's files and the report.
+        other = sum(path.stat().st_size for path in self._source.folder.glob("*.json")) + _REPORT_BYTES
+        needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
+        done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
+        needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
+        if any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values()):
+            needed += self._most_tokens() * 4 * self._source.config.model.decoder.hidden_size * _WIDTHS_ON_DISK
+        free = shutil.disk_usage(self.output.parent).free
+        if free < needed:
+            raise ModelFolderError(
+                f"{self.output.parent} has {size_text(free)} free, and {size_text(needed)} are needed",
+                "matrices are kept until the folder is whole, and texts between the layers that they pass",
+                "free some space, or choose another place",
+            )
+
+    def _most_tokens(self) -> int:
+        """Tokens of calibration at most: about one per byte of the file, and what a chat template adds."""
+        wanted, path = self.options.samples * self._length, self.options.calib
+        return wanted if path is None or not path.is_file() else min(wanted, 2 * path.stat().st_size)
+
+    @property
+    def _length(self) -> int:
+        """Tokens of a sequence."""
+        return min(self.options.length, self._source.config.model.context_length)
+
+    def _plan(self, recipe: str) -> dict[str, Any]:
+        """What the bytes of the result depend on."""
+        plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()}
+        for key in ("threads", "evaluate"):
+            plain.pop(key)
+        files = [path for path in sorted(self.source_path.rglob("*")) if path.is_file()]
+        stats = [
+            (str(path.relative_to(self.source_path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files
+        ]
+        given = (self.options.calib, self.options.eval_file, self.options.sensitivity)
+        read = [path for path in given if path is not None and path.is_file()]
+        texts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in read]
+        return {"version": _VERSION, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
+
+    def _texts(self, needs_data: bool) -> None:
+        """What to calibrate and to measure with; both come from one file only where no token is in both."""
+        self._calib_text: CalibrationText | None = None
+        self._eval_text: CalibrationText | None = None
+        options, decoder = self.options, self._decoder
+        if decoder is None:
+            return
+        tokenizer = Tokenizer(self._source.folder)
+        length = self._length
+        if length < options.length != QuantizeOptions.length:
+            self._remarks.append(f"sequences have {length} tokens, the model's context, and not {options.length}")
+        columns = max(site.columns for site in self._source.sites)
+        measures = options.evaluate or options.has_target
+
+        def from_file(path: Path, count: int, least: int) -> CalibrationText:
+            rng = np.random.Generator(np.random.Philox(key=options.seed))
+            return read_text(
+                path, tokenizer, count=count, length=length, least=least, vocab_size=decoder.vocab_size, rng=rng
+            )
+
+        def written(count: int, seed: int, phase: str) -> CalibrationText:
+            return written_text(
+                decoder, tokenizer, count=count, length=length, seed=seed,
+                progress=lambda done, total: self.progress(phase, done, total),
+            )  # fmt: skip
+
+        with self._phase("texts"):
+            if measures and options.eval_file is not None:
+                self._eval_text = from_file(options.eval_file, options.eval_samples, 64)
+            if options.calib is not None:
+                self._from_calib(from_file, needs_data=needs_data, measures=measures, columns=columns)
+            elif needs_data:
+                self._calib_text = written(options.samples, 2 * options.seed, "Writing the calibration text")
+            if measures and self._eval_text is None:
+                self._eval_text = written(options.eval_samples, 2 * options.seed + 1, "Writing the evaluation text")
+
+    def _from_calib(
+        self, from_file: Callable[[Path, int, int], CalibrationText], *, needs_data: bool, measures: bool, columns: int
+    ) -> None:
+        """The calibration file's sequences: a part is kept to measure with, if nothing else is given for that."""
+        options, path = self.options, self.options.calib
+        assert path is not None
+        holds_out = measures and self._eval_text is None
+        whole = from_file(path, options.samples + options.eval_samples * holds_out, columns)
+        kept = min(options.eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
+        if kept == len(whole.tokens):
+            raise InputError(
+                f"{path}: is one sequence of {whole.tokens.shape[1]} tokens",
+                "a part of it must be kept out of calibration, to measure with",
+                "give a longer text, --eval-file FILE, or --no-eval",
+            )
+        if holds_out:
+            self._eval_text = CalibrationText(whole.tokens[-kept:], f"{kept} sequences of {path}, not calibrated with")
+        if not needs_data:
+            return
+        self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - kept], whole.origin)
+        if self._calib_text.tokens.size < options.samples * self._length:
+            self._remarks.append(
+                f"calibration had {self._calib_text.tokens.size} tokens, {options.samples * self._length} were wanted"
+            )
+
+    # The work
+
+    def _quantised(self, choices: dict[Site, FormatChoice]) -> tuple[Quantising, Quality | None]:
+        if not self.options.has_target:
+            quantising = self._quantising(choices, "")
+            return quantising, self._measured(quantising)
+        with self._phase("sensitivity"):
+            self._candidates = self._costs()
+        factor, tried = 1.0, []
+        for number in range(_MOST_ROUNDS):
+            chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)
+            quantising = self._quantising(chosen, f"{number}/")
+            quality = self._measured(quantising)
+            assert quality is not None
+            tried.append((quantising, quality))
+            target = self.options.target_kld
+            if target is None:
+                return tried[0]
+            expected = predicted(self._candidates, chosen)
+            factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
+            if quality.kld <= target and quality.kld >= 0.8 * target:
+                break
+            if [one.choices for one, _ in tried].count(chosen) > 1:
+                break
+        return self._best(tried)
+
+    def _costs(self) -> Candidates:
+        """What every way to store a matrix costs."""
+        choices = partial(candidate_choices, self.options)
+        if self.options.sensitivity is not None:
+            return from_report(self.options.sensitivity, self._source, choices)
+        text = self._calib_text or self._eval_text  # what is measured in the end should not choose
+        assert self._decoder is not None and text is not None
+        count, done = len(self._source.sites), 0
+
+        def tell() -> None:
+            nonlocal done
+            done += 1
+            self.progress("Measuring sensitivity", done - 1, count)
+
+        part = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
+        evaluation = Evaluation(self._decoder, CalibrationText(part, text.origin))
+        return measured(self._source, choices, evaluation, self._workspace, tell)
+
+    def _best(self, tried: list[tuple[Quantising, Quality]]) -> tuple[Quantising, Quality]:
+        """The smallest that keeps the target."""
+        target = self.options.target_kld or 0.0
+        kept = [pair for pair in tried if pair[1].kld <= target]
+        if not kept:
+            nearest = min(quality.kld for _, quality in tried)
+            raise OptionError(
+                f"target_kld is {target:g}", f"the nearest that was reached is {nearest:.4g} nats per token",
+                f"give --target-kld {nearest * 1.01:.3g} or more, or a better method",
+            )  # fmt: skip
+        return min(kept, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
+
+    def _quantising(self, choices: Mapping[Site, FormatChoice], prefix: str) -> Quantising:
+        total, done = sum(site.elements for site, choice in choices.items() if choice.bits), 0
+
+        def tell(site: Site) -> None:
+            nonlocal done
+            done += site.elements
+            self.progress("Quantising", done, total)
+
+        quantising = Quantising(self._source, choices, self._workspace, tell, prefix=prefix)
+        with self._phase("quantising"):
+            if quantising.needs_data:
+                if self._decoder is None or self._calib_text is None:
+                    raise OptionError("a method needs data", "no calibration text was made", "give --calib FILE")
+                quantising.with_data(self._decoder, self._calib_text)
+            else:
+                quantising.without_data()
+        return quantising
+
+    def _measured(self, quantising: Quantising) -> Quality | None:
+        if self._evaluation is None or self._decoder is None:
+            return None
+        count = len(self._decoder.stages)
+        with self._phase("evaluation"):
+            return self._evaluation.measure(
+                quantising.effective, lambda stage: self.progress("Evaluating", stage + 1, count)
+            )
+
+    # After
+
+    def _written(self, quantising: Quantising, quality: Quality | None) -> Report:
+        with unfinished_folder(self.output) as folder:
+            with self._phase("writing"):
+                nbytes = write_folder(quantising, folder, accuracy_level=self.options.accuracy_level)
+            on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+            report = self._report(quantising, quality, nbytes, on_disk)
+            report.write(folder)
+            require_absent(self.output)
+            folder.rename(self.output)
+        return report
+
+    def _report(self, quantising: Quantising, quality: Quality | None, nbytes: int, on_disk: int) -> Report:
+        sensitivity = sensitivity_table(self._candidates)
+        rows = [self._row(quantising, site, sensitivity.get(site.name, {})) for site in self._source.sites]
+        weights = sum(site.elements for site in self._source.sites)
+        bits = nbytes * 8 / weights
+        points = [] if quality is None else [Point("this output", bits, quality.kld, "this output")]
+        if quality is not None and self._evaluation is not None and self.plain_roundings:
+            with self._phase("curve"):
+                points += self._curve_points(self._evaluation, nbytes - sum(row.nbytes for row in rows), weights)
+        points += [
+            Point("", *pair, "predicted")
+            for pair in (curve(self._candidates, self._source) if self._candidates else [])
+        ]
+        default = f"genai quantize {shlex.quote(str(self.source_path))} -o {shlex.quote(str(self.output))}"
+        return Report(
+            command=self.command or default,
+            source=str(self.source_path),
+            output=str(self.output),
+            options={key: str(v) if isinstance(v, Path) else v for key, v in asdict(self.options).items()},
+            weights=weights,
+            nbytes=nbytes,
+            folder_bytes=on_disk,
+            bits_per_weight=bits,
+            parts=_parts(rows, nbytes),
+            readers=_readers(rows),
+            calibration=None if self._calib_text is None else self._calib_text.origin,
+            evaluation=None if quality is None or self._eval_text is None else self._eval_text.origin,
+            quality=quality,
+            matrices=rows,
+            curve=points,
+            seconds=self._seconds,
+            peak_memory=_peak_memory(),
+            remarks=self._remarks,
+        )
+
+    def _row(self, quantising: Quantising, site: Site, sensitivity: Mapping[str, float]) -> MatrixRow:
+        choice, stored = quantising.choices[site], quantising.stored(site)
+        notes = {} if stored is None else dict(stored.notes)
+        nbytes = choice.nbytes(site)
+        by = "onnxruntime" if choice.has_foreign_kernel(site) else "functions"
+        return MatrixRow(
+            site.base_name, site.part, site.layer, site.rows, site.columns, choice.label(),
+            nbytes * 8 / site.elements, nbytes,
+            notes.pop("weight_error", 0.0), notes.pop("output_error", None), sensitivity, notes,
+            0.0 if stored is None else stored.seconds, by,
+        )  # fmt: skip
+
+    def _curve_points(self, evaluation: Evaluation, beside: int, weights: int) -> list[Point]:
+        points = []
+        for number, (bits, size) in enumerate(_CURVE):
+            self.progress("Measuring others", number, len(_CURVE))
+            choice = FormatChoice(bits=bits, block_size=size, method="rtn", half_scales=self.options.half_scales)
+            nbytes = beside + sum(choice.nbytes(site) for site in self._source.sites)
+            kld = evaluation.measure(self._rounded(choice)).kld
+            points.append(Point(f"rtn {bits}/{size}", nbytes * 8 / weights, kld, "measured"))
+        return points
+
+    def _rounded(self, choice: FormatChoice) -> Override:
+        def instead(site: Site) -> Any:
+            weight = self._source.weight(site)
+            return METHODS["rtn"].quantize(weight, choice.grid(site.columns), None).packed.dequantise()
+
+        return instead
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
+    """Which runtimes read it, and how."""
+    wide = [row for row in rows if row.computed_by == "functions"]
+    if not wide:
+        return ("this toolkit", "onnxruntime", "onnxruntime-genai")
+    size = size_text(4 * sum(row.rows * row.columns for row in wide))
+    how = f"by the model's functions, which make float32 ({size}) of {len(wide)} matrices"
+    return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
+
+
+def _parts(rows: list[MatrixRow], nbytes: int) -> dict[str, dict[str, float]]:
+    """Weights, bytes and bits by part; the rest of the file is a part as well."""
+    table: dict[str, dict[str, float]] = {}
+    for row in rows:
+        part = table.setdefault(row.part, {"weights": 0, "nbytes": 0})
+        part["weights"] += row.rows * row.columns
+        part["nbytes"] += row.nbytes
+    for part in table.values():
+        part["bits_per_weight"] = part["nbytes"] * 8 / part["weights"]
+    weights = sum(part["weights"] for part in table.values())
+    beside = nbytes - sum(part["nbytes"] for part in table.values())
+    table["norms and tables"] = {"weights": 0, "nbytes": beside, "bits_per_weight": beside * 8 / weights}
+    return table
+
+
+def _peak_memory() -> int:
+    """Most memory that this process had, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+
+
+def report_json(report: Report) -> dict[str, Any]:
+    """A report as plain data."""
+    content: dict[str, Any] = json.loads(report.to_json())
+    return content

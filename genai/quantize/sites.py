@@ -1,0 +1,153 @@
+"""The matrices of a decoder's graph that can be quantised: where they are read, and how they lie in the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..evaluate.model_diff import layer_of
+from ..onnx.decoder_names import GraphNames
+from ..onnx.ir import DataType, Graph, Node, OnnxTensor
+from ..onnx.node import MS
+from ..onnx.types import TensorType
+
+FLOATS = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16)
+# What moves a constant's elements without changing them, or says them in another type.
+_PASSED = ("Cast", "Transpose", "Identity", "Reshape")
+# A mixture of experts, and the inputs that are its matrices.
+MIXTURE, MIXTURE_MATRICES = (MS, "MoE"), (2, 4)
+# Matrices with fewer elements stay as they are: their scales would take as much as they spare.
+LEAST_ELEMENTS = 4096
+
+
+@dataclass(frozen=True)
+class Site:
+    """A matrix.
+
+    Attributes:
+        name: of its initializer.
+        rows, columns: outputs and inputs.
+        inputs_first: it is stored [columns, rows], as MatMul wants it; otherwise [rows, columns].
+        products: the nodes that multiply with it. lookups: those that read rows of it by token ids.
+        half: it meets float16 activations, so its scales must be float16, too.
+        experts: how many matrices lie one below the other, in a mixture of experts; 0 = it is one matrix.
+        mixture: the node that multiplies with them.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    inputs_first: bool
+    products: list[Node] = field(default_factory=list, compare=False, repr=False)
+    lookups: list[Node] = field(default_factory=list, compare=False, repr=False)
+    half: bool = False
+    experts: int = 0
+    mixture: Node | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def layer(self) -> int | None:
+        """The layer that its name tells; None for embedding and head."""
+        return layer_of(self.name)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is only looked up."""
+        return bool(self.lookups) and not self.products
+
+    @property
+    def part(self) -> str:
+        """What it is, for tables: embedding, head, attention, experts, feed-forward, or other."""
+        if self.layer is None:
+            return ("embedding and head" if self.products else "embedding") if self.lookups else "head"
+        if self.experts:
+            return "experts"
+        if any(word in self.name for word in ("attn", "attention", "q_proj", "k_proj", "v_proj", "o_proj")):
+            return "attention"
+        return "feed-forward" if any(word in self.name for word in ("mlp", "ffn", "feed_forward")) else "other"
+
+    @property
+    def base_name(self) -> str:
+        """Its name without what only tells the type."""
+        return self.name.removesuffix("/float32")
+
+
+def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
+    """All matrices of floats that products or token lookups read, in the order in which the graph first reads them.
+
+    Routers of mixtures, tables of positions and small matrices are not among them.
+    """
+    found: dict[str, Site] = {}
+    ids = _copies_of(graph, names.input_ids)
+    for node in graph.nodes:
+        if node.key == MIXTURE:
+            for index in MIXTURE_MATRICES:
+                if (experts := _experts(graph, node, index)) is not None:
+                    found.setdefault(experts.name, experts)
+            continue
+        kind, index = _role(node, ids)
+        if kind == "":
+            continue
+        tensor, turned = source_of(graph, node.input(index))
+        if tensor is None or not _is_matrix(tensor) or "router" in node.name:
+            continue
+        # A product wants [columns, rows]; a lookup, and a Gemm that transposes, [rows, columns].
+        as_products = (kind == "product" and not node.attribute("transB", 0)) != turned
+        rows, columns = tensor.shape[::-1] if as_products else tensor.shape
+        half = getattr(graph.type_of(node.output(0)), "dtype", None) is DataType.FLOAT16
+        site = found.setdefault(tensor.name, Site(tensor.name, rows, columns, as_products, half=half))
+        if (site.rows, site.columns) == (rows, columns):
+            (site.products if kind == "product" else site.lookups).append(node)
+    return tuple(site for site in found.values() if site.products or site.lookups or site.experts)
+
+
+def _experts(graph: Graph, node: Node, index: int) -> Site | None:
+    """The matrices [experts, rows, columns] of a mixture, as one."""
+    tensor = graph.initializers.get(node.input(index))
+    if tensor is None or len(tensor.shape) != 3 or tensor.dtype not in FLOATS or tensor.num_elements < LEAST_ELEMENTS:
+        return None
+    count, rows, columns = tensor.shape
+    return Site(tensor.name, count * rows, columns, False, mixture=node, experts=count)
+
+
+def _role(node: Node, ids: set[str]) -> tuple[str, int]:
+    """What a node does with a matrix ("" = nothing), and which input that is."""
+    if node.key == ("", "MatMul"):
+        return "product", 1
+    if node.key == ("", "Gemm"):
+        plain = not node.attribute("transA", 0) and node.attribute("alpha", 1.0) == node.attribute("beta", 1.0) == 1.0
+        return ("product", 1) if plain else ("", 0)
+    if node.key == ("", "Gather") and not node.attribute("axis", 0) and node.input(1) in ids:
+        return "lookup", 0
+    return "", 0
+
+
+def _copies_of(graph: Graph, name: str) -> set[str]:
+    """A value's own name and those of what only casts it."""
+    known = {name}
+    for node in graph.nodes:
+        if node.op_type in ("Cast", "Identity") and node.input(0) in known:
+            known.update(node.outputs)
+    return known
+
+
+def _is_matrix(tensor: OnnxTensor) -> bool:
+    return len(tensor.shape) == 2 and tensor.dtype in FLOATS and tensor.num_elements >= LEAST_ELEMENTS
+
+
+def source_of(graph: Graph, name: str) -> tuple[OnnxTensor | None, bool]:
+    """The initializer behind a constant, and whether it comes transposed; None for what is none, or is changed."""
+    turned = False
+    while (tensor := graph.initializers.get(name)) is None:
+        node = graph.producer(name)
+        if node is None or node.op_type not in _PASSED:
+            return None, False
+        if node.op_type == "Reshape":
+            before, after = (graph.type_of(value) for value in (node.input(0), name))
+            if not isinstance(before, TensorType) or not isinstance(after, TensorType) or before.shape != after.shape:
+                return None, False
+        turned ^= node.op_type == "Transpose"
+        name = node.input(0)
+    return tensor, turned

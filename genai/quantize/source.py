@@ -1,0 +1,396 @@
+"""The float model that is quantised, one matrix at a time: a Hugging Face checkpoint, or a decoder folder.
+
+Both become a graph whose matrices are holes: address space without memory behind it, which tells shapes and types
+to whoever compiles the graph. What belongs there is made when it is asked for, from the mapped files, and forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.host_memory import ReservedMemory
+from genai.kernels.weights import from_stored, pack_bits
+from genai.quant.block_types import type_of
+from genai.quant.formats import uniform_format, uniform_grid
+from genai.quant.grids import in_parallel, row_slices
+
+from ..common.paths import expanded
+from ..convert.build import plan_build
+from ..convert.checkpoint import is_checkpoint
+from ..convert.folder import write_model_folder
+from ..convert.graph_writer import HollowFile
+from ..convert.options import ExportOptions
+from ..convert.weights import Chunks
+from ..errors import InputError, UnsupportedModelError
+from ..lowering.rules import find_stored_weights
+from ..models.config import Config
+from ..models.decoder_graph import read_decoder_file, whole_number
+from ..models.folders import folder_errors
+from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
+from ..onnx.rewrites.simplify import remove_dead_code
+from ..onnx.shapes import infer_shapes
+from ..ops.products import BLOCK_PRODUCT
+from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
+
+Loader = Callable[[], NDArray[np.float32]]
+# Rows that are dequantised at once.
+_PART_ROWS = 4096
+
+
+class FloatModel(AbstractContextManager["FloatModel"]):
+    """A decoder in floats.
+
+    Args:
+        source: a Hugging Face checkpoint folder, or a model folder.
+        requantize: weights that are quantised already are taken for what they stand for.
+
+    Attributes:
+        source: as given.
+        folder: a model folder with its configuration and tokenizer.
+        config: of it.
+        model: the graph as exported, with holes; see `stored`.
+        sites: the matrices.
+        remarks: what a user should be told.
+        requantized: how many matrices were quantised already.
+
+    Raises:
+        ModelFolderError, ConfigError, InputError, GraphError: it cannot be read.
+        InputError: it is quantised already, and `requantize` is not set.
+        UnsupportedModelError: there is nothing to quantise, or mixtures of experts that QMoE does not compute.
+    """
+
+    def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
+        self.source = expanded(source)
+        self.remarks: list[str] = []
+        self._cleanup = ExitStack()
+        self._loaders: dict[str, Loader] = {}
+        self._chunks: dict[str, Chunks] = {}
+        self._memory: list[ReservedMemory] = []
+        self.requantized = 0
+        try:
+            self._open(requantize)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, requantize: bool) -> None:
+        self.folder = self._hollow_folder(requantize) if is_checkpoint(self.source) else self.source
+        self.config = Config(self.folder)
+        with folder_errors(self.folder):
+            self.model = read_decoder_file(self.config)
+            infer_shapes(self.model)
+        graph = self.model.graph
+        if quantized := [node for node in graph.nodes if _is_quantized(graph, node)]:
+            self._dequantize(quantized, requantize)
+        self._widen()
+        infer_shapes(self.model)
+        _refuse_experts(graph)
+        self.sites = find_sites(graph, self.config.model.decoder.names)
+        if not self.sites:
+            raise UnsupportedModelError(
+                f"{self.source}: no matrix of floats that can be quantised",
+                "products with constant matrices and token embeddings are looked for",
+                "give a float decoder, or a Hugging Face checkpoint",
+            )
+        self._fill_others()
+
+    def _fill_others(self) -> None:
+        """Only sites stay holes: routers, vectors and matrices too small to quantise are read at once."""
+        initializers = self.model.graph.initializers
+        for name in self._loaders.keys() - {site.name for site in self.sites}:
+            if name in initializers:
+                initializers[name] = OnnxTensor.from_array(name, self.stored(name), initializers[name].dtype)
+            del self._loaders[name]
+            self._chunks.pop(name, None)
+
+    def _hollow_folder(self, requantize: bool) -> Path:
+        """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
+        place = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
+        plan = plan_build(self.source, ExportOptions(precision="fp32"))
+        if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
+            self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
+        self.remarks += plan.remarks
+        files: list[HollowFile] = []
+
+        def opened(path: Path) -> HollowFile:
+            files.append(HollowFile(path))
+            return files[0]
+
+        folder = write_model_folder(
+            place / "model", plan.spec, plan.options, plan.weights,
+            tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
+        )  # fmt: skip
+        for name, chunks in files[0].hollow.items():
+            self._chunks[name] = chunks
+            self._loaders[name] = lambda chunks=chunks: np.concatenate(list(chunks))  # type: ignore[misc]
+        return folder
+
+    def stored(self, name: str) -> NDArray[np.float32]:
+        """A matrix as its initializer has it, float32."""
+        loader, tensor = self._loaders.get(name), self.model.graph.initializers[name]
+        if loader is not None:
+            return loader().reshape(tensor.shape)
+        array = tensor.array()
+        return array if array.dtype == np.float32 else array.astype(np.float32)
+
+    def narrow_weight(self, site: Site) -> NDArray[Any]:
+        """A site's matrix [rows, columns] of the floats that lie in the file, if it lies there in one piece: a view."""
+        parts = self._parts(site)
+        return parts[0][1] if len(parts) == 1 else self.weight(site)
+
+    def weight(self, site: Site) -> NDArray[np.float32]:
+        """A site's matrix, float32 [rows, columns]; perhaps a view of the file."""
+        parts = self._parts(site)
+        if len(parts) == 1 and parts[0][1].dtype == np.float32 and parts[0][1].flags.c_contiguous:
+            return parts[0][1]
+        matrix = np.empty((site.rows, site.columns), np.float32)
+
+        def fill(part: tuple[int, NDArray[Any]]) -> None:
+            first, rows = part
+            matrix[first : first + len(rows)] = rows
+
+        for _ in in_parallel(fill, _pieces(parts)):
+            pass
+        return matrix
+
+    def check(self, site: Site) -> None:
+        """Whether a site's matrix can be quantised.
+
+        Raises:
+            InputError: NaN or infinity in it; the message names the row and the block of 32.
+        """
+
+        def look(part: tuple[int, NDArray[Any]]) -> None:
+            _require_finite(site, part[0], part[1].astype(np.float32, copy=False))
+
+        for _ in in_parallel(look, _pieces(self._parts(site))):
+            pass
+
+    def _parts(self, site: Site) -> list[tuple[int, NDArray[Any]]]:
+        """The matrix as it lies in the file: where each part begins, and its rows."""
+        chunks = self._chunks.get(site.name)
+        if chunks is None or chunks.transposed != site.inputs_first:
+            stored = self.stored(site.name)
+            return [(0, stored.T if site.inputs_first else stored.reshape(site.rows, site.columns))]
+        parts, first = [], 0
+        for _, matrix in chunks.matrices():
+            parts.append((first, matrix))
+            first += len(matrix)
+        return parts
+
+    def hollow(self) -> list[str]:
+        """Initializers whose elements are made when they are asked for."""
+        return list(self._loaders)
+
+    def release(self, name: str) -> None:
+        """The pages of a matrix are not needed for now."""
+        self.model.graph.initializers[name].release_pages()
+
+    def close(self) -> None:
+        """Remove temporary files and address space."""
+        self._loaders.clear()
+        self._chunks.clear()
+        self._cleanup.close()
+        for memory in self._memory:
+            memory.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _hollow(self, name: str, shape: tuple[int, ...], loader: Loader) -> OnnxTensor:
+        memory = ReservedMemory(4 * int(np.prod(shape, dtype=np.int64)))
+        self._memory.append(memory)
+        self._loaders[name] = loader
+        return OnnxTensor.from_array(name, memory.bytes.view(np.float32).reshape(shape))
+
+    def _widen(self) -> None:
+        """Matrices of narrow floats that a Cast widens become holes of float32; the Cast goes."""
+        graph = self.model.graph
+        for node in [node for node in graph.nodes if node.op_type == "Cast"]:
+            tensor = graph.initializers.get(node.input(0))
+            if tensor is None or tensor.dtype not in FLOATS or tensor.num_elements < LEAST_ELEMENTS:
+                continue
+            if node.attribute("to") != DataType.FLOAT:
+                continue
+            name = node.output(0)
+            graph.remove_nodes([node])
+            graph.add_initializer(self._hollow(name, tensor.shape, lambda tensor=tensor: _wide(tensor)))  # type: ignore[misc]
+            if not graph.is_used(tensor.name):
+                graph.remove_initializer(tensor.name)
+
+    def _refuse_quantized(self, what: str, requantize: bool) -> None:
+        if not requantize:
+            raise InputError(
+                f"{self.source} is quantised already: {what}",
+                "what quantisation has lost does not come back, and a second loses more on top",
+                "give the float model; or --requantize, and the report says what it costs against this model",
+            )
+
+    def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
+        kinds = sorted({node.op_type for node in nodes})
+        self._refuse_quantized(f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
+        if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
+            raise UnsupportedModelError(
+                f"{self.source} has weights in {', '.join(unknown)}",
+                f"--requantize reads {BLOCK_PRODUCT} and GatherBlockQuantized",
+                "give the float model",
+            )
+        self.remarks.append(
+            f"{self.source} is quantised already: its {len(nodes)} matrices count as the float model, and what they "
+            "have lost before is not measured"
+        )
+        self.requantized = len(nodes)
+        made: dict[str, str] = {}
+        for node in nodes:
+            self._replace_packed(node, made)
+        # What widened their scales would have the names that new ones are given.
+        remove_dead_code.apply(self.model)
+
+    def _replace_packed(self, node: Node, made: dict[str, str]) -> None:
+        graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT
+        data, scales, points = (1, 2, 3) if is_product else (0, 2, 3)
+        tensor = _packed_source(graph, node.input(data))
+        side = [_behind_cast(graph, node.input(index)) if node.input(index) else None for index in (scales, points)]
+        if tensor is None or side[0] is None:
+            raise UnsupportedModelError(
+                f"{node.op_type} {node.name!r}: its weights are no initializers", "they are read from the file",
+                "give the float model",
+            )  # fmt: skip
+        bits = whole_number(node, "bits", 4)
+        block = whole_number(node, "block_size", 32)
+        rows = whole_number(node, "N", 1) if is_product else tensor.shape[0]
+        columns = whole_number(node, "K", 1) if is_product else tensor.nbytes // rows * 8 // bits
+        if tensor.name not in made:
+            # onnxruntime's quantisers append the form: weight_Q4, weight_Q4G32.
+            name = graph.fresh_name(re.sub(rf"_Q{bits}(G\d+)?$", "", tensor.name))
+            made[tensor.name] = name
+
+            def load() -> NDArray[np.float32]:
+                scales, points = side
+                assert scales is not None
+                return _dequantized(tensor, scales.array(), points, rows, columns, bits, block)
+
+            graph.add_initializer(self._hollow(name, (columns, rows), load))
+        name = made[tensor.name]
+        if is_product:
+            product = [make_node("MatMul", [node.input(0), name], node.outputs, name=node.name)]
+            if node.input(5):
+                plain = graph.fresh_name(f"{node.output(0)}/product")
+                product = [
+                    make_node("MatMul", [node.input(0), name], [plain], name=node.name),
+                    make_node("Add", [plain, node.input(5)], node.outputs, name=f"{node.name}/bias"),
+                ]
+            graph.replace_node(node, *product)
+            return
+        turned = graph.fresh_name(f"{name}/turned")
+        graph.replace_node(
+            node,
+            make_node("Transpose", [name], [turned], name=turned, perm=[1, 0]),
+            make_node("Gather", [turned, node.input(1)], node.outputs, name=node.name, axis=0),
+        )
+
+
+def _is_quantized(graph: Graph, node: Node) -> bool:
+    """Whether a node reads a matrix of integers, packed or behind DequantizeLinear."""
+    if node.op_type == "DequantizeLinear":
+        tensor = graph.initializers.get(node.input(0))
+        return tensor is not None and len(tensor.shape) > 1
+    return bool(find_stored_weights(node.op_type).packed)
+
+
+def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
+    """The initializer of packed bytes, through a Reshape."""
+    while (tensor := graph.initializers.get(name)) is None:
+        node = graph.producer(name)
+        if node is None or node.op_type != "Reshape":
+            return None
+        name = node.input(0)
+    return tensor
+
+
+def _behind_cast(graph: Graph, name: str) -> OnnxTensor | None:
+    """A constant as it is stored: narrow scales may be widened by a Cast."""
+    if (node := graph.producer(name)) is not None and node.op_type == "Cast":
+        name = node.input(0)
+    return graph.constant_tensor(name)
+
+
+def _dequantized(
+    tensor: OnnxTensor,
+    scales: NDArray[Any],
+    points: OnnxTensor | None,
+    rows: int,
+    columns: int,
+    bits: int,
+    block: int,
+) -> NDArray[np.float32]:
+    """float32 [columns, rows]."""
+    fractions = points is not None and points.dtype in FLOATS  # zero points that are no integers
+    form = uniform_format(bits, block, zero_points=points is not None and not fractions)
+    data, scales = _codes(tensor, rows, bits), scales.reshape(rows, -1)
+    # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
+    grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
+    zeros = (None, None) if points is None or fractions else (scales, _codes(points, rows, bits))
+    arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
+    lowest = None
+    if points is not None and fractions:
+        lowest = points.array().astype(np.float32).reshape(rows, -1) * scales.astype(np.float32)
+    result = np.empty((columns, rows), np.float32)
+    for first in range(0, rows, _PART_ROWS):
+        part = slice(first, min(first + _PART_ROWS, rows))
+        values = arrays.dequantized(rows=part)
+        if lowest is not None:
+            values = values - np.repeat(lowest[part], block, axis=1)[:, :columns]
+        result[:, part] = values.T
+    return result
+
+
+def _codes(tensor: OnnxTensor, rows: int, bits: int) -> NDArray[np.uint8]:
+    """Packed codes or zero points, row by row; signed ones count from the middle of the range."""
+    half = 1 << (bits - 1)
+    if tensor.dtype in (DataType.INT4, DataType.UINT4):  # packed without a gap between rows
+        numbers = tensor.array().astype(np.int8).reshape(rows, -1)
+        return pack_bits((numbers + (half if tensor.dtype == DataType.INT4 else 0)).astype(np.uint8), bits)
+    packed = np.asarray(tensor.raw()).view(np.uint8).reshape(rows, -1)
+    return packed ^ np.uint8(half) if tensor.dtype == DataType.INT8 else packed
+
+
+def _pieces(parts: list[tuple[int, NDArray[Any]]]) -> list[tuple[int, NDArray[Any]]]:
+    """The same parts, in pieces that a core's cache holds."""
+    return [(first + rows.start, part[rows]) for first, part in parts for rows in row_slices(*part.shape)]
+
+
+def _require_finite(site: Site, first: int, rows: NDArray[np.float32]) -> None:
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        expert, row = divmod(first + row, site.rows // (site.experts or 1))
+        of = f" of expert {expert}" if site.experts else ""
+        raise InputError(
+            f"{site.name} has NaN or infinity in row {row}{of}, column {column} (block {column // 32} of 32)",
+            "every token would come out wrong",
+            "check the training run or the download that made these weights",
+        )
+
+
+def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = tensor.array().astype(np.float32)
+    return result
+
+
+def _refuse_experts(graph: Graph) -> None:
+    """QMoE gives the chosen experts shares that sum to 1, and knows gate and up as one matrix."""
+    for node in graph.nodes:
+        if node.key == MIXTURE and not (int(node.attribute("normalize_routing_weights", 0)) and not node.input(6)):
+            raise UnsupportedModelError(
+                f"{node.op_type} {node.name!r}: experts whose shares do not sum to 1, or that have a third matrix",
+                "QMoE, the operator for quantised experts, does not compute them",
+                "export the model by genai build, which writes mixtures in the form that it takes",
+            )

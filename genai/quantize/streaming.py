@@ -1,0 +1,337 @@
+"""The float decoder, stage by stage: all texts go through a few records, then through the next ones.
+
+So the weights of one stage are in memory at a time, and between two stages there is little more than the residual
+stream of all texts. The decoder's own program is cut where few values live; the stages are compiled by the same
+executor that runs models, in float32. Weights can be given in place of the model's own: that is how a quantised model
+is measured before it is written, whatever its format, so that only the weights differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.cpu.linear.calls import has_bfloat_products
+from genai.kernels.device import StepContext, StepFunction
+from genai.kernels.ir import (
+    Attention,
+    DenseWeight,
+    Experts,
+    GatedProduct,
+    Ids,
+    Lookup,
+    Product,
+    Record,
+    RowProgram,
+    Weight,
+    branches,
+    weights_of,
+)
+from genai.kvcache.storage import PagedStorage
+
+from ..devices import open_executor
+from ..errors import UnsupportedModelError
+from ..lowering.program import build_row_program
+from ..models.decoder_graph import BLOCK_SIZE, cache_layout, numpy_dtype, read_decoder
+from ..session.plan import PlanOptions
+from .sites import Site, source_of
+from .source import FloatModel
+
+Tokens = NDArray[np.int64]
+Values = dict[str, NDArray[np.float32]]
+# Tokens that are computed together.
+BATCH_TOKENS = 2048
+# A cut may leave so many times the width of a token's vector alive: the stream, and what is to be added to it.
+_WIDTHS_ALIVE = 2
+
+
+@dataclass(frozen=True)
+class MatrixUse:
+    """Where a site's matrix is multiplied.
+
+    Attributes:
+        site: the matrix. value: name of what it is multiplied with.
+        record: which does it. branch: number of its branch.
+    """
+
+    site: Site
+    value: str
+    record: Record
+    branch: int
+
+
+@dataclass(frozen=True)
+class ProgramStage:
+    """Parts of the program that run together.
+
+    Attributes:
+        number: 0 for the first.
+        program: reads `program.given`, which earlier stages made, and makes what later ones read.
+        uses: products with matrices of sites.
+        lookups: sites whose inputs are not known: their rows are looked up, or each expert has tokens of its own.
+    """
+
+    number: int
+    program: RowProgram
+    uses: tuple[MatrixUse, ...]
+    lookups: tuple[Site, ...]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Those whose matrices it reads, each once."""
+        return tuple(dict.fromkeys([*self.lookups, *(use.site for use in self.uses)]))
+
+
+Override = Callable[[Site], NDArray[np.float32] | None]
+
+
+def nothing_instead(site: Site) -> None:
+    """The model's own weights."""
+
+
+class StreamedDecoder:
+    """A float model as stages.
+
+    Args:
+        source: the model. threads: None = the physical cores.
+
+    Attributes:
+        stages: in order; the last one makes the logits.
+        uses: all uses, in order.
+
+    Raises:
+        UnsupportedModelError: the decoder does not run on a flat batch of tokens.
+    """
+
+    def __init__(self, source: FloatModel, threads: int | None = None) -> None:
+        graph = read_decoder(source.config, kv_dtype="fp32", accuracy="fp32", model=source.model.copy())
+        if graph.flat is None:
+            raise UnsupportedModelError(
+                f"{source.source}: calibration and evaluation run the decoder on a flat batch of tokens",
+                graph.info.reason,
+                "export the decoder for onnxruntime-genai, or quantise without data: --method search --no-eval",
+            )
+        self.source, self._flat = source, graph.flat
+        self.executor = open_executor("cpu", threads)
+        names = source.config.model.decoder.names
+        kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
+        inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.model.graph.inputs if v.name in kinds}
+        kernel = {"accuracy": "fp32", "threads": self.executor.host_threads, "executor": self.executor}
+        self._model = graph.model  # its tensors hold what constants are views of
+        known = {site.name: site for site in source.sites}
+        self._origins = {
+            name: (known[tensor.name], turned)
+            for node in graph.model.graph.nodes
+            for name in node.inputs
+            for tensor, turned in [source_of(graph.model.graph, name)]
+            if tensor is not None and tensor.name in known
+        }
+        self.program = build_row_program(graph.model, inputs, PlanOptions(kernel=kernel))
+        self.logits = self.program.outputs[0]
+        self.vocab_size = source.config.model.vocab_size
+        self.stages = tuple(self._stage(n, first, last) for n, (first, last) in enumerate(pairwise(self._cuts())))
+        self.uses = tuple(use for stage in self.stages for use in stage.uses)
+
+    def _cuts(self) -> list[int]:
+        """Places between parts where few values live, from 0 to the end."""
+        parts, types = self.program.parts, self.program.types
+        made: dict[str, int] = {}
+        last: dict[str, int] = dict.fromkeys(self.program.outputs, len(parts))
+        for place, part in enumerate(parts):
+            made.update((name, place) for name in part.outputs if name)
+            last.update((name, max(place, last.get(name, 0))) for name in part.inputs if name in made)
+        widths = {name: types[name].width if name in types else 1 << 60 for name in made}
+        base = min((widths[name] for name in parts[0].outputs), default=0)
+        cuts = [0]
+        for place in range(1, len(parts)):
+            alive = sum(widths[name] for name, at in made.items() if at < place <= last.get(name, -1))
+            if alive <= _WIDTHS_ALIVE * base:
+                cuts.append(place)
+        return [*cuts, len(parts)]
+
+    def _stage(self, number: int, first: int, last: int) -> ProgramStage:
+        parts = self.program.parts[first:last]
+        made = {name for part in parts for name in part.outputs if name}
+        later = {name for part in self.program.parts[last:] for name in part.inputs} | set(self.program.outputs)
+        given = tuple(dict.fromkeys(n for part in parts for n in part.inputs if n and n not in made))
+        program = replace(
+            self.program, parts=parts, given=given, outputs=tuple(name for name in sorted(made) if name in later)
+        )
+        uses = [use for part in parts if isinstance(part, Record) for use in self._uses_of(part)]
+        tables = [part.table for part in parts if isinstance(part, Lookup)]
+        tables += [branch.weight for part in parts if isinstance(part, Experts) for branch in branches(part)]
+        lookups = [site for table in tables if (site := self.site_of(table)) is not None]
+        return ProgramStage(number, program, tuple(uses), tuple(lookups))
+
+    def _uses_of(self, record: Record) -> Iterator[MatrixUse]:
+        if isinstance(record, (Product, GatedProduct)):
+            for number, branch in enumerate(branches(record)):
+                if (site := self.site_of(branch.weight)) is not None:
+                    yield MatrixUse(site, record.x, record, number)
+
+    def site_of(self, weight: Weight) -> Site | None:
+        """The site whose matrix a weight is."""
+        origin = self._origins.get(weight.data) if isinstance(weight, DenseWeight) else None
+        return None if origin is None else origin[0]
+
+    def is_inputs_first(self, weight: Weight) -> bool:
+        """Whether the constant of a site's weight is [columns, rows]."""
+        site, turned = self._origins[weight.data]
+        return site.inputs_first != turned
+
+    @contextmanager
+    def running(
+        self,
+        stage: ProgramStage,
+        *,
+        instead: Override = nothing_instead,
+        only: Collection[str] = (),
+        tokens: int = BATCH_TOKENS,
+        narrow: bool = False,
+    ) -> Iterator[RunningStage]:
+        """A stage that is ready to run; its weights are in memory until the end.
+
+        Args:
+            instead: gives matrices [rows, columns] to run with, None = the model's own.
+            only: values inside the stage that are wanted instead of what later stages read; what they do not need is
+                not computed.
+            tokens: most of a batch.
+            narrow: products round what they multiply to bfloat16, where the machine does that much faster.
+        """
+        wanted = tuple(only) or tuple(stage.program.outputs)
+        program = replace(stage.program, parts=_needed(stage.program.parts, wanted), outputs=wanted)
+        narrow = narrow and has_bfloat_products()
+        program = replace(program, constants=_StageConstants(self, stage, instead, narrow=narrow))
+        if narrow:
+            program = replace(program, parts=tuple(_rounding(part) for part in program.parts))
+        storages: list[PagedStorage] = []
+        layers: list[Any] = [None] * len(self._flat.layers)
+        try:
+            for record in program.records:
+                if isinstance(record, Attention):
+                    own = cache_layout([self._flat.layers[record.layer]], "fp32")
+                    assert own is not None  # heads of any size have floats
+                    # Every sequence may end in a short block; what no token is in takes no memory.
+                    storages.append(PagedStorage(own, tokens, self.executor.allocate))
+                    layers[record.layer] = storages[-1].layers[0]
+            yield RunningStage(self.executor.compile(program, layers), wanted)
+        finally:
+            self.executor.close()
+            for storage in storages:
+                storage.close()
+
+    @property
+    def whole(self) -> ProgramStage:
+        """All stages as one, for those who have the memory."""
+        return ProgramStage(-1, self.program, self.uses, ())
+
+    def close(self) -> None:
+        """Give memory back."""
+        self.executor.close()
+
+
+class _StageConstants:
+    """The constants of one stage; matrices of sites are made when they are packed, and forgotten."""
+
+    def __init__(self, decoder: StreamedDecoder, stage: ProgramStage, instead: Override, *, narrow: bool) -> None:
+        self._decoder, self._instead = decoder, instead
+        self._narrow = {use.site for use in stage.uses}.difference(stage.lookups) if narrow else set()
+        self._sites = {
+            weight.data: (site, decoder.is_inputs_first(weight))
+            for record in stage.program.records
+            for weight in weights_of(record)
+            if (site := decoder.site_of(weight)) is not None
+        }
+
+    def array(self, name: str) -> NDArray[Any]:
+        if name not in self._sites:
+            return self._decoder.program.constants.array(name)
+        site, inputs_first = self._sites[name]
+        matrix: NDArray[Any] | None = self._instead(site)
+        if site in self._narrow:
+            matrix = self._decoder.source.narrow_weight(site) if matrix is None else matrix
+            matrix = matrix.astype(ml_dtypes.bfloat16, copy=False)
+        elif matrix is None:
+            matrix = self._decoder.source.weight(site)
+        if inputs_first:
+            return matrix.T  # what packs it turns it back
+        return matrix.reshape(site.experts, -1, site.columns) if site.experts else matrix
+
+    def packed(self, weight: Weight) -> None:
+        if isinstance(weight, DenseWeight) and weight.data in self._sites:
+            self._decoder.source.release(self._sites[weight.data][0].name)
+
+
+def _needed(parts: Sequence[Any], wanted: Collection[str]) -> tuple[Any, ...]:
+    """The parts without which some values cannot be computed, in order."""
+    values, found = set(wanted), []
+    for part in reversed(parts):
+        if values.intersection(part.outputs):
+            values.update(part.inputs)
+            found.append(part)
+    return tuple(reversed(found))
+
+
+def _rounding(part: Any) -> Any:
+    return replace(part, exact=False) if isinstance(part, (Product, GatedProduct)) else part
+
+
+@dataclass(frozen=True)
+class RunningStage:
+    """A stage whose weights are in memory."""
+
+    function: StepFunction
+    outputs: Sequence[str]
+
+    def run(self, tokens: Tokens, values: Mapping[str, NDArray[np.float32]]) -> Values:
+        """Compute sequences [count, length], each from an empty cache.
+
+        Args:
+            values: what earlier stages made, one row per token.
+
+        Returns:
+            What is wanted, [tokens, width] each; the caller's own, as everything that the CPU's programs return.
+        """
+        return self.step(step_of(tokens), values)
+
+    def step(self, step: StepContext, values: Mapping[str, NDArray[np.float32]]) -> Values:
+        """Compute any step."""
+        made = self.function.run(step, values)
+        return {name: np.asarray(made[name], np.float32).reshape(len(step.tokens), -1) for name in self.outputs}
+
+
+def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:
+    """Sequences [count, length] side by side, from the position `first` on, with the logits of all tokens.
+
+    Args:
+        room: tokens that each may come to have; 0 = these.
+    """
+    count, length = tokens.shape
+    blocks = -(-max(room, first + length) // BLOCK_SIZE)
+    tables = np.arange(count * blocks, dtype=np.int32).reshape(count, blocks)
+    positions = np.arange(first, first + length)
+    slots = tables[:, positions // BLOCK_SIZE].astype(np.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+    return StepContext(
+        tokens=np.ascontiguousarray(tokens.reshape(-1)),
+        positions=np.tile(positions, count),
+        cu_seqlens_q=np.arange(count + 1, dtype=np.int32) * length,
+        context_lens=np.full(count, first + length, np.int32),
+        block_tables=tables,
+        slot_mapping=slots.reshape(-1),
+        num_decode_sequences=0,
+        logits_indices=np.arange(tokens.size),
+        rope_table=np.zeros(count, np.int32),
+    )
+
+
+def batches_of(tokens: Tokens, most: int = BATCH_TOKENS) -> list[Tokens]:
+    """Sequences [count, length] in batches of at most so many tokens, or of one sequence."""
+    step = max(1, most // tokens.shape[1])
+    return [tokens[first : first + step] for first in range(0, len(tokens), step)]

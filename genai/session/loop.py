@@ -1,0 +1,124 @@
+"""Plans, and the plainest driver of them: their calls in order, in Python, one kernel after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from genai.ops.registry import Kernel
+
+from ..errors import GenaiError, GraphError
+from ..onnx.external_data import MappedFile, check_unchanged
+
+# A message names so many inputs, and counts the rest.
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
+
+    `names` are the graph's names of the outputs ("" = absent).
+    """
+
+    label: str
+    op_type: str
+    kernel: Kernel
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    release: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Calls in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input.
+
+    Its constants may be views of `files`.
+    """
+
+    calls: tuple[OpCall, ...]
+    initial: tuple[Any, ...]
+    inputs: Mapping[str, int]
+    output_names: tuple[str, ...]
+    outputs: tuple[int, ...]
+    files: Sequence[MappedFile] = ()
+
+
+class RunStopped(RuntimeError):
+    """The run was stopped from outside."""
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Handed to every kernel; subgraphs ask before each of their runs, so that endless loops end too."""
+
+    is_stopped: Callable[[], bool]
+
+    def check(self) -> None:
+        """Raise RunStopped if the run is to end."""
+        if self.is_stopped():
+            raise RunStopped("the run was stopped", "RunOptions.terminate is set", "set it to False and run again")
+
+
+def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Run a plan.
+
+    Args:
+        plan: the compiled graph.
+        feeds: an array per graph input.
+
+    Returns:
+        An array per graph output.
+
+    Raises:
+        GraphError: a kernel failed; the message names the node and the shapes it got.
+        ExternalDataError: a file that constants are read from was changed.
+    """
+    check_unchanged(plan.files)
+    results = run_slots(plan, ((plan.inputs[name], value) for name, value in feeds.items()), None)
+    return dict(zip(plan.output_names, results, strict=True))
+
+
+def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """What a call's kernel returns. Raises GraphError: it failed; the message names the node and the shapes it got."""
+    try:
+        return op.kernel(context, inputs)
+    except (GenaiError, RunStopped, MemoryError):
+        raise
+    except Exception as error:
+        raise GraphError(f"{op.label} failed: {error}", *circumstances(inputs, error)) from error
+
+
+def run_slots(
+    plan: Plan,
+    feeds: Iterable[tuple[int, Any]],
+    context: RunContext | None,
+    call: Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]] = call,
+) -> tuple[Any, ...]:
+    """Run with values given per slot; returns the outputs in order. `call` says what a failing kernel means."""
+    slots = list(plan.initial)
+    for slot, value in feeds:
+        slots[slot] = value
+    with np.errstate(all="ignore"):
+        for op in plan.calls:
+            results = call(op, context, [slots[i] for i in op.inputs])
+            for slot, value in zip(op.outputs, results, strict=False):
+                if slot >= 0:
+                    slots[slot] = value
+            for slot in op.release:
+                slots[slot] = None
+    return tuple([slots[slot] for slot in plan.outputs])
+
+
+def circumstances(inputs: Sequence[Any], error: Exception) -> tuple[str, str]:
+    """Why a kernel may have failed, and what to do: the last two parts of the error that says so."""
+    kinds = [f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs[:_SHOWN]]
+    shapes = ", ".join(kinds) + f" and {len(inputs) - _SHOWN} more" * (len(inputs) > _SHOWN)
+    return (
+        f"its inputs were {shapes or 'none'} ({type(error).__name__})",
+        "check that the inputs fit the model; if they do, the model or this kernel is wrong",
+    )

@@ -1,0 +1,346 @@
+"""A graph compiled to a plan: kernels chosen, constants computed and packed, lifetimes planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel
+from genai.ops.support import limited
+
+from ..errors import UnsupportedOpError, malformed
+from ..lowering.rules import find_record_rule
+from ..onnx.ir import Function, Graph, Node, OnnxModel
+from ..onnx.node import NEW_EACH_TIME, canonical_imports, constant_tensor
+from ..onnx.serialize import EmbeddingEncoder
+from ..onnx.types import DataType, TensorType
+from ..onnx.uses import free_names
+from ..onnx.validate import MAX_ADDED_NODES, too_many_nodes, written_nodes
+from .functions import bound_body, call_key, schema_function
+from .loop import OpCall, Plan, RunContext, run_slots
+from .packed_weights import WeightStore
+
+ABSENT = -1
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Choices that hold for a whole plan.
+
+    Attributes:
+        kernel: reaches every kernel factory as NodeSpec.options.
+        on_packed: hears how many bytes of weights were packed, each time.
+    """
+
+    kernel: Mapping[str, Any] = field(default_factory=dict)
+    on_packed: Callable[[int], None] | None = None
+
+
+def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
+    """Compile a model's graph (topologically sorted here).
+
+    Raises:
+        UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
+    """
+    options = options or PlanOptions()
+    plan = Compiler(checked_scope(model, options)).compile(model.graph, captured={})
+    return replace(plan, files=model.files)
+
+
+def checked_scope(model: OnnxModel, options: PlanOptions) -> Scope:
+    """What holds for a model's main graph."""
+    scope = _scope(model, options)
+    if missing := _missing(scope):
+        raise UnsupportedOpError(
+            f"no kernel for {', '.join(missing)}",
+            "the graph uses them and neither this toolkit nor onnx.reference implements them on 'cpu'",
+            "export the model without them, or register a kernel (docs/architecture.md, 'How to add an operator')",
+        )
+    return scope
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What holds for the main graph and everything in it, or for one function's body.
+
+    Attributes:
+        versions: operator set version by domain, the standard one as "".
+        nodes_left: one shared number: functions that call functions must not multiply without end.
+        bodies: compiled bodies of functions, and how many nodes each stands for: calls that are alike share one.
+    """
+
+    model: OnnxModel
+    versions: Mapping[str, int]
+    options: PlanOptions
+    nodes_left: list[int]
+    bodies: dict[Any, tuple[SubplanKernel, int, Any]] = field(default_factory=dict)
+
+    def version(self, domain: str) -> int:
+        return self.versions.get(domain, 1)
+
+    def inside(self, function: Function) -> Scope:
+        """The scope of a function's body."""
+        return replace(self, versions={**self.versions, **canonical_imports(function.opset_imports)})
+
+
+def missing_operators(model: OnnxModel) -> list[str]:
+    """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted."""
+    return _missing(_scope(model, PlanOptions()))
+
+
+def _missing(scope: Scope) -> list[str]:
+    nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
+    return sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
+
+
+def _scope(model: OnnxModel, options: PlanOptions) -> Scope:
+    versions = {"": model.opset_version() or 1, **canonical_imports(model.opset_imports)}
+    return Scope(model, versions, options, [written_nodes(model) + MAX_ADDED_NODES])
+
+
+def _operator(scope: Scope, node: Node) -> str:
+    domain, op_type = node.key
+    return f"{domain or 'ai.onnx'}::{op_type} (version {scope.version(domain)})"
+
+
+def _has_kernel(scope: Scope, node: Node) -> bool:
+    from genai.ops import borrowed
+
+    domain, op_type = node.key
+    version = scope.version(domain)
+    return (
+        node.key == ("", "Constant")
+        or scope.model.function(node) is not None
+        or find_kernel(domain, op_type, version) is not None
+        or borrowed.available(domain, op_type, version)
+        or find_record_rule(domain, op_type) is not None
+    )
+
+
+class Compiler:
+    """Builds one plan; subgraphs and functions are compiled by compilers of their own."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.slots: dict[str, int] = {}
+        self.constants: dict[str, Any] = {}
+        self.weights = WeightStore(self.constants, scope.options.on_packed)
+        self.calls: list[OpCall] = []
+
+    def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
+        """`captured` and `variables`: constants and computed values that a subgraph takes from outside."""
+        self.graph = graph
+        self.constants.update(captured)
+        given = {value.name for value in graph.inputs}
+        self.weights.add_tensors(graph.initializers.values())
+        overridable = given if graph.overridable_initializers else set()
+        for name, tensor in graph.initializers.items():
+            if name not in overridable:
+                self.constants[name] = tensor.array()
+        for name, sparse in graph.sparse_initializers.items():
+            if name not in overridable:
+                self.constants[name] = sparse.array()
+        inputs = {name: self._slot(name) for name in [*(value.name for value in graph.inputs), *variables]}
+        defaults = {name: graph.initializers[name].array() for name in overridable & set(graph.initializers)}
+        graph.topological_sort()
+        for node in graph.nodes:
+            self._add(node)
+        outputs = tuple(self._slot(value.name) for value in graph.outputs)
+        return self._finish(inputs, outputs, defaults)
+
+    def _slot(self, name: str) -> int:
+        return ABSENT if not name else self.slots.setdefault(name, len(self.slots))
+
+    def _add(self, node: Node) -> None:
+        self._count_nodes()
+        if node.key == ("", "Constant"):
+            self.constants[node.outputs[0]] = _constant(node)
+            return
+        subgraphs, captures = self._subgraphs(node)
+        names = [*node.inputs, *captures]
+        if not subgraphs and not self._is_constant(node, names) and self._take(node):
+            return
+        kernel = self._kernel(node, subgraphs)
+        if not subgraphs and self._is_constant(node, names) and self._fold(node, kernel, names):
+            return
+        packed = getattr(kernel, "packed", ())
+        names = ["" if index in packed else name for index, name in enumerate(names)]
+        self._append(node, f"{node.op_type} {node.name!r}", kernel, names)
+
+    def _append(self, node: Node, label: str, kernel: Kernel, inputs: Sequence[str]) -> None:
+        read, written = (tuple(self._slot(name) for name in group) for group in (inputs, node.outputs))
+        self.calls.append(OpCall(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
+
+    def _take(self, node: Node) -> bool:
+        """Whether a node that is not constant becomes something else than a call."""
+        return False
+
+    def _count_nodes(self, count: int = 1) -> None:
+        self.scope.nodes_left[0] -= count
+        if self.scope.nodes_left[0] < 0:
+            raise too_many_nodes()
+
+    def _is_constant(self, node: Node, names: Sequence[str]) -> bool:
+        known = all(name in self.constants for name in names if name)
+        return known and self.scope.model.function(node) is None and node.op_type not in NEW_EACH_TIME
+
+    def _fold(self, node: Node, kernel: Kernel, names: Sequence[str]) -> bool:
+        """Compute a constant now; moves stay views of the memory map, so nothing is copied.
+
+        False where it fails: the node may stand in a branch that never runs, and fails, if it does, with the others.
+        """
+        values = [self.constants[name] if name else None for name in names]
+        try:
+            with np.errstate(all="ignore"):
+                results = kernel(None, values)
+        except Exception:
+            return False
+        self.constants.update((name, value) for name, value in zip(node.outputs, results, strict=False) if name)
+        for value in values:
+            if isinstance(value, np.ndarray) and not any(np.may_share_memory(value, result) for result in results):
+                self.weights.release(value)
+        return True
+
+    def _kernel(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> Kernel:
+        """Ours, or else the model's own function, or a borrowed one, or the body that the operator is defined by."""
+        from genai.ops import borrowed
+
+        function = self.scope.model.function(node)
+        if function is not None:
+            return self._function_kernel(node, function)
+        domain, op_type = node.key
+        spec = self._spec(node, subgraphs)
+        entry = find_kernel(domain, op_type, spec.version)
+        refusal: Exception | None = None
+        if entry is not None:
+            try:
+                return limited(spec, entry.factory(spec)) if entry.source == "ours" else entry.factory(spec)
+            except KernelError as error:
+                refusal = error
+            except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
+                raise unusable(node, error) from error
+        if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
+            try:
+                return borrowed.make(spec)
+            except Exception as error:  # Borrowed code raises what it likes.
+                raise unusable(node, refusal or error) from error
+        body = schema_function(node, spec.version, self.graph)
+        if body is None:
+            raise unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
+        return self._function_kernel(node, body)
+
+    def _spec(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> NodeSpec:
+        domain, op_type = node.key
+        return NodeSpec(
+            domain=domain,
+            op_type=op_type,
+            version=self.scope.version(domain),
+            attributes=node.attribute_values(),
+            inputs=tuple(node.inputs),
+            outputs=tuple(node.outputs),
+            constants=tuple(self.constants.get(name) if name else None for name in node.inputs),
+            weights=self.weights,
+            options=self.scope.options.kernel,
+            subgraphs=subgraphs,
+            proto=lambda: EmbeddingEncoder().node(node),
+        )
+
+    def _function_kernel(self, node: Node, function: Function) -> Kernel:
+        """The body compiled for this call: attributes and absent inputs are known."""
+        scope = self.scope.inside(function)
+        key = call_key(function, node), tuple(sorted(scope.versions.items()))
+        known = scope.bodies.get(key)
+        if known is not None:
+            self._count_nodes(known[1])
+            return known[0]
+        before, body = scope.nodes_left[0], bound_body(function, node)
+        kernel = SubplanKernel(Compiler(scope).compile(body, {}), body)
+        # What the key knows by identity is kept alive with it.
+        scope.bodies[key] = kernel, before - scope.nodes_left[0], (function, node)
+        return kernel
+
+    def _subgraphs(self, node: Node) -> tuple[dict[str, SubplanKernel], list[str]]:
+        """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""
+        graphs = {name: node.attribute(name) for name, item in node.attributes.items() if isinstance(item.value, Graph)}
+        captures = sorted({name for graph in graphs.values() for name in free_names(graph)})
+        constants = {name: self.constants[name] for name in captures if name in self.constants}
+        variable = [name for name in captures if name not in constants]
+        compiled = {
+            name: SubplanKernel(Compiler(self.scope).compile(graph, constants, variable), graph)
+            for name, graph in graphs.items()
+        }
+        return compiled, variable
+
+    def _finish(self, inputs: Mapping[str, int], outputs: tuple[int, ...], defaults: Mapping[str, Any]) -> Plan:
+        used_constants = {name: self.slots[name] for name in self.constants if name in self.slots}
+        initial: list[Any] = [None] * (len(self.slots) + 1)
+        for name, slot in used_constants.items():
+            initial[slot] = self.constants[name]
+        for name, value in defaults.items():
+            initial[self.slots[name]] = value
+        keep = set(outputs) | set(used_constants.values()) | {ABSENT}
+        names = tuple(value.name for value in self.graph.outputs)
+        self.weights.forget_constants()
+        return Plan(_with_lifetimes(self.calls, keep), tuple(initial), inputs, names, outputs)
+
+
+def _constant(node: Node) -> Any:
+    tensor = constant_tensor(node)
+    if tensor is not None:
+        return tensor.array()
+    sparse = node.attributes.get("sparse_value")
+    if sparse is not None and sparse.value is not None:
+        return sparse.value.array()
+    raise malformed(
+        f"Constant node {node.name!r} ({node.outputs}) has no value",
+        "it needs one of value, value_float, value_int, value_string, their lists, or sparse_value",
+    )
+
+
+def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ...]:
+    """Mark, per call, the slots that no later call reads."""
+    alive = set(keep)
+    result = []
+    for op in reversed(calls):
+        touched = set(op.inputs) | set(op.outputs)
+        dying = tuple(sorted(touched - alive))
+        alive |= touched
+        result.append(OpCall(op.label, op.op_type, op.kernel, op.inputs, op.outputs, dying, op.names))
+    return tuple(reversed(result))
+
+
+class SubplanKernel:
+    """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out.
+
+    Attributes:
+        outputs: per output (dtype, sizes), None where the graph does not say.
+    """
+
+    def __init__(self, plan: Plan, graph: Graph) -> None:
+        self._plan = plan
+        self._slots = tuple(plan.inputs.values())
+        self.outputs = [_known_type(graph.type_of(value.name)) for value in graph.outputs]
+
+    def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        if type(context) is RunContext:
+            context.check()
+        return run_slots(self._plan, zip(self._slots, inputs, strict=False), context)
+
+
+def _known_type(known: Any) -> tuple[Any, tuple[int | None, ...] | None]:
+    if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
+        return None, None
+    shape = known.shape
+    sizes = None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
+    return known.dtype.numpy_dtype, sizes
+
+
+def unusable(node: Node, error: Exception) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        f"{node.op_type} {node.name!r} cannot be run",
+        str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}",
+        "export the model in another form, or register a kernel for it (docs/session.md)",
+    )

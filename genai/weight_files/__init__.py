@@ -1,0 +1,1 @@
+"""Files of tensors, read through memory maps: safetensors and GGUF."""

@@ -1,0 +1,356 @@
+"""A GGUF file (llama.cpp's): metadata by key, and tensors read through a memory map. All of it is untrusted.
+
+Every count and length is compared with the bytes that are left before anything is made for it, so a file can take no
+more memory than a few times its own header. The format: docs/gguf.md of the ggml repository.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.quant.ggml import GGML_TYPES, GgmlType
+
+from ..common.reading import whole_file
+from ..errors import InputError, ModelFolderError
+from .tensor_files import TensorFiles
+
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
+_VERSIONS = (2, 3)
+_DEFAULT_ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 20
+# Longer headers than any file has: a token takes some tens of bytes, a chat template some thousands.
+_MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 18, 1 << 22
+_MOST_KEY, _MOST_NAME, _MOST_DIMS, _MOST_TEXT = 65535, 64, 4, 1 << 26
+# The least bytes that an entry takes: lengths, a type, a value or an offset.
+_LEAST_ENTRY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
+_MOST_PARTS = 4096
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_NUMBERS: Final = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", _BOOL: "<B", 10: "<Q", 11: "<q", 12: "<d"
+}  # fmt: skip
+_FLOATS: Mapping[int, Any] = {0: np.float32, 1: np.float16, 28: np.float64, 30: ml_dtypes.bfloat16}
+_FLOAT_NAMES = {0: "F32", 1: "F16", 28: "F64", 30: "BF16"}
+# Types that ggml had or has, and that hold no weights which are read here.
+_OTHER_TYPES = {
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 31: "Q4_0_4_4",
+    32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 41: "Q1_0", 42: "Q2_0",
+}  # fmt: skip
+_BLOCKS: Mapping[str, GgmlType] = {kind.name: kind for kind in GGML_TYPES.values()}
+_PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Where a tensor lies.
+
+    Attributes:
+        kind: its type's name, such as "F16" or "Q4_K".
+        dtype: of its elements, or of its blocks; see `quant.ggml`.
+        shape: [..., rows, columns], the columns counted in weights.
+        stored: the same, the columns counted in elements of `dtype`.
+        first: byte of the file. nbytes: of the tensor.
+    """
+
+    kind: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    stored: tuple[int, ...]
+    first: int
+    nbytes: int
+
+
+class GgufFile:
+    """One file; `open_gguf` joins those that belong together.
+
+    Attributes:
+        path: of it. metadata: by key; arrays of numbers are NumPy's, of strings lists. tensors: by name.
+
+    Args:
+        copied: whether to read all of it at once: whoever cuts a mapped file short ends the process that reads it.
+
+    Raises:
+        ModelFolderError: there is no such file, or it cannot be read. InputError: it is malformed.
+        CacheCapacityError: there is no memory for a copy.
+    """
+
+    def __init__(self, path: Path, *, copied: bool = False) -> None:
+        self.path = path
+        try:
+            size = path.stat().st_size
+            self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+            if size:
+                whole = np.frombuffer(whole_file(path), np.uint8) if copied else np.memmap(path, np.uint8, "r")
+                self._bytes = whole
+        except (OSError, ValueError) as error:
+            raise ModelFolderError(
+                f"{path}: cannot be read", str(error), "check the path of the GGUF file and its permissions"
+            ) from error
+        cursor = _Cursor(path, self._bytes)
+        tensor_count, key_count = _counts(cursor)
+        self.metadata: dict[str, Any] = {}
+        for _ in range(key_count):
+            key = cursor.text(_MOST_KEY, "a key")
+            if key in self.metadata:
+                cursor.fail(f"key {key!r:.100} occurs twice")
+            self.metadata[key] = cursor.value(cursor.number("<I"), key)
+        self.tensors = _tensors(cursor, tensor_count, _alignment(cursor, self.metadata))
+
+    def single(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata; InputError if it is an array."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, np.ndarray | list):
+            raise InputError(
+                f"{self.path}: {key} is a list, {np.asarray(value[:9]).tolist()!r:.40}",
+                "one value is expected",
+                "convert the model again",
+            )
+        return value
+
+    def read(self, name: str) -> NDArray[Any]:
+        """A tensor as a view of the file: of floats, or of blocks."""
+        tensor = self.tensors[name]
+        cut = self._bytes[tensor.first : tensor.first + tensor.nbytes]
+        view: NDArray[Any] = cut.view(tensor.dtype).reshape(tensor.stored)
+        return view
+
+
+class _Cursor:
+    """Reads a header from its beginning on; never beyond the file."""
+
+    def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
+        self.path, self._data, self.place = path, memoryview(data.data), 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self.place
+
+    def fail(self, why: str) -> NoReturn:
+        raise InputError(
+            f"{self.path}: is not a sound GGUF file", f"at byte {self.place}: {why}", "download or convert it again"
+        )
+
+    def take(self, count: int, what: str) -> memoryview:
+        if count > self.left:
+            self.fail(f"{what} takes {count} bytes, the file has {self.left} more")
+        self.place += count
+        return self._data[self.place - count : self.place]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(form, self.take(struct.calcsize(form), "a number"))[0]
+
+    def count(self, least: int, most: int, what: str) -> int:
+        """A number of things of at least so many bytes each."""
+        number = int(self.number("<Q"))
+        if number > most or number * least > self.left:
+            self.fail(f"{number} {what}, and the file has {self.left} more bytes (at most {most} are read)")
+        return number
+
+    def text(self, most: int, what: str) -> str:
+        raw = self.take(self.count(1, most, f"bytes of {what}"), what)
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(f"{what} is not UTF-8: {error}")
+
+    def value(self, kind: int, key: str) -> Any:
+        if kind == _STRING:
+            return self._texts(1, key)[0]
+        if kind == _ARRAY:
+            return self._array(key)
+        if kind not in _NUMBERS:
+            self.fail(f"key {key!r:.100} has a value of type {kind}, which GGUF does not have")
+        number = self.number(_NUMBERS[kind])
+        return bool(number) if kind == _BOOL else number
+
+    def _array(self, key: str) -> Any:
+        kind = self.number("<I")
+        if kind == _STRING:
+            count = self.count(8, _MOST_STRINGS, f"strings in {key!r:.100}")
+            return self._texts(count, key)
+        if kind not in _NUMBERS:
+            self.fail(f"key {key!r:.100} has an array of type {kind}; arrays of numbers and of strings are read")
+        dtype = np.dtype(_NUMBERS[kind])
+        count = self.count(dtype.itemsize, len(self._data), f"numbers in {key!r:.100}")
+        return np.frombuffer(self.take(count * dtype.itemsize, key), dtype)
+
+    def _texts(self, count: int, key: str) -> list[str]:
+        """Several texts, one behind the other. Bytes that are not UTF-8 are kept as surrogates."""
+        data, place, end, texts = self._data, self.place, len(self._data), []
+        for _ in range(count):
+            first = place + 8
+            size = int.from_bytes(data[place:first], "little")
+            place = first + size
+            if place > end or size > _MOST_TEXT:
+                self.fail(f"a text in {key!r:.100} has {size} bytes, the file has {max(end - first, 0)} more")
+            texts.append(str(data[first:place], "utf-8", "surrogateescape"))
+        self.place = place
+        return texts
+
+
+def _counts(cursor: _Cursor) -> tuple[int, int]:
+    """Numbers of tensors and of keys, after the magic bytes and the version."""
+    if bytes(cursor.take(min(4, cursor.left), "the magic bytes")) != MAGIC:
+        raise InputError(
+            f"{cursor.path}: is not a GGUF file", "it does not begin with the letters GGUF",
+            "give a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
+        )  # fmt: skip
+    version = int(cursor.number("<I"))
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        why = f"it has version {version}; versions {_VERSIONS[0]} and {_VERSIONS[1]} are read"
+        if swapped in _VERSIONS:
+            why = f"it is big-endian (version {swapped} with its bytes swapped)"
+        raise InputError(
+            f"{cursor.path}: this GGUF file cannot be read", why,
+            "convert the model again with a current convert_hf_to_gguf.py, without --bigendian",
+        )  # fmt: skip
+    tensors = cursor.count(_LEAST_TENSOR, _MOST_TENSORS, "tensors")
+    return tensors, cursor.count(_LEAST_ENTRY, _MOST_KEYS, "keys")
+
+
+def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
+    value = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if type(value) is not int or not 8 <= value <= _MOST_ALIGNMENT or value & (value - 1):
+        cursor.fail(f"general.alignment is {value!r:.40}, expected a power of two from 8 to {_MOST_ALIGNMENT}")
+    return value
+
+
+def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
+    """The table of tensors; their data lies behind it, each from a multiple of the alignment on, without overlaps."""
+    entries: dict[str, tuple[Any, int]] = {}
+    for _ in range(count):
+        name = cursor.text(_MOST_NAME, "a tensor's name")
+        if name in entries:
+            cursor.fail(f"tensor {name!r} occurs twice")
+        dims = int(cursor.number("<I"))
+        if not 1 <= dims <= _MOST_DIMS:
+            cursor.fail(f"tensor {name!r} has {dims} dimensions, expected 1 to {_MOST_DIMS}")
+        shape = tuple(int(cursor.number("<Q")) for _ in range(dims))[::-1]
+        kind, offset = int(cursor.number("<I")), int(cursor.number("<Q"))
+        if not all(shape) or math.prod(shape) > 1 << 48:
+            cursor.fail(f"tensor {name!r} has the shape {list(shape)}")
+        if offset % alignment:
+            cursor.fail(f"tensor {name!r} begins at {offset}, which is no multiple of the alignment {alignment}")
+        entries[name] = (_sized(cursor, name, kind, shape), offset)
+    begin = -(-cursor.place // alignment) * alignment
+    end, tensors = begin, {}
+    for name, (sized, offset) in sorted(entries.items(), key=lambda item: item[1][1]):
+        kind_name, dtype, stored, nbytes = sized
+        first = begin + offset
+        if first < end:
+            cursor.fail(f"tensor {name!r} overlaps the one before it, which ends at {end - begin}")
+        end = first + nbytes
+        if end > cursor.place + cursor.left:
+            cursor.fail(f"tensor {name!r} ends at byte {end}, and the file is cut off before")
+        columns = stored[-1] * (_BLOCKS[kind_name].columns if kind_name in _BLOCKS else 1)
+        tensors[name] = GgufTensor(kind_name, dtype, (*stored[:-1], columns), stored, first, nbytes)
+    return {name: tensors[name] for name in entries}
+
+
+def _sized(
+    cursor: _Cursor, name: str, kind: int, shape: tuple[int, ...]
+) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
+    """A type's name, the dtype, the shape in elements of it, and the bytes."""
+    if kind in _FLOATS:
+        dtype = np.dtype(_FLOATS[kind])
+        return _FLOAT_NAMES[kind], dtype, shape, math.prod(shape) * dtype.itemsize
+    found = GGML_TYPES.get(kind)
+    if found is None:
+        known = ", ".join([*_FLOAT_NAMES.values(), *_BLOCKS])
+        raise InputError(
+            f"{cursor.path}: tensor {name!r} has the type {_OTHER_TYPES.get(kind, '')} ({kind})".replace("  ", " "),
+            f"known are {known}",
+            "take another quantisation of the same model, such as Q4_K_M or Q8_0",
+        )
+    if shape[-1] % found.columns:
+        cursor.fail(f"tensor {name!r} of type {found.name} has rows of {shape[-1]}, no multiple of {found.columns}")
+    stored = (*shape[:-1], shape[-1] // found.columns)
+    return found.name, found.dtype, stored, math.prod(stored) * found.nbytes
+
+
+class GgufModel(TensorFiles[GgufFile]):
+    """The files of one model as one: tensors by name, and the metadata of the first file.
+
+    Attributes:
+        path: the file that was given. files: all of them, in order. metadata: see GgufFile.
+
+    Args:
+        copied: see GgufFile.
+
+    Raises:
+        ModelFolderError: a file of several is missing. InputError: one is malformed, or they do not fit together.
+    """
+
+    def __init__(self, path: str | Path, *, copied: bool = False) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.files = [GgufFile(part, copied=copied) for part in gguf_parts(self.path)]
+        self.metadata = self.files[0].metadata
+        for number, file in enumerate(self.files):
+            stated = file.single("split.count", 1), file.single("split.no", 0)
+            if stated != (len(self.files), number) and not (len(self.files) == 1 and stated[0] in (0, 1)):
+                raise InputError(
+                    f"{file.path}: it says that it is file {stated[1]!r:.20} of {stated[0]!r:.20}",
+                    f"by its name it is file {number} of {len(self.files)}, counted from 0",
+                    "give the files the names under which they were published",
+                )
+            self._add(file, "download the files again")
+
+    @property
+    def architecture(self) -> str:
+        """general.architecture, such as "llama"; InputError if the file does not say it."""
+        found = self.metadata.get("general.architecture")
+        if not isinstance(found, str):
+            raise InputError(
+                f"{self.path}: general.architecture is {found!r:.40}", "without it nothing else can be understood",
+                "convert the model again",
+            )  # fmt: skip
+        return found
+
+    def info(self, name: str) -> GgufTensor:
+        """Type and shape of a tensor."""
+        return self._places[name].tensors[name]
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a file that is meant to be GGUF: by its name, or by its first bytes."""
+    try:
+        if not path.is_file():
+            return False
+        if path.suffix.lower() == SUFFIX:
+            return True
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """The files of a model by the name of one of them: those of NAME-00001-of-00003.gguf, or that file alone."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count <= _MOST_PARTS:
+        raise InputError(
+            f"{path}: its name says file {match['number']} of {match['count']}", "there is no such part",
+            "give the files the names under which they were published",
+        )  # fmt: skip
+    parts = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ModelFolderError(
+            f"{path}: of {count} files {len(missing)} are missing, first {missing[0]}",
+            "the model's tensors are spread over all of them", "download all of them into one folder",
+        )  # fmt: skip
+    return parts
