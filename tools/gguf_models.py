@@ -1,7 +1,7 @@
 """Tiny GGUF models with random weights, one per architecture and per type, written with llama.cpp's `gguf` package.
 
 Weights come from `numpy.random.RandomState`, whose numbers stay the same in every version of NumPy: llama.cpp's logits
-of these files are stored (tests/builder/gguf_goldens), and the tests make the files again.
+of these files are stored (tests/convert/gguf_goldens), and the tests make the files again.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def checked(day: Day) -> Iterator[Row]:
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-n", processes, "-p", "no:cacheprovider"]
     command += [f"--cases={os.environ.get('TEST_CASES', 'gpu')}"]  # without git it would be all of them
     environment = {"GENAI_CUDA_DEVICE": str(day.index)}
-    code, said = _run([*command, "tests/kernels", "tests/builder", "tests/session"], _TESTED, environment)
+    code, said = _run([*command, "tests/kernels", "tests/convert", "tests/session"], _TESTED, environment)
     (day.folder / "tests.txt").write_text(said, encoding="utf-8")
     last = [line for line in said.splitlines() if line.strip()][-1:]
     what = {0: "passed", None: f"not done after {_TESTED} s"}.get(code, "FAILED")

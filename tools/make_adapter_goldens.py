@@ -1,4 +1,4 @@
-"""What PEFT and transformers compute with adapters (needs torch, transformers and peft): goldens of tests/builder.
+"""What PEFT and transformers compute with adapters (needs torch, transformers and peft): goldens of tests/convert.
 
     python tools/make_adapter_goldens.py [NAME ...]
 
@@ -25,7 +25,7 @@ from make_goldens import PROMPT, SEED
 
 from tools.random_weights import random_tensor
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "builder" / "adapter_goldens"
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "convert" / "adapter_goldens"
 ADAPTER_SEED = 8
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _ALL = [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]

@@ -1,4 +1,4 @@
-"""Writes tests/builder/checkpoint_goldens.npz: matrices as the libraries that quantise them store them, and as floats.
+"""Writes tests/convert/checkpoint_goldens.npz: matrices as the libraries that quantise them store them, and as floats.
 
     python3 -m venv oracle
     oracle/bin/pip install torch==2.13.0 transformers bitsandbytes compressed-tensors "mlx[cpu]" termcolor
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "tests" / "builder" / "checkpoint_goldens.npz"
+TARGET = ROOT / "tests" / "convert" / "checkpoint_goldens.npz"
 ROWS, COLUMNS, GROUP = 32, 128, 32
 BASE = "model.layers.0.mlp.down_proj"
 Case = tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]

@@ -1,4 +1,4 @@
-"""Writes tests/builder/gguf_goldens: what llama.cpp computes from the files of tools/gguf_models.py.
+"""Writes tests/convert/gguf_goldens: what llama.cpp computes from the files of tools/gguf_models.py.
 
 usage: python -m tools.make_gguf_goldens [--work FOLDER], after `python -m tools.compare_peers setup --engine llama.cpp`
 with the same folder (default ~/.cache/genai/peers).
@@ -24,7 +24,7 @@ from tools.peers.engines.base import WORKERS
 from tools.peers.engines.llama_cpp import LlamaCpp
 from tools.peers.processes import run_logged
 
-TARGET = Path(__file__).resolve().parent.parent / "tests" / "builder" / "gguf_goldens"
+TARGET = Path(__file__).resolve().parent.parent / "tests" / "convert" / "gguf_goldens"
 TEXTS = VOCABULARIES.with_name("texts.json")
 # Of the logits every so many-th is kept.
 STEP = 3

@@ -1,4 +1,4 @@
-"""What transformers computes for tiny random checkpoints: the goldens of tests/builder (needs torch and transformers).
+"""What transformers computes for tiny random checkpoints: the goldens of tests/convert (needs torch and transformers).
 
     python tools/make_goldens.py [NAME ...]
 
@@ -24,7 +24,7 @@ from golden_cases import CASES, VOCAB
 
 from tools.random_weights import random_tensor
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "builder" / "goldens"
+FOLDER = Path(__file__).resolve().parent.parent / "tests" / "convert" / "goldens"
 SEED = 7
 PROMPT, GREEDY = 40, 32
 

@@ -18,7 +18,7 @@ from genai.kernels.device import DeviceFailed
 from genai.models import loading
 from genai.models.folders import bundled_adapter
 
-from ..engine.late_executor import LateExecutor, Log
+from ...engine.late_executor import LateExecutor, Log
 
 Open = Callable[..., Any]
 
