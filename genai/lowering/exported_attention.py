@@ -16,11 +16,11 @@ import numpy as np
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Graph, Node, OnnxModel, make_node
 from ..onnx.node import MS
-from ..onnx.rewrites.base import Pattern, both_orders, find, made_by, without_factors
-from ..onnx.rewrites.constant_folding import fold_constants
-from ..onnx.rewrites.reshapes import fold_known_shapes
-from ..onnx.rewrites.simplify import remove_dead_code
-from ..onnx.shapes import infer_shapes
+from ..optimize.base import Pattern, both_orders, find, made_by, without_factors
+from ..optimize.constant_folding import fold_constants
+from ..optimize.reshapes import fold_known_shapes
+from ..optimize.shapes import infer_shapes
+from ..optimize.simplify import remove_dead_code
 
 _HEADS_TO_TOKENS = [0, 2, 1, 3]
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Attribute, Graph, Node, OnnxModel, Value
 from ..onnx.node import OURS
-from ..onnx.rewrites.simplify import remove_dead_code
-from ..ops.products import PRODUCTS
-from ..ops.registry import load_ops
+from ..ops.weights import PRODUCTS
+from ..optimize.simplify import remove_dead_code
 from .rows import BATCH, TOKENS, Kind, NotFlattenable, RowAnalysis, State, rows, uniform
 from .rules import apply_rule
 
@@ -254,7 +253,6 @@ def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
 
 def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
     """Interpret a graph (topologically sorted) from the states of its inputs; NotFlattenable names node and reason."""
-    load_ops()
     states = {name: uniform(tensor.shape) for name, tensor in graph.initializers.items()} | inputs
     analysis = RowAnalysis(states)
     for node in graph.nodes:

@@ -31,7 +31,9 @@ def build_row_program(
     Args:
         ids: the graph inputs that are integers per token, with their types.
     """
-    compiler = _RowCompiler(checked_scope(model, options), {name: kind for name, (kind, _) in ids.items()})
+    compiler = _RowCompiler(
+        checked_scope(model, options, find_record_rule), {name: kind for name, (kind, _) in ids.items()}
+    )
     plan = compiler.compile(model.graph, captured={})
     return RowProgram(
         parts=tuple(compiler.parts),

@@ -1,123 +1,37 @@
-"""What is known of operators besides their kernels: types, where tokens go, their records, and stored weights.
+"""What is known of operators over rows of tokens: where the tokens go, what nodes become, which inputs are weights.
 
-A shape rule sees a node and the types of its inputs, and gives the types of its outputs as far as they follow. It
-replaces ONNX's inference for its operator. A row rule says where the tokens are in a node's outputs (see `graph.rows`).
-A record rule turns a node over rows of tokens into records.
+A row rule says where the tokens are in a node's outputs (see `rows`). A record rule turns a node over rows of tokens
+into records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from genai.kernels.ir import Columns, Ids, Record, RowsType
 
-from ..onnx.node import MS, Node
-from ..onnx.shape_values import ShapeValue
-from ..onnx.types import DataType, Dim, Shape, TensorType, Type
-from ..ops.registry import NodeSpec, T, load_ops
+from ..onnx.node import Node
+from ..ops.registry import NodeSpec, files_of, load, rules_by_operator
+from .index import OPERATORS
 from .rows import Kind, NotFlattenable, RowAnalysis, RowDim, State, uniform
 
 if TYPE_CHECKING:
     from ..onnx.ir import Graph
 
 
-class UnknownType(Exception):
-    """A rule asked for the type of an input of which nothing is known."""
-
-
-@dataclass(frozen=True)
-class NodeTypes:
-    """What a rule may look at.
-
-    Attributes:
-        inputs: per input its type, None where it is absent or unknown.
-        constants: per input its value where that is constant and small, else None.
-        values: per input the extents in it, where it is the result of a shape computation, else None.
-    """
-
-    node: Node
-    inputs: Sequence[Type | None]
-    constants: Sequence[NDArray[Any] | None]
-    values: Sequence[ShapeValue | None] = ()
-
-    @property
-    def source(self) -> TensorType:
-        """The type of input 0; where it is not known, nothing follows, and the rule ends here."""
-        found = self.tensor(0)
-        if found is None:
-            raise UnknownType
-        return found
-
-    def tensor(self, index: int) -> TensorType | None:
-        """The type of input `index`, if it is a tensor's and known."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return found if isinstance(found, TensorType) else None
-
-    def shape(self, index: int, rank: int | None = None) -> Shape | None:
-        """The shape of input `index`, if known and, where `rank` is given, of that rank."""
-        found = self.tensor(index)
-        shape = None if found is None else found.shape
-        return None if shape is None or (rank is not None and len(shape) != rank) else shape
-
-    def value(self, index: int) -> ShapeValue | None:
-        """The extents in input `index`, if it is the result of a shape computation."""
-        return self.values[index] if index < len(self.values) else None
-
-    def constant(self, index: int) -> NDArray[Any] | None:
-        """The value of input `index`, if it is constant and small."""
-        return self.constants[index] if index < len(self.constants) else None
-
-    def attribute(self, name: str, default: int) -> int:
-        """An integer attribute of the node; GraphError if it is of another type."""
-        return self.node.integer(name, default)
-
-
-ShapeRule: TypeAlias = Callable[[NodeTypes], Sequence[Type | None]]
-"""Gives one type per output, None where nothing follows; the list may be shorter than the node's outputs."""
-
-
-SHAPE_RULES: dict[tuple[str, str], ShapeRule] = {}
-
-
-def _decorator(rules: dict[tuple[str, str], T], own_domain: str) -> Callable[..., Callable[[T], T]]:
-    """What lets a rule serve operators: of `own_domain`, unless it is told another."""
-
-    def for_operators(*op_types: str, domain: str = own_domain) -> Callable[[T], T]:
-        def add(rule: T) -> T:
-            rules.update({(domain, op_type): rule for op_type in op_types})
-            return rule
-
-        return add
-
-    return for_operators
-
-
-shape_rule = _decorator(SHAPE_RULES, MS)
-
-
-def same_as_input(types: NodeTypes) -> list[Type | None]:
-    """One output, of the first input's type."""
-    return [types.tensor(0)]
-
-
-def times(dim: Dim, factor: int) -> Dim:
-    return dim * factor if isinstance(dim, int) else None
-
-
-def divided(dim: Dim, divisor: int) -> Dim:
-    return dim // divisor if isinstance(dim, int) and divisor > 0 else None
-
-
-def data_type(number: int) -> DataType:
-    return DataType(number) if number in set(DataType) else DataType.UNDEFINED
-
-
 States = list[State]
+_FILES = files_of(OPERATORS)
+_DOMAINS = sorted({domain for domain, _ in _FILES})
+
+
+def load_rules(domain: str, op_type: str) -> None:
+    """Import the files of this package that know an operator, so that the tables of rules have it."""
+    for module in _FILES.get((domain, op_type), ()):
+        load(f"{__package__}.{module}")
 
 
 @dataclass(frozen=True)
@@ -181,7 +95,7 @@ RowRule = Callable[[NodeRows], States]
 _ROW_RULES: dict[tuple[str, str], RowRule] = {}
 
 
-row_rule = _decorator(_ROW_RULES, "")
+row_rule = rules_by_operator(_ROW_RULES, "")
 
 
 def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], found: RowAnalysis) -> States:
@@ -189,6 +103,7 @@ def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], found: 
     if missing := [name for name, state in zip(node.inputs, states, strict=True) if name and state is None]:
         raise NotFlattenable(f"nothing is known of input {missing[0]!r}")
     kinds = {state.kind for state in states if state is not None}
+    load_rules(*node.key)
     function = _ROW_RULES.get(node.key)
     if node.key == ("", "Constant"):
         value = graph.constant(node.outputs[0])
@@ -248,12 +163,12 @@ class RowSpec(NodeSpec):
 # None for a form that has no record.
 RecordRule = Callable[[RowSpec], Made | None]
 _RECORD_RULES: dict[tuple[str, str], RecordRule] = {}
-record_rule = _decorator(_RECORD_RULES, "")
+record_rule = rules_by_operator(_RECORD_RULES, "")
 
 
 def find_record_rule(domain: str, op_type: str) -> RecordRule | None:
     """The rule for an operator, or None."""
-    load_ops()
+    load_rules(domain, op_type)
     return _RECORD_RULES.get((domain, op_type))
 
 
@@ -308,5 +223,6 @@ def stored_weights(op_type: str, packed: Mapping[int, Packed] | None = None, bes
 
 def find_stored_weights(op_type: str) -> StoredWeights:
     """What is known of an operator; nothing for those that store nothing of their own."""
-    load_ops()
+    for domain in _DOMAINS:
+        load_rules(domain, op_type)
     return _STORED.get(op_type, StoredWeights({}, ()))

@@ -26,18 +26,12 @@ from ..lowering.rules import find_stored_weights
 from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, Value
 from ..onnx.reader import read_model
-from ..onnx.rewrites.base import Level, run_rewrites
-from ..onnx.rewrites.decoders import (
-    fuse_matmul_bias,
-    fuse_rotation,
-    fuse_swiglu,
-    pack_dequantized_products,
-    widen_floats,
-)
-from ..onnx.rewrites.simplify import remove_dead_code, remove_identities
-from ..onnx.shapes import infer_shapes
-from ..ops.products import PRODUCTS, ROUNDING_PRODUCTS
 from ..ops.registry import INT8_LEVEL
+from ..ops.weights import PRODUCTS, ROUNDING_PRODUCTS
+from ..optimize.base import Level, run_rewrites
+from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, pack_dequantized_products, widen_floats
+from ..optimize.shapes import infer_shapes
+from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
 from .embedding_graph import join_embedding
 from .kv_types import KV_TYPES

@@ -12,8 +12,8 @@ from ..lowering.exported_attention import find_plain_attention, replace_plain_at
 from ..lowering.flatten import FlatDecoder, flatten_decoder
 from ..lowering.rows import NotFlattenable
 from ..onnx.ir import OnnxModel, Value
-from ..onnx.rewrites.simplify import remove_dead_code
-from ..onnx.shapes import infer_shapes
+from ..optimize.shapes import infer_shapes
+from ..optimize.simplify import remove_dead_code
 from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
 from .config import Config

@@ -30,8 +30,8 @@ from ..lora.inputs import with_defaults
 from ..lora.targets import Places, with_places
 from ..lowering.program import build_row_program
 from ..onnx.ir import OnnxModel
-from ..onnx.rewrites.decoders import widen_floats
-from ..onnx.shapes import infer_shapes
+from ..optimize.decoders import widen_floats
+from ..optimize.shapes import infer_shapes
 from ..session.plan import PlanOptions, build_plan
 from .chosen_device import ChosenDevice
 from .config import Config

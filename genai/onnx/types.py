@@ -257,3 +257,11 @@ Type: TypeAlias = TensorType | SparseTensorType | SequenceType | OptionalType | 
 
 ArrayTypes = TensorType | SparseTensorType
 """The types that have an element type and a shape, for isinstance."""
+
+
+@dataclass(frozen=True)
+class ShapeValue:
+    """A vector of extents, or a single one."""
+
+    dims: Shape
+    is_scalar: bool = False

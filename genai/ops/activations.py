@@ -11,12 +11,11 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.functions import activation, gated
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kernels.ir import Gate
 
-from ..lowering.rules import Made, RowSpec, record_rule, row_rule, same_as_input, shape_rule
 from ..onnx.node import MS, OURS
-from .elementwise import elementwise_rows, exact_erf, unary_record
+from .elementwise import exact_erf
 from .registry import operator
+from .shape_rules import same_as_input, shape_rule
 from .support import widened
 
 
@@ -103,26 +102,6 @@ def clipped(x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else np.minimum(x, np.asarray(high).astype(x.dtype, copy=False))
 
 
-@record_rule("Clip")
-def clip_record(spec: RowSpec) -> Made | None:
-    """Limits that are constants (or attributes, before version 11)."""
-    limits = []
-    for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
-        if spec.has(index):
-            if spec.constants[index] is None:
-                return None
-            limits.append(float(spec.constant(index).reshape(-1)[0]))
-        else:
-            limits.append(float(spec.attributes.get(name, default)))
-    return unary_record(spec, "clip", *limits)
-
-
-row_rule(
-    *"Celu Clip Elu HardSigmoid HardSwish LeakyRelu Mish PRelu Selu Shrink Sigmoid Softplus Softsign Swish".split(),
-    "ThresholdedRelu",
-)(elementwise_rows)
-
-
 _ROOT, _TANH_SCALE = math.sqrt(2), math.sqrt(2 / math.pi)
 
 
@@ -164,18 +143,6 @@ def bias_split_gelu(x: Any, bias: Any, *, threads: Threads | None) -> Any:
     return value * gelu_of(gate, approximate=False, threads=threads)
 
 
-@record_rule("Gelu")
-@record_rule("Gelu", "FastGelu", "QuickGelu", domain=MS)
-def gelu_record(spec: RowSpec) -> Made | None:
-    """Exact, or by the tanh approximation; a bias has no record."""
-    if spec.has(1):
-        return None
-    if spec.op_type == "QuickGelu":
-        return unary_record(spec, "quick_gelu", float(spec.attributes.get("alpha", 1.702)))
-    by_tanh = spec.op_type == "FastGelu" or spec.attributes.get("approximate", "none") == "tanh"
-    return unary_record(spec, "gelu_tanh" if by_tanh else "gelu")
-
-
 @operator("SwiGLU", domain=OURS)
 def swiglu(gate: Any, up: Any, *, threads: Threads | None) -> Any:
     """gate * sigmoid(gate) * up (Shazeer 2020)."""
@@ -183,14 +150,4 @@ def swiglu(gate: Any, up: Any, *, threads: Threads | None) -> Any:
     return gated("silu", *rows, threads=threads).reshape(gate.shape)
 
 
-@record_rule("SwiGLU", domain=OURS)
-def swiglu_record(spec: RowSpec) -> Made | None:
-    """silu(gate) * up."""
-    gate, up, out = spec.rows(0), spec.rows(1), spec.outputs[0]
-    if gate is None or gate != up:
-        return None
-    return Made([Gate("silu", spec.inputs[0], spec.inputs[1], out, op_type=spec.op_type)], {out: gate})
-
-
-row_rule("Gelu")(elementwise_rows)
 shape_rule("Gelu", "FastGelu", "QuickGelu", "BiasGelu")(same_as_input)

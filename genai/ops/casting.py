@@ -12,10 +12,8 @@ import numpy as np
 from genai.kernels.cpu.arrays.bytes import dequantized_bytes, quantized_bytes, quantized_to_range
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..lowering.rules import Made, RowSpec, record_rule, row_rule, stored_weights
 from ..onnx.node import MS
 from ..onnx.types import DataType
-from .elementwise import elementwise_rows, identity_record
 from .registry import KernelError, operator
 from .support import checked_axis, widened
 
@@ -144,15 +142,6 @@ def bit_cast(x: Any, *, to: int) -> Any:
     return whole.view(dtype).reshape(np.shape(x))
 
 
-@record_rule("Cast")
-def cast_record(spec: RowSpec) -> Made | None:
-    """float32 to float32."""
-    return identity_record(spec) if int(spec.attributes["to"]) == DataType.FLOAT else None
-
-
-row_rule("Cast", "CastLike")(elementwise_rows)
-
-
 _BYTES = (np.int8, np.uint8)
 # Smaller arrays are left to NumPy.
 _MIN_COMPILED = 2048
@@ -252,6 +241,3 @@ def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[An
 def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
     """int32 sums times a factor, in another quantised form."""
     return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)
-
-
-stored_weights("DequantizeLinear", beside=(1, 2))

@@ -10,7 +10,6 @@ import numpy as np
 
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..lowering.rules import NodeTypes, divided, shape_rule, times
 from ..onnx.node import MS
 from ..onnx.types import Dim, TensorType, Type
 from .activations import sigmoid
@@ -20,6 +19,7 @@ from .group_query_attention import present_types
 from .integer_products import IntegerProduct
 from .matmul import gemm, product
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register, scalar
+from .shape_rules import NodeTypes, divided, shape_rule, times
 from .support import checked_indices, optional, widened
 
 

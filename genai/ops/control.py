@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..lowering.rows import Kind, NotFlattenable, State
-from ..lowering.rules import NodeRows, States, row_rule
 from .registry import Kernel, KernelError, NodeSpec, Subgraph, operator, register, scalar
 from .support import ARRAY_BYTES, MAX_VALUE_BYTES, checked_axis, checked_shape
 
@@ -187,18 +185,6 @@ def sequence_map(spec: NodeSpec) -> Kernel:
         return tuple(outputs)
 
     return kernel
-
-
-@row_rule("If")
-def choose_tables(at: NodeRows) -> States:
-    condition = at.states[0]
-    if condition is None or condition.kind is not Kind.CONTEXT:
-        raise NotFlattenable("a branch on a value that is not the total length")
-    for branch in at.node.subgraphs():
-        if any(inner.op_type != "Constant" for inner in branch.nodes):
-            raise NotFlattenable("a branch that does more than choose constants")
-    at.found.table_choices.append(at.node)
-    return [State(Kind.TABLES)] * len(at.node.outputs)
 
 
 def _position(values: list[Any], index: Any, *, end: int = 0) -> int:

@@ -20,7 +20,7 @@ from genai.kernels.cpu.program.thread_pool import Threads
 
 from .pooling import PoolingWindows, WindowSpec
 from .registry import Kernel, KernelError, NodeSpec, Positive, operator, register
-from .support import checked_shape, optional, widened
+from .support import checked_shape, optional, per_channel, widened
 
 Limits: TypeAlias = tuple[float, float]
 NO_LIMITS: Limits = (-math.inf, math.inf)
@@ -99,11 +99,6 @@ def _finish(result: Any, bias: Any, limits: Limits, threads: Threads | None) -> 
         result += per_channel(bias, result.ndim)
     if limits != NO_LIMITS:
         np.clip(result, *limits, out=result)
-
-
-def per_channel(values: Any, rank: int) -> Any:
-    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
-    return np.asarray(values).reshape(-1, *[1] * (rank - 2))
 
 
 def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:

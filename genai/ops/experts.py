@@ -7,29 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Experts, RowsType, Weight
+from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Experts, Weight
 from genai.kernels.weight_layout import BLOCK_SIZES
 
-from ..lowering import rules
-from ..lowering.rows import Kind, NotFlattenable
 from ..onnx.node import MS
-from .products import check_stored
 from .registry import KernelError, NodeSpec, operator
+from .shape_rules import same_as_input, shape_rule
+from .weights import check_stored
 
 _PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "identity": "copy"}
-
-
-@rules.record_rule("MoE", "QMoE", domain=MS)
-def experts(spec: rules.RowSpec) -> rules.Made | None:
-    """Rows of x; scores may come from the host."""
-    x = spec.rows(0)
-    if x is None or x.last != x.width:
-        return None
-    record = record_of(spec)
-    count, scores = record.first.weight.experts, spec.rows(1)
-    if x.width != record.second.weight.rows or (scores is not None and scores.width != count):
-        raise KernelError(f"{spec.op_type}: rows of {x.width} numbers, or their scores, do not fit the experts")
-    return rules.Made([record], {record.scores: scores or RowsType((-1, count), count, x.per), record.out: x})
 
 
 def _compiled(spec: NodeSpec) -> Any:
@@ -152,24 +138,4 @@ def _blocks(spec: NodeSpec, data: int, points: int, columns: int, number: int, i
     return weight
 
 
-@rules.row_rule("MoE", "QMoE", domain=MS)
-def experts_rows(at: rules.NodeRows) -> rules.States:
-    x, scores, *weights = at.states
-    if x is None or scores is None or {x.kind, scores.kind} != {Kind.ROWS} or scores.axis != 0 or scores.rank != 2:
-        raise NotFlattenable("needs one vector and one row of scores per token")
-    if any(state is not None and state.kind is not Kind.UNIFORM for state in weights):
-        raise NotFlattenable("the experts must be the same for all tokens")
-    at.keep_off(x, -1, "the contraction")
-    return [x]
-
-
-rules.shape_rule("MoE", "QMoE")(rules.same_as_input)
-
-
-rules.stored_weights(
-    "QMoE",
-    {
-        2: rules.Packed("expert_weight_bits", scales=3, points=11, row_axes=2, block_size=0),
-        5: rules.Packed("expert_weight_bits", scales=6, points=12, row_axes=2, block_size=0),
-    },
-)
+shape_rule("MoE", "QMoE")(same_as_input)

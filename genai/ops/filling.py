@@ -13,14 +13,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..lowering.rows import ONE, NotFlattenable
-from ..lowering.rules import NodeRows, NodeTypes, States, data_type, row_rule, shape_rule, the_rows
-from ..onnx.shape_values import ShapeValue
 from ..onnx.tensor import OnnxTensor
-from ..onnx.types import DataType, Dim, TensorType, Type, broadcast_dims
+from ..onnx.types import DataType, Dim, ShapeValue, TensorType, Type, broadcast_dims
 from .casting import dtype_of
 from .registry import KernelError, NodeSpec, operator, scalar
 from .reshaping import open_shape
+from .shape_rules import NodeTypes, data_type, shape_rule
 from .support import checked_shape
 
 
@@ -113,19 +111,6 @@ def eye_like_types(types: NodeTypes) -> list[Type | None]:
     if dtype is DataType.UNDEFINED and source is None:
         return []
     return [TensorType(dtype or (source.dtype if source else DataType.FLOAT), types.shape(0, rank=2))]
-
-
-@row_rule("Expand")
-def expand_rows(at: NodeRows) -> States:
-    state = the_rows(at.states[:1])
-    wanted = at.lengths(1)
-    if wanted is None or len(wanted) > state.rank:
-        raise NotFlattenable("the new shape is not known")
-    shape = list(state.known_shape)
-    for index, dim in enumerate(wanted, start=state.rank - len(wanted)):
-        if index != state.axis and dim != ONE:
-            shape[index] = dim
-    return [state.with_shape(tuple(shape))]
 
 
 MakeGenerator: TypeAlias = Callable[[], np.random.Generator]

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..lowering.rows import RowDim
-from ..lowering.rules import NodeRows, NodeTypes, States, row_rule, shape_rule
 from ..onnx.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, scalar
+from .shape_rules import NodeTypes, shape_rule
 from .support import as_array, checked_axis, checked_indices, checked_shape
 
 
@@ -171,15 +170,6 @@ def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -
         places = places % extent if mode == "circular" else checked_indices("TensorScatter: places", places, extent)
         np.moveaxis(result[row], along - 1, 0)[places] = np.moveaxis(update[row], along - 1, 0)
     return result
-
-
-@row_rule("TopK")
-def top_k_rows(at: NodeRows) -> States:
-    state = at.rows
-    axis = at.axis(state, -1)
-    at.keep_off(state, axis)
-    k = at.ints(1)[0]
-    return [state.resized(axis, RowDim(k))] * 2
 
 
 @shape_rule("GatherND", domain="")

@@ -22,7 +22,6 @@ from .convolution import (
     columns_of,
     convolve,
     depthwise_images,
-    per_channel,
     places,
 )
 from .integer_products import exact_runs, single_point

@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..lowering.rules import NodeTypes, shape_rule
 from ..onnx.node import ML
 from ..onnx.tensor import OnnxTensor
 from ..onnx.types import DataType, TensorType, Type
 from .activations import sigmoid
 from .reduction import softmax
 from .registry import Float32s, Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
+from .shape_rules import NodeTypes, shape_rule
 from .support import checked_indices, checked_shape, objects
 
 _SMALL = 1e-7

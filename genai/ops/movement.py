@@ -8,11 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ..lowering.rows import Kind, NotFlattenable, RowDim, State
-from ..lowering.rules import NodeRows, States, row_rule
 from ..onnx.node import MS
 from . import borrowed
-from .elementwise import elementwise_rows
 from .pooling import PoolingWindows
 from .registry import KernelError, NodeSpec, Positive, operator, scalar
 from .support import axes_of, checked_axis, checked_indices, checked_shape
@@ -97,36 +94,6 @@ def dropout(x: Any, ratio: Any = None, training: Any = None, *, definition: Call
     if training is not None and bool(scalar(training)) and (ratio is None or scalar(ratio) != 0):
         return definition(x, ratio, training)
     return x, np.full(x.shape, spec.version >= 12, bool if spec.version >= 10 else x.dtype)
-
-
-@row_rule("Transpose")
-def transpose_rows(at: NodeRows) -> States:
-    state = at.rows
-    order = at.node.attribute("perm", None) or list(range(state.rank))[::-1]
-    return [State(Kind.ROWS, tuple(state.known_shape[i] for i in order), list(order).index(state.axis))]
-
-
-@row_rule("Concat")
-def concat_rows(at: NodeRows) -> States:
-    given = [state for state in at.states if state is not None]
-    if any(state.kind is Kind.LENGTHS for state in given):
-        parts = [at.lengths(index) for index in range(len(at.states))]
-        if all(part is not None for part in parts):
-            return [State(Kind.LENGTHS, entries=tuple(dim for part in parts for dim in part or ()))]
-        return [State(Kind.CONTEXT)]
-    if any(state.kind is not Kind.ROWS for state in given):
-        raise NotFlattenable("tokens are joined with values that are not per token")
-    first = given[0]
-    axis = at.axis(first, 0)
-    for state in given:
-        at.keep_off(state, axis)
-    if len({state.axis for state in given}) != 1:
-        raise NotFlattenable("two values bring their tokens along different axes")
-    width = sum(state.known_shape[axis].factor for state in given)
-    return [first.resized(axis, RowDim(width))]
-
-
-row_rule("Dropout")(elementwise_rows)
 
 
 def _per_axis(what: str, given: Any, count: int, least: int) -> list[int]:

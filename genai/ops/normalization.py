@@ -10,17 +10,13 @@ import numpy as np
 
 from genai.kernels.cpu.arrays.functions import norm, norm_of_sum
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kernels.ir import Norm
 
-from ..lowering.rules import Made, NodeRows, NodeTypes, RowSpec, States, data_type, record_rule, row_rule, shape_rule
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
 from .casting import dtype_of
-from .convolution import per_channel
-from .elementwise import elementwise_rows
-from .reduction import along_axis_rows
 from .registry import Kernel, KernelError, NodeSpec, Positive, from_function, operator, register
-from .support import checked_axis, widened
+from .shape_rules import NodeTypes, data_type, shape_rule
+from .support import checked_axis, per_channel, widened
 
 
 def _rows(x: Any) -> Any:
@@ -222,44 +218,3 @@ def skip_layer_normalization_types(types: NodeTypes) -> list[Type | None]:
     source = types.source
     statistics = statistics_type(source, -1)
     return [source, statistics, statistics, source]
-
-
-@row_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", "QuickGelu", "FastGelu", "BiasGelu", domain=MS)
-def skip_norm_rows(at: NodeRows) -> States:
-    result = elementwise_rows(at)[0]
-    at.keep_off(result, -1)
-    return [result] * len(at.node.outputs)
-
-
-@record_rule("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
-def norm_record(spec: RowSpec) -> Made | None:
-    """Each run of the last axis alone: a row, or the heads of one."""
-    x = spec.rows(0)
-    if x is None or int(spec.attributes.get("axis", -1)) not in (-1, len(x.shape) - 1) or any(spec.outputs[1:]):
-        return None
-    centred = spec.op_type == "LayerNormalization"
-    if not spec.has(1) or spec.constant(1).size != x.last or (spec.has(2) and not centred):
-        return None
-    epsilon, out = float(spec.attributes.get("epsilon", 1e-5)), spec.outputs[0]
-    weight, bias = spec.constant_name(1), spec.constant_name(2)
-    record = Norm(spec.inputs[0], weight, epsilon, out, centred=centred, bias=bias, op_type=spec.op_type)
-    return Made([record], {out: x})
-
-
-@record_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", domain=MS)
-def skip_norm_record(spec: RowSpec) -> Made | None:
-    """The norm of x + skip (+ bias), and the sum itself as output 3."""
-    x, skip = spec.rows(0), spec.rows(1)
-    if x is None or x != skip or x.last != x.width or any(spec.outputs[1:3]) or not spec.has(2):
-        return None
-    centred = spec.op_type == "SkipLayerNormalization"
-    total = spec.outputs[3] if len(spec.outputs) > 3 else ""
-    record = Norm(
-        spec.inputs[0], spec.constant_name(2), float(spec.attributes.get("epsilon", 1e-12)), spec.outputs[0],
-        centred=centred, bias=spec.constant_name(3) if centred else "", skip=spec.inputs[1],
-        input_bias=spec.constant_name(4 if centred else 3), total=total, op_type=spec.op_type,
-    )  # fmt: skip
-    return Made([record], dict.fromkeys(record.outputs, x))
-
-
-row_rule("LpNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")(along_axis_rows)

@@ -6,40 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from genai.kernels.checks import FormatError
 from genai.kernels.cpu.arrays.functions import BlockLinear
 from genai.kernels.cpu.linear.packing import pack_matrix
-from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Product
-from genai.kernels.weight_layout import BlockMatrix, check_block_format
+from genai.kernels.weight_layout import BlockMatrix
 
-from ..lowering.rows import Kind, NotFlattenable, RowDim
-from ..lowering.rules import (
-    Made,
-    NodeRows,
-    NodeTypes,
-    Packed,
-    RowSpec,
-    States,
-    record_rule,
-    row_rule,
-    shape_rule,
-    stored_weights,
-)
 from ..onnx.node import MS, OURS
-from ..onnx.own_functions import QUANTIZED_PRODUCT
 from ..onnx.types import TensorType, Type
 from .registry import Kernel, KernelError, NodeSpec, register
+from .shape_rules import NodeTypes, shape_rule
+from .weights import BLOCK_PRODUCT, check_bits
 
-# Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
-BLOCK_PRODUCT = "MatMulNBits"
-_BITS = (2, 4, 8)
-PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT, QUANTIZED_PRODUCT, "MatMulBnb4")
 # How weights with one scale per column are cut into blocks, and how many rows are repacked at once.
 _WHOLE_COLUMN_BLOCK, _REPACK_ROWS = 64, 1024
-# Products that `accuracy` speaks of: see NodeSpec.exact.
-ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODUCT, "MatMulBnb4")
 
 
 def packed_blocks(
@@ -149,86 +128,3 @@ def product_types(types: NodeTypes) -> list[Type | None]:
     if source is None or last is None or not source.shape or not last.shape:
         return []
     return [TensorType(source.dtype, (*source.shape[:-1], last.shape[-1]))]
-
-
-@row_rule("MatMul")
-def matmul_rows(at: NodeRows) -> States:
-    x, weight = at.states
-    if x is None or weight is None or x.kind is not Kind.ROWS or weight.kind is not Kind.UNIFORM:
-        raise NotFlattenable("a product whose right side is not constant mixes tokens")
-    if weight.rank != 2:
-        raise NotFlattenable("a product with a stacked constant is not known here")
-    at.keep_off(x, -1, "the contraction")
-    return [x.resized(x.rank - 1, weight.known_shape[1])]
-
-
-@row_rule("Gemm")
-def gemm_rows(at: NodeRows) -> States:
-    state = at.rows
-    if at.states[0] is not state or at.node.attribute("transA", 0) or state.axis != 0:
-        raise NotFlattenable("the tokens must be the rows of the left matrix")
-    weight = at.states[1]
-    assert weight is not None
-    return [state.resized(1, weight.known_shape[0 if at.node.attribute("transB", 0) else 1])]
-
-
-@row_rule(BLOCK_PRODUCT, domain=MS)
-def matmul_nbits_rows(at: NodeRows) -> States:
-    state = at.rows
-    at.keep_off(state, -1, "the contraction")
-    return [state.resized(state.rank - 1, RowDim(int(at.node.attribute("N", 0))))]
-
-
-def check_bits(bits: int) -> None:
-    """Raises FormatError for what onnxruntime's blocks do not have."""
-    if bits not in _BITS:
-        raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
-
-
-def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], row_scales: int = 0) -> None:
-    """The stored arrays have the size and form that a weight says; `row_scales`: of a row, 0 = one per block.
-
-    Raises:
-        FormatError: they have not.
-    """
-    check_bits(weight.bits)
-    check_block_format(weight.bits, weight.block_size)
-    rows, blocks = max(weight.experts, 1) * weight.rows, -(-weight.columns // weight.block_size)
-    whole = rows * blocks * weight.block_size * weight.bits // 8
-    short = rows * -(-weight.columns * weight.bits // 8) if weight.experts else whole
-    for name, array, sizes in (("weight", data, (whole, short)), ("scales", scales, (rows * (row_scales or blocks),))):
-        if array.size not in sizes:
-            raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {sizes[0]}")
-
-
-@record_rule(BLOCK_PRODUCT, domain=MS)
-def matmul_nbits_record(spec: RowSpec) -> Made | None:
-    """x @ W^T + bias + addend (input 6, ours: the place of a low-rank adapter's output)."""
-    x, attributes = spec.rows(0), spec.attributes
-    n, k, bits = int(attributes["N"]), int(attributes["K"]), int(attributes.get("bits", 4))
-    if x is None or x.width != k or spec.has(4) or int(attributes.get("weight_prepacked", 0)):
-        return None
-    if spec.has(6) and spec.rows(6) != x.with_width(n):
-        return None
-    data, scales, points = (spec.constant_name(index) for index in (1, 2, 3))
-    weight = BlockWeight(data, scales, points, n, k, bits, int(attributes["block_size"]))
-    check_stored(weight, spec.constant(1), spec.constant(2))
-    branch = Branch(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
-    out = spec.outputs[0]
-    return Made([Product(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
-
-
-@record_rule("MatMul")
-def matmul_record(spec: RowSpec) -> Made | None:
-    """Rows times a constant matrix [K, N] of float32, float16 or bfloat16."""
-    x, weight = spec.rows(0), spec.constants[1]
-    if x is None or weight is None or weight.ndim != 2 or weight.shape[0] != x.width or x.last != x.width:
-        return None
-    if weight.dtype.name not in ("float32", "float16", "bfloat16"):
-        return None
-    k, n = weight.shape
-    branch, out = Branch(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
-    return Made([Product(spec.inputs[0], branch, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
-
-
-stored_weights(BLOCK_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"))})

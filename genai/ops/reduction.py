@@ -10,8 +10,6 @@ import numpy as np
 from genai.kernels.cpu.arrays.functions import softmax_rows
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..lowering.rows import ONE, State
-from ..lowering.rules import NodeRows, States, row_rule
 from .registry import KernelError, NodeSpec, operator, scalar
 from .support import axes_of, checked_axis, checked_indices, session_threads, widened
 
@@ -155,40 +153,6 @@ def _from_axis(function: Reduction) -> Reduction:
 for _name, _function in {"Softmax": softmax, "LogSoftmax": _log_softmax, "Hardmax": _hardmax}.items():
     operator(_name, since_version=13, threads=session_threads)(_along_axis(_function))
     operator(_name)(_from_axis(_function))
-
-
-@row_rule(*(_REDUCTIONS.keys() - {"ReduceLogSum"}))
-def reduce_rows(at: NodeRows) -> States:
-    state = at.rows
-    axes = at.axes()
-    axes = list(range(state.rank)) if axes is None else [state.place(axis) for axis in axes]
-    return [_reduced(at, state, axes)]
-
-
-def _reduced(at: NodeRows, state: State, axes: list[int]) -> State:
-    for axis in axes:
-        at.keep_off(state, axis)
-    if at.node.attribute("keepdims", 1):
-        return state.with_shape(tuple(ONE if i in axes else d for i, d in enumerate(state.known_shape)))
-    return state.without_axes(axes)
-
-
-@row_rule("ArgMax", "ArgMin")
-def arg_reduce_rows(at: NodeRows) -> States:
-    state = at.rows
-    return [_reduced(at, state, [at.axis(state, 0)])]
-
-
-def along_axis_rows(at: NodeRows) -> States:
-    state = at.rows
-    axis = at.axis(state, -1)
-    wide = at.node.op_type in ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-    for each in range(axis, state.rank) if wide else (axis,):
-        at.keep_off(state, each)
-    return [state] * len(at.node.outputs)
-
-
-row_rule("Softmax", "LogSoftmax", "Hardmax")(along_axis_rows)
 
 
 @operator("NegativeLogLikelihoodLoss", since_version=12)

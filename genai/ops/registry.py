@@ -8,19 +8,20 @@ plain function, the parameters say what inputs and attributes its operator has.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
-from pathlib import Path
-from pkgutil import iter_modules
 from types import UnionType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.interrupts import InterruptsDeferred
 from ..onnx.node import Node
+from .index import OPERATORS
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -151,7 +152,7 @@ def register(
 
 def find_kernel(domain: str, op_type: str, version: int) -> Entry | None:
     """The kernel for an operator, of the newest version not above the model's, or None."""
-    load_ops()
+    load_operator(domain, op_type)
     return next((entry for entry in _ENTRIES.get((domain, op_type), ()) if entry.since_version <= version), None)
 
 
@@ -161,11 +162,36 @@ def entries() -> list[Entry]:
     return [entry for several in _ENTRIES.values() for entry in several]
 
 
-@cache
+def load_operator(domain: str, op_type: str) -> None:
+    """Import the files of this package that know an operator, so that the tables of kernels and rules have it."""
+    for module in _FILES.get((domain, op_type), ()):
+        load(f"{__package__}.{module}")
+
+
 def load_ops() -> None:
-    """Import every family, so that the tables of kernels and rules are full."""
-    for module in iter_modules([str(Path(__file__).parent)]):
-        import_module(f".{module.name}", __package__)
+    """Import every file, so that the tables are full."""
+    for module in OPERATORS:
+        load(f"{__package__}.{module}")
+
+
+def load(module: str) -> None:
+    """Import a module, in whose middle Python cannot lose an interrupt."""
+    if module not in sys.modules:
+        with InterruptsDeferred():
+            import_module(module)
+
+
+def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """The files that know an operator, by domain and operator, of an index by file and domain."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for file, domains in index.items():
+        for domain, names in domains.items():
+            for name in names.split():
+                found.setdefault((domain, name), []).append(file)
+    return found
+
+
+_FILES = files_of(OPERATORS)
 
 
 class _Unpacked:
@@ -198,6 +224,19 @@ def scalar(value: Any) -> Any:
     if array.size != 1:
         raise KernelError(f"a single number is expected, and a value of shape {list(array.shape)} was given")
     return array.item()
+
+
+def rules_by_operator(rules: dict[tuple[str, str], T], own_domain: str) -> Callable[..., Callable[[T], T]]:
+    """What lets a rule serve operators: of `own_domain`, unless it is told another."""
+
+    def for_operators(*op_types: str, domain: str = own_domain) -> Callable[[T], T]:
+        def add(rule: T) -> T:
+            rules.update({(domain, op_type): rule for op_type in op_types})
+            return rule
+
+        return add
+
+    return for_operators
 
 
 F = TypeVar("F", bound=Callable[..., Any])

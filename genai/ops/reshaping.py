@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..lowering.rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
-from ..lowering.rules import (
-    Made,
-    NodeRows,
-    NodeTypes,
-    RowSpec,
-    States,
-    columns_record,
-    record_rule,
-    row_rule,
-    shape_rule,
-)
 from ..onnx.types import Dim, Shape, TensorType, Type
 from .registry import KernelError, operator
+from .shape_rules import NodeTypes, shape_rule
 from .support import axes_of, checked_axis
 
 operator("Size")(lambda x: np.asarray(np.size(x), np.int64))
@@ -111,107 +99,3 @@ def _left_over(source: Shape, rest: Shape) -> Dim:
     if not symbols:
         return numbers // divisor
     return symbols[0] if len(symbols) == 1 and numbers == divisor else None
-
-
-@row_rule("Shape")
-def shape_of_rows(at: NodeRows) -> States:
-    state = at.first()
-    if state.kind in (Kind.ROWS, Kind.UNIFORM) and state.shape is not None:
-        start, end = int(at.node.attribute("start", 0)), at.node.attribute("end", None)
-        return [State(Kind.LENGTHS, entries=state.known_shape[start : None if end is None else int(end)])]
-    return [State(Kind.CONTEXT)]
-
-
-@row_rule("Reshape")
-def reshape_rows(at: NodeRows) -> States:
-    state = at.first()
-    if state.kind is Kind.LENGTHS:
-        return [state]
-    if state.kind is not Kind.ROWS:
-        return [State(state.kind)]
-    wanted = at.lengths(1)
-    if wanted is None:
-        raise NotFlattenable("the new shape is not known")
-    shape = _resolve(state.known_shape, wanted, bool(at.node.attribute("allowzero", 0)))
-    return [_regrouped(state, shape)]
-
-
-def _resolve(old: RowShape, wanted: RowShape, allow_zero: bool) -> RowShape:
-    copied = [old[i] if dim == RowDim(0) and not allow_zero and i < len(old) else dim for i, dim in enumerate(wanted)]
-    rest = product(tuple(dim for dim in copied if dim != RowDim(-1)))
-    total = product(old)
-    if RowDim(-1) not in copied:
-        return tuple(copied)
-    if (
-        rest.factor == 0
-        or total.factor % rest.factor
-        or (rest.batch and not total.batch)
-        or (rest.tokens and not total.tokens)
-    ):
-        raise NotFlattenable(f"cannot divide {total} elements by {rest}")
-    missing = RowDim(total.factor // rest.factor, total.batch and not rest.batch, total.tokens and not rest.tokens)
-    return tuple(missing if dim == RowDim(-1) else dim for dim in copied)
-
-
-def _regrouped(state: State, shape: RowShape) -> State:
-    """Tokens stay rows if as many elements lie before their axis as did before (the batch counting as one)."""
-    axes = [i for i, dim in enumerate(shape) if dim.tokens]
-    if len(axes) != 1:
-        raise NotFlattenable(f"no token axis is left in [{', '.join(map(str, shape))}]")
-    before_old = product(state.known_shape[: state.axis]).factor
-    before_new = product(shape[: axes[0]]).factor
-    if before_old != before_new:
-        raise NotFlattenable("the new shape cuts across tokens")
-    return State(Kind.ROWS, shape, axes[0])
-
-
-@row_rule("Flatten")
-def flatten_rows(at: NodeRows) -> States:
-    state = at.rows
-    axis = at.axis(state, 1)
-    shape = (product(state.known_shape[:axis]), product(state.known_shape[axis:]))
-    return [_regrouped(state, shape)]
-
-
-@row_rule("Unsqueeze")
-def unsqueeze_rows(at: NodeRows) -> States:
-    state = at.first()
-    if state.kind is Kind.LENGTHS:
-        return [state]
-    axes = at.axes() or []
-    rank = state.rank + len(axes)
-    axes = sorted(axis + rank if axis < 0 else axis for axis in axes)
-    shape = list(state.known_shape)
-    for axis in axes:
-        shape.insert(axis, ONE)
-    return [rows(tuple(shape))]
-
-
-@row_rule("Squeeze")
-def squeeze_rows(at: NodeRows) -> States:
-    state = at.first()
-    if state.kind is Kind.LENGTHS:
-        return [state]
-    axes = at.axes()
-    if axes is None:
-        raise NotFlattenable("the axes to drop depend on run-time sizes")
-    axes = [state.place(axis) for axis in axes]
-    for axis in axes:
-        at.keep_off(state, axis)
-    return [state.without_axes(axes)]
-
-
-@record_rule("Reshape")
-def reshape_record(spec: RowSpec) -> Made | None:
-    """Rows stay rows while the last axis holds a whole part of one."""
-    x, target = spec.rows(0), spec.constants[1]
-    if x is None or target is None or int(spec.attributes.get("allowzero", 0)):
-        return None
-    dims = [int(d) if d != 0 else x.shape[i] for i, d in enumerate(target.reshape(-1)) if d != 0 or i < len(x.shape)]
-    fixed = [d for d in dims if d > 0]
-    if len(dims) != target.size or dims.count(-1) != 1 or dims[-1] <= 0 or x.width % dims[-1]:
-        return None
-    # What the open dimension gets must be a whole number per row, however many rows there are.
-    if x.width % int(np.prod(fixed)) or dims.index(-1) > 1 or any(d != 1 for d in dims[: dims.index(-1)]):
-        return None
-    return columns_record(spec, replace(x, shape=tuple(dims)))

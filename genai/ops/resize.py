@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..lowering.rules import NodeTypes, shape_rule
 from ..onnx.types import TensorType, Type
 from .registry import KernelError, NodeSpec, operator, register
+from .shape_rules import NodeTypes, shape_rule
 from .support import checked_axis, checked_shape, optional, widened
 
 

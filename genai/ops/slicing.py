@@ -9,24 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.ir import LogitsRows, Per, RowsType
-
-from ..lowering.rows import Kind, NotFlattenable, RowDim, State
-from ..lowering.rules import (
-    Made,
-    NodeRows,
-    NodeTypes,
-    RowSpec,
-    States,
-    columns_record,
-    record_rule,
-    row_rule,
-    shape_rule,
-)
-from ..onnx.node import OURS
 from ..onnx.types import Dim, TensorType, Type
 from .registry import KernelError, NodeSpec, operator
 from .reshaping import MAX_RANK
+from .shape_rules import NodeTypes, shape_rule
 
 _MAX_INT32 = 2**31 - 1
 _MAX_INDEX = 2**62
@@ -141,103 +127,3 @@ def _sliced(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:
         stop = None if step < 0 and end < -extent else end
         return len(range(*slice(start, stop, step).indices(extent))) if extent < _MAX_INDEX else None
     return extent if start == 0 and step == 1 and end >= _MAX_INT32 else None
-
-
-@row_rule("Split")
-def split_rows(at: NodeRows) -> States:
-    state = at.rows
-    axis = at.axis(state, 0)
-    at.keep_off(state, axis)
-    if at.node.input(1):
-        sizes = at.ints(1)
-    else:
-        listed = at.node.attribute("split", None)
-        sizes = listed or _even_sizes(state.known_shape[axis].factor, len(at.node.outputs))
-    return [state.resized(axis, RowDim(size)) for size in sizes]
-
-
-def _even_sizes(width: int, count: int) -> list[int]:
-    chunk = -(-width // count)
-    return [min(chunk, width - i * chunk) for i in range(count)]
-
-
-@row_rule("Slice")
-def slice_rows(at: NodeRows) -> States:
-    state = at.first()
-    starts, ends, axes, steps = _slice_arguments(at)
-    if state.kind is Kind.LENGTHS:
-        return [State(Kind.LENGTHS, entries=state.entries[starts[0] : ends[0] : steps[0]])]
-    shape = list(state.known_shape)
-    for start, end, axis, step in zip(starts, ends, axes or range(len(starts)), steps, strict=False):
-        axis = state.place(axis)
-        at.keep_off(state, axis)
-        shape[axis] = RowDim(len(range(shape[axis].factor)[start:end:step]))
-    return [state.with_shape(tuple(shape))]
-
-
-def _slice_arguments(at: NodeRows) -> tuple[list[int], list[int], list[int], list[int]]:
-    if len(at.node.inputs) == 1:
-        starts, ends = (list(at.node.attribute(name, [])) for name in ("starts", "ends"))
-        return starts, ends, list(at.node.attribute("axes", None) or range(len(starts))), [1] * len(starts)
-    given = [_known_ints(at, index) for index in range(1, len(at.states))]
-    starts, ends = given[0] or [], given[1] or []
-    axes = given[2] if len(given) > 2 and given[2] is not None else list(range(len(starts)))
-    steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
-    return starts, ends, axes, steps
-
-
-def _known_ints(at: NodeRows, index: int) -> list[int] | None:
-    """A constant, or dimensions that do not vary."""
-    state, name = at.states[index], at.node.inputs[index]
-    if state is not None and state.kind is Kind.LENGTHS:
-        if any(dim.batch or dim.tokens for dim in state.entries):
-            raise NotFlattenable(f"{name!r} depends on the number of tokens")
-        return [dim.factor for dim in state.entries]
-    return at.ints(index) if name else None
-
-
-@record_rule("Slice")
-def slice_record(spec: RowSpec) -> Made | None:
-    """A run of the last axis."""
-    x = spec.rows(0)
-    computed = any(spec.constants[i] is None for i in range(1, len(spec.inputs)) if spec.has(i))
-    if x is None or x.last != x.width or computed or len(spec.inputs) < 3:
-        return None
-    starts, ends = spec.constant(1).reshape(-1), spec.constant(2).reshape(-1)
-    axes = spec.constant(3).reshape(-1) if spec.has(3) else np.arange(len(starts))
-    steps = spec.constant(4).reshape(-1) if spec.has(4) else np.ones(len(starts), np.int64)
-    if len(starts) != 1 or int(axes[0]) not in (-1, len(x.shape) - 1) or int(steps[0]) != 1:
-        return None
-    first, last, _ = slice(int(starts[0]), int(ends[0])).indices(x.width)
-    return columns_record(spec, x.with_width(last - first), first) if last > first else None
-
-
-@record_rule("Split")
-def split_record(spec: RowSpec) -> Made | None:
-    """Runs of the last axis that follow each other."""
-    x, axis = spec.rows(0), int(spec.attributes.get("axis", 0))
-    if x is None or x.last != x.width or axis not in (-1, len(x.shape) - 1) or not all(spec.outputs):
-        return None
-    if spec.has(1):
-        sizes = None if spec.constants[1] is None else [int(size) for size in spec.constant(1).reshape(-1)]
-    else:
-        given = spec.attributes.get("split")
-        sizes = list(given) if given else _even_sizes(x.width, len(spec.outputs))
-    if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.width:
-        return None
-    starts = np.cumsum([0, *sizes]).tolist()
-    parts = [columns_record(spec, x.with_width(size), starts[i], i) for i, size in enumerate(sizes)]
-    return Made(
-        [record for part in parts for record in part.records],
-        {name: type_ for part in parts for name, type_ in part.types.items()},
-    )
-
-
-@record_rule("LogitsRows", domain=OURS)
-def logits_rows(spec: RowSpec) -> Made | None:
-    """The rows whose logits are wanted."""
-    x, out = spec.rows(0), spec.outputs[0]
-    if x is None or x.per is not Per.TOKEN or x.last != x.width:
-        return None
-    shape = (-1, x.width) if spec.attributes.get("squeeze", 0) else (1, -1, x.width)
-    return Made([LogitsRows(spec.inputs[0], out, op_type=spec.op_type)], {out: RowsType(shape, x.width, Per.LOGITS)})

@@ -326,3 +326,8 @@ def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
         return kernel(context, inputs)
 
     return measured
+
+
+def per_channel(values: Any, rank: int) -> Any:
+    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
+    return np.asarray(values).reshape(-1, *[1] * (rank - 2))

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..lowering.rules import NodeTypes, shape_rule
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType, Type
 from .registry import KernelError, NodeSpec, Positive, operator
+from .shape_rules import NodeTypes, shape_rule
 from .support import checked_shape, objects
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from genai.kernels.cpu.arrays import trees
 from genai.kernels.cpu.program.thread_pool import Threads
 
-from ..lowering.rules import NodeTypes, shape_rule
 from ..onnx.node import ML
 from ..onnx.types import TensorType, Type
 from .ml import TRANSFORMS, Transform, labels_of, post_transform, probit, table_of
 from .registry import Kernel, KernelError, NodeSpec, operator, register
+from .shape_rules import NodeTypes, shape_rule
 
 _MODE_NAMES = "BRANCH_LEQ BRANCH_LT BRANCH_GTE BRANCH_GT BRANCH_EQ BRANCH_NEQ LEAF".split()
 _MODES = {name: number for number, name in enumerate(_MODE_NAMES)}

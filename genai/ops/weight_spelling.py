@@ -19,8 +19,7 @@ from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
 
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
-from .products import BLOCK_PRODUCT
-from .quantized_weights import BNB4_PRODUCT
+from .weights import BLOCK_PRODUCT, BNB4_PRODUCT
 
 _BLOCK_BITS = (2, 4, 8)
 # What onnxruntime looks up.

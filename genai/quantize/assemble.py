@@ -17,8 +17,8 @@ from ..onnx.external_data import ExternalData
 from ..onnx.ir import DataType, OnnxModel, OnnxTensor
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import OLDEST_OPSET, own_functions
-from ..onnx.rewrites.simplify import remove_dead_code
 from ..onnx.writer import write_model
+from ..optimize.simplify import remove_dead_code
 from .packing import MixturePacking, Packing
 from .quantising import Quantising
 from .sites import MIXTURE_MATRICES

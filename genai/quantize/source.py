@@ -35,9 +35,9 @@ from ..models.config import Config
 from ..models.decoder_graph import read_decoder_file, whole_number
 from ..models.folders import folder_errors
 from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
-from ..onnx.rewrites.simplify import remove_dead_code
-from ..onnx.shapes import infer_shapes
-from ..ops.products import BLOCK_PRODUCT
+from ..ops.weights import BLOCK_PRODUCT
+from ..optimize.shapes import infer_shapes
+from ..optimize.simplify import remove_dead_code
 from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]

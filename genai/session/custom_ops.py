@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, register
+from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, load_operator, register
 
 from ..compat.onnxruntime.errors import typed
 from ..errors import OptionError
-from ..lowering.rules import SHAPE_RULES, ShapeRule
 from ..onnx.ir import canonical_domain
+from ..ops.shape_rules import SHAPE_RULES, ShapeRule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +31,7 @@ def register_op(
     Args:
         domain: of the operator, "" for ONNX's own.
         since_version: the first version of the domain's operator set that the function implements.
-        shape_rule: from `genai.lowering.rules.NodeTypes` to the outputs' types, so that shapes are known further on.
+        shape_rule: from `genai.ops.shape_rules.NodeTypes` to the outputs' types, so that shapes are known further on.
 
     Raises:
         OptionError: no name, or a version below 1.
@@ -43,6 +43,7 @@ def register_op(
             "correct the decorator",
         )
     key = canonical_domain(domain)
+    load_operator(key, name)  # what is registered later comes first
 
     def add(function: F) -> F:
         register(name, domain=key, since_version=since_version, source="custom")(_factory(function))

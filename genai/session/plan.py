@@ -12,7 +12,6 @@ from genai.ops.registry import Kernel, KernelError, NodeSpec, find_kernel
 from genai.ops.support import limited
 
 from ..errors import UnsupportedOpError, malformed
-from ..lowering.rules import find_record_rule
 from ..onnx.ir import Function, Graph, Node, OnnxModel
 from ..onnx.node import NEW_EACH_TIME, canonical_imports, constant_tensor
 from ..onnx.serialize import EmbeddingEncoder
@@ -50,10 +49,18 @@ def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
     return replace(plan, files=model.files)
 
 
-def checked_scope(model: OnnxModel, options: PlanOptions) -> Scope:
-    """What holds for a model's main graph."""
+Known = Callable[[str, str], object]
+"""Says of a domain and an operator whether something besides a kernel runs it."""
+
+
+def checked_scope(model: OnnxModel, options: PlanOptions, known: Known | None = None) -> Scope:
+    """What holds for a model's main graph.
+
+    Args:
+        known: operators that need no kernel.
+    """
     scope = _scope(model, options)
-    if missing := _missing(scope):
+    if missing := _missing(scope, known):
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",
             "the graph uses them and neither this toolkit nor onnx.reference implements them on 'cpu'",
@@ -86,14 +93,19 @@ class Scope:
         return replace(self, versions={**self.versions, **canonical_imports(function.opset_imports)})
 
 
-def missing_operators(model: OnnxModel) -> list[str]:
-    """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted."""
-    return _missing(_scope(model, PlanOptions()))
+def missing_operators(model: OnnxModel, known: Known | None = None) -> list[str]:
+    """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted.
+
+    Args:
+        known: operators that need no kernel.
+    """
+    return _missing(_scope(model, PlanOptions()), known)
 
 
-def _missing(scope: Scope) -> list[str]:
+def _missing(scope: Scope, known: Known | None) -> list[str]:
     nodes = [node for graph in scope.model.graphs() for node in graph.nodes]
-    return sorted({_operator(scope, node) for node in nodes if not _has_kernel(scope, node)})
+    unknown = (node for node in nodes if known is None or not known(*node.key))
+    return sorted({_operator(scope, node) for node in unknown if not _has_kernel(scope, node)})
 
 
 def _scope(model: OnnxModel, options: PlanOptions) -> Scope:
@@ -116,7 +128,6 @@ def _has_kernel(scope: Scope, node: Node) -> bool:
         or scope.model.function(node) is not None
         or find_kernel(domain, op_type, version) is not None
         or borrowed.available(domain, op_type, version)
-        or find_record_rule(domain, op_type) is not None
     )
 
 

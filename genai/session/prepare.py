@@ -28,17 +28,17 @@ from ..compat.onnxruntime.options import (
 )
 from ..compat.onnxruntime.providers import Chosen, hand_over
 from ..devices import open_executor
-from ..onnx.gradients import expand_gradients
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
 from ..onnx.reader import read_model
-from ..onnx.rewrites.base import run_rewrites
-from ..onnx.rewrites.byte_tables import tabulate_bytes
-from ..onnx.rewrites.constant_folding import lift_constants
-from ..onnx.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
-from ..onnx.rewrites.standard import SESSION_RULES
-from ..onnx.shapes import infer_shapes
 from ..onnx.types import DataType, TensorType
 from ..onnx.writer import write_model
+from ..optimize.base import run_rewrites
+from ..optimize.byte_tables import tabulate_bytes
+from ..optimize.constant_folding import lift_constants
+from ..optimize.gradients import expand_gradients
+from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
+from ..optimize.shapes import infer_shapes
+from ..optimize.standard import SESSION_RULES
 from .loop import Plan
 from .node_checks import check_nodes, check_result_sizes
 from .plan import PlanOptions, build_plan

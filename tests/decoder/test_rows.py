@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from genai.lowering.flatten import analyse_rows
 from genai.lowering.rows import BATCH, TOKENS, Kind, NotFlattenable, RowDim, State, rows
 from genai.onnx.reader import read_model
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.shapes import infer_shapes
 
 WIDTH = 12
 

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.decoders import pack_dequantized_products
-from genai.onnx.rewrites.simplify import remove_dead_code
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.decoders import pack_dequantized_products
+from genai.optimize.simplify import remove_dead_code
 from genai.session.loop import run
 from genai.session.plan import PlanOptions, build_plan
 

@@ -23,13 +23,13 @@ from genai.onnx.ir import (
     make_node,
 )
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites import constant_folding
-from genai.onnx.rewrites.base import Level, Rewrite, pass_through, run_rewrites
-from genai.onnx.rewrites.constant_folding import fold_constants
-from genai.onnx.rewrites.simplify import remove_dead_code, remove_identities
-from genai.onnx.shapes import infer_shapes
 from genai.onnx.types import TensorType
 from genai.onnx.writer import to_proto
+from genai.optimize import constant_folding
+from genai.optimize.base import Level, Rewrite, pass_through, run_rewrites
+from genai.optimize.constant_folding import fold_constants
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code, remove_identities
 from tests.integrity import check_graph
 
 FLOAT = TensorType(DataType.FLOAT, (2, 3))

@@ -8,11 +8,11 @@ import onnx
 import pytest
 
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.constant_folding import fold_constants
-from genai.onnx.rewrites.simplify import remove_dead_code, remove_identities
-from genai.onnx.shapes import infer_shapes
 from genai.onnx.writer import to_proto
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.constant_folding import fold_constants
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code, remove_identities
 from tests.integrity import check_graph
 
 RULES = (remove_identities, fold_constants, remove_dead_code)

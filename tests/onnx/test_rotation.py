@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai.onnx.ir import OnnxModel
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.decoders import fuse_rotation
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.decoders import fuse_rotation
 
 
 def decoder(query: dict[str, Any] | None = None, key: dict[str, Any] | None = None, **change: Any) -> OnnxModel:

@@ -8,12 +8,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from genai.errors import GraphError
-from genai.lowering.rules import SHAPE_RULES, NodeTypes
-from genai.onnx import onnx_inference
 from genai.onnx.ir import DataType, Graph, OnnxModel, OnnxTensor, Value, make_node
 from genai.onnx.reader import read_model
-from genai.onnx.shapes import infer_node, infer_shapes
 from genai.onnx.types import TensorType
+from genai.ops.shape_rules import SHAPE_RULES, NodeTypes
+from genai.optimize import onnx_inference
+from genai.optimize.shapes import infer_node, infer_shapes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 

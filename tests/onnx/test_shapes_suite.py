@@ -9,8 +9,8 @@ import pytest
 
 from genai.onnx.ir import OnnxModel
 from genai.onnx.reader import read_model
-from genai.onnx.shapes import infer_shapes
 from genai.onnx.types import DataType, TensorType
+from genai.optimize.shapes import infer_shapes
 
 SAMPLE_SIZE = 150
 

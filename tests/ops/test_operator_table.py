@@ -1,10 +1,19 @@
-"""docs/operators.md says what the registry holds."""
+"""docs/operators.md and the indexes of files say what the registries hold."""
 
 from __future__ import annotations
 
+import pytest
+
 from genai.onnx.node import OURS
 from genai.ops import registry
+from tools import operator_index
 from tools.operator_table import DOMAINS, PAGE, page, rows
+
+
+@pytest.mark.parametrize("package", operator_index.PACKAGES)
+def test_the_index_is_up_to_date(package: str) -> None:
+    path = operator_index.ROOT / "genai" / package / "index.py"
+    assert path.read_text(encoding="utf-8") == operator_index.source(package), "run: python -m tools.operator_index"
 
 
 def test_the_page_is_up_to_date():

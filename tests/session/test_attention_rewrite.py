@@ -8,10 +8,10 @@ from onnx import helper
 
 import genai as ort
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.composites import fuse_attention
-from genai.onnx.rewrites.simplify import remove_dead_code
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.composites import fuse_attention
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code
 from tests.integrity import check_graph
 
 Q, K, V, BIAS = (1, [2, 3, 5, 8]), (1, [2, 3, 8, 7]), (1, [2, 3, 7, 4]), (1, [2, 1, 5, 7])

@@ -11,10 +11,10 @@ import genai as ort
 from genai.kernels.cpu.arrays.byte_functions import looked_up
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.byte_tables import tabulate_bytes
-from genai.onnx.rewrites.simplify import remove_dead_code
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.byte_tables import tabulate_bytes
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code
 from tests.integrity import check_graph
 
 

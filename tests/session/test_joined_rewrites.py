@@ -11,12 +11,12 @@ from onnx import helper, numpy_helper
 
 import genai as ort
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
-from genai.onnx.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
-from genai.onnx.rewrites.reshapes import fold_known_reshapes
-from genai.onnx.rewrites.simplify import remove_dead_code
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.linear import fuse_linear, fuse_linear_activation, fuse_linear_addition, join_products
+from genai.optimize.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
+from genai.optimize.reshapes import fold_known_reshapes
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code
 from tests.integrity import check_graph
 
 ROWS, TERMS, COLUMNS = 5, 96, 96

@@ -8,11 +8,11 @@ from onnx import TensorProto, helper
 
 import genai as ort
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.convolutions import fold_pad_into_conv
-from genai.onnx.rewrites.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
-from genai.onnx.rewrites.simplify import remove_dead_code
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.convolutions import fold_pad_into_conv
+from genai.optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import remove_dead_code
 from tests.integrity import check_graph
 
 STEP = 0.05

@@ -13,20 +13,20 @@ from onnx import helper
 
 import genai as ort
 from genai.onnx.reader import read_model
-from genai.onnx.rewrites.base import Level, run_rewrites
-from genai.onnx.rewrites.composites import fuse_gelu, fuse_layer_norm
-from genai.onnx.rewrites.constant_folding import lift_constants
-from genai.onnx.rewrites.convolutions import (
+from genai.optimize.base import Level, run_rewrites
+from genai.optimize.composites import fuse_gelu, fuse_layer_norm
+from genai.optimize.constant_folding import lift_constants
+from genai.optimize.convolutions import (
     fold_conv_batch_norm,
     fold_pad_into_conv,
     fuse_conv_activation,
     fuse_conv_addition,
 )
-from genai.onnx.rewrites.linear import fuse_linear, fuse_linear_activation
-from genai.onnx.rewrites.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
-from genai.onnx.rewrites.reshapes import fold_known_shapes
-from genai.onnx.rewrites.simplify import merge_transposes, remove_dead_code, remove_identities, share_subexpressions
-from genai.onnx.shapes import infer_shapes
+from genai.optimize.linear import fuse_linear, fuse_linear_activation
+from genai.optimize.quantized import fuse_integer_product_bias, fuse_matmul_integer_to_float
+from genai.optimize.reshapes import fold_known_shapes
+from genai.optimize.shapes import infer_shapes
+from genai.optimize.simplify import merge_transposes, remove_dead_code, remove_identities, share_subexpressions
 from tests.integrity import check_graph
 
 X = (1, [2, 4])

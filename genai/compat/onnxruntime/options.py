@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InputError, OptionError, did_you_mean, whole_number
-from ...onnx.rewrites.base import Level
+from ...optimize.base import Level
 from ..refused import REASONS, refusing_method
 from .adapter_format import LoraAdapter
 from .errors import typed_errors

@@ -21,9 +21,9 @@ from ...devices import why_no_gpu
 from ...errors import GenaiError, whole_number
 from ...onnx.ir import Graph, Node, OnnxModel, Value, make_node
 from ...onnx.node import OURS
-from ...onnx.shapes import infer_shapes
 from ...onnx.uses import used_names
 from ...onnx.writer import to_proto
+from ...optimize.shapes import infer_shapes
 from ...session.cuda_partition import CUDA_PROVIDER, CudaProvider
 from ...session.partition import islands, keep_apart
 from .assignment import PROVIDED, OrtEpAssignedSubgraph

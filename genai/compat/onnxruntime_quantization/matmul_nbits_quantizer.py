@@ -22,10 +22,10 @@ from ...errors import GraphError, InputError, NotSupportedYetError, OptionError,
 from ...onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
 from ...onnx.node import MS
 from ...onnx.reader import MAX_PROTOBUF_BYTES
-from ...onnx.rewrites.base import Level, run_rewrites
-from ...onnx.rewrites.constant_folding import lift_constants
 from ...onnx.types import DataType
 from ...onnx.writer import to_proto
+from ...optimize.base import Level, run_rewrites
+from ...optimize.constant_folding import lift_constants
 from ...quantize.onnx_graph.selection import chosen_nodes
 from ...quantize.onnx_graph.types import QuantFormat
 from ...quantize.onnx_graph.weight_methods import METHODS, BlockFormat, BlockMethod, input_statistics

@@ -22,10 +22,10 @@ from ...compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
 from ...errors import GenaiError, InputError, NotSupportedYetError, OptionError, StateError, did_you_mean
 from ...onnx.ir import Graph
 from ...onnx.reader import read_model
-from ...onnx.rewrites.base import Level, run_rewrites
-from ...onnx.rewrites.constant_folding import lift_constants
-from ...onnx.shapes import infer_shapes
 from ...onnx.types import DataType, TensorType
+from ...optimize.base import Level, run_rewrites
+from ...optimize.constant_folding import lift_constants
+from ...optimize.shapes import infer_shapes
 from ...session.observing import observed_run
 from .tensors_data import CalibrationMethod as CalibrationMethod, TensorData as TensorData, TensorsData as TensorsData
 

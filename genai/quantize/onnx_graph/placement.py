@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...onnx.ir import Graph, Node
-from ...onnx.rewrites.base import number, only_user
+from ...optimize.base import number, only_user
 from .calibrate import is_float
 from .operator_rules import OperatorRule, result_bounds, static_rule, weight_axis
 from .options import StaticOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...onnx.ir import Graph, Node, OnnxModel
 from ...onnx.node import MS
-from ...onnx.rewrites.base import followed_by, made_by
+from ...optimize.base import followed_by, made_by
 from .qdq import remove_unused
 
 # Operators of ONNX that move integers as they move floats, and the version since which they do.

@@ -9,11 +9,11 @@ import onnx
 
 from ...errors import NotSupportedYetError, OptionError, did_you_mean
 from ...onnx.reader import read_model
-from ...onnx.rewrites.base import Level, run_rewrites
-from ...onnx.rewrites.constant_folding import lift_constants
-from ...onnx.rewrites.standard import SESSION_RULES
-from ...onnx.shapes import infer_shapes
 from ...onnx.writer import write_model
+from ...optimize.base import Level, run_rewrites
+from ...optimize.constant_folding import lift_constants
+from ...optimize.shapes import infer_shapes
+from ...optimize.standard import SESSION_RULES
 from .writing import require_place
 
 # By this entry onnxruntime sees that a model went through such a step.

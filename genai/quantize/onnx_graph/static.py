@@ -10,9 +10,9 @@ from typing import Any
 
 from ...errors import InputError, OptionError
 from ...onnx.ir import Graph, OnnxModel
-from ...onnx.rewrites.base import Level, run_rewrites
-from ...onnx.rewrites.constant_folding import lift_constants
-from ...onnx.shapes import infer_shapes
+from ...optimize.base import Level, run_rewrites
+from ...optimize.constant_folding import lift_constants
+from ...optimize.shapes import infer_shapes
 from .calibrate import CalibraterBase, CalibrationMethod, create_calibrator
 from .operator_rules import QOPERATOR_OPERATORS, STATIC_OPERATORS
 from .options import StaticOptions

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir import Graph, Node, OnnxModel, make_node
-from ..node import MS, OURS
-from ..types import DataType
+from ..onnx.ir import Graph, Node, OnnxModel, make_node
+from ..onnx.node import MS, OURS
+from ..onnx.types import DataType
 from .base import (
     Level,
     bias_after,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
-from ..node import NEW_EACH_TIME
-from ..types import TensorType
-from ..uses import free_names, used_names
+from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
+from ..onnx.node import NEW_EACH_TIME
+from ..onnx.types import TensorType
+from ..onnx.uses import free_names, used_names
 from .base import Level, graph_rule, made_by, model_rule, node_rule, pass_through
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import DataType, Graph, Node
-from ..node import MS
-from ..types import TensorType
+from ..onnx.ir import DataType, Graph, Node
+from ..onnx.node import MS
+from ..onnx.types import TensorType
 from .base import (
     Level,
     followed_by,

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ir import DataType, Graph, Node, OnnxModel
-from ..node import MS, OURS
-from ..types import TensorType
+from ..onnx.ir import DataType, Graph, Node, OnnxModel
+from ..onnx.node import MS, OURS
+from ..onnx.types import TensorType
 from .base import Level, graph_rule, replaced
 
 _BYTES = (DataType.INT8, DataType.UINT8)

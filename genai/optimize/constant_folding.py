@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from genai.ops.registry import evaluated
 
-from ..ir import DataType, Graph, Node, OnnxModel, OnnxTensor, make_node
-from ..node import NEW_EACH_TIME
-from ..shapes import infer_node
-from ..types import TensorType
+from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, make_node
+from ..onnx.node import NEW_EACH_TIME
+from ..onnx.types import TensorType
 from .base import Level, graph_rule
+from .shapes import infer_node
 
 # A node is left alone if its inputs or any of its outputs are larger, or its output's size cannot be told beforehand:
 # folding must never cost more memory than it saves time.

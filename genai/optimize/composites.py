@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..ir import Graph, Node, OnnxModel
-from ..node import MS, OURS
-from ..types import TensorType
+from ..onnx.ir import Graph, Node, OnnxModel
+from ..onnx.node import MS, OURS
+from ..onnx.types import TensorType
 from . import base
 
 

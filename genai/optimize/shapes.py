@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import onnx
 
-from ..lowering.rules import SHAPE_RULES, NodeTypes, ShapeRule, UnknownType
-from ..ops.registry import load_ops
-from .ir import Graph, Node, OnnxModel, OnnxTensor, Value
+from ..onnx.ir import Graph, Node, OnnxModel, OnnxTensor, Value
+from ..onnx.types import ArrayTypes, Dim, ShapeValue, Type
+from ..ops.shape_rules import NodeTypes, ShapeRule, UnknownType, find_shape_rule
 from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_single
-from .shape_values import ShapeValue, computed_value, constant_value, is_shape_computation
-from .types import ArrayTypes, Dim, Type
+from .shape_values import computed_value, constant_value, is_shape_computation
 
 _MAX_EXTENT = 2**63 - 1
 # Each round carries types through one more level of subgraphs or functions that hold operators with rules.
@@ -34,7 +33,6 @@ def infer_shapes(model: OnnxModel) -> None:
     Raises:
         GraphError: if ONNX's inference rejects the model, or a rule finds an attribute of the wrong type.
     """
-    load_ops()
     inference = _Inference(model)
     for _ in range(_MAX_ROUNDS):
         inference.run_onnx()
@@ -51,8 +49,7 @@ def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: M
         types: of every input.
         constants: the inputs that are constant, for shapes and axes; large ones are left aside.
     """
-    load_ops()
-    rule = SHAPE_RULES.get(node.key)
+    rule = find_shape_rule(*node.key)
     if rule is None:
         return infer_single(node, version, types, constants)
     small = [_small(constants.get(name)) for name in node.inputs]
@@ -110,11 +107,11 @@ class _Inference:
                     value.type = completed(value.type, found[value.name])
 
     def _rule(self, node: Node) -> ShapeRule | None:
-        return None if self._model.function(node) is not None else SHAPE_RULES.get(node.key)
+        return None if self._model.function(node) is not None else find_shape_rule(*node.key)
 
     def _is_known(self, node: Node) -> bool:
         domain, op_type = node.key
-        return bool(self._model.function(node) or SHAPE_RULES.get(node.key) or onnx.defs.has(op_type, domain))
+        return bool(self._model.function(node) or find_shape_rule(*node.key) or onnx.defs.has(op_type, domain))
 
     def _types_of_unknown_operators(self, graph: Graph) -> GraphTypes:
         """Declared types that nothing can compute: outputs of operators without schema, rule or function."""

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...errors import GraphError
-from ..ir import Graph, Node, OnnxModel, make_node
-from ..types import DataType, TensorType
+from ..errors import GraphError
+from ..onnx.ir import Graph, Node, OnnxModel, make_node
+from ..onnx.types import DataType, TensorType
 
 # Far beyond what any sensible set of rules needs; two rules that undo each other reach it.
 _MAX_ROUNDS = 100

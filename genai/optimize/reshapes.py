@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..ir import DataType, Graph, Node, OnnxModel, OnnxTensor
-from ..node import MS, OURS
-from ..shape_values import MAX_ELEMENTS, ShapeValue, computed_value, constant_value, is_shape_computation
-from ..types import TensorType, Type, broadcast_dims
+from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor
+from ..onnx.node import MS, OURS
+from ..onnx.types import ShapeValue, TensorType, Type, broadcast_dims
 from .base import Level, graph_rule
+from .shape_values import MAX_ELEMENTS, computed_value, constant_value, is_shape_computation
 
 Extents = tuple[int | str, ...]
 

@@ -15,11 +15,11 @@ import onnx
 from onnx import shape_inference
 
 from ..errors import GraphError, malformed
-from .ir import Function, Graph, Node, OnnxModel, OnnxTensor, Value
-from .node import EQUATION
-from .serialize import Serializer, encode_value
-from .type_protos import decode_type, encode_type
-from .types import ArrayTypes, Type
+from ..onnx.ir import Function, Graph, Node, OnnxModel, OnnxTensor, Value
+from ..onnx.node import EQUATION
+from ..onnx.serialize import Serializer, encode_value
+from ..onnx.type_protos import decode_type, encode_type
+from ..onnx.types import ArrayTypes, Type
 
 GraphTypes: TypeAlias = dict[str, Type]
 

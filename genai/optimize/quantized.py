@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import DataType, Graph, Node, OnnxModel
-from ..node import MS, OURS
-from ..types import TensorType
+from ..onnx.ir import DataType, Graph, Node, OnnxModel
+from ..onnx.node import MS, OURS
+from ..onnx.types import TensorType
 from . import base
 
 _INTEGERS = (DataType.INT8, DataType.UINT8)

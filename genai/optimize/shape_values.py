@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 
 from genai.ops.registry import evaluated
 
-from .node import Node
-from .types import ArrayTypes, DataType, Dim, Shape, Type
+from ..onnx.node import Node
+from ..onnx.types import ArrayTypes, DataType, Dim, ShapeValue, Type
 
 # More dimensions than NumPy has; longer vectors are data, not shapes.
 MAX_ELEMENTS = 64
@@ -26,14 +25,6 @@ _INTEGERS = frozenset({DataType.INT32, DataType.INT64})
 _BY_KERNEL = frozenset(
     "Add Concat ConstantOfShape Div Gather Identity Mul ReduceProd Reshape Slice Squeeze Sub Unsqueeze".split()
 )
-
-
-@dataclass(frozen=True)
-class ShapeValue:
-    """A vector of extents, or a single one."""
-
-    dims: Shape
-    is_scalar: bool = False
 
 
 class _Extent:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UnsupportedOpError, malformed
-from .ir import Graph, Node, OnnxModel, OnnxTensor, make_node
-from .types import TensorType
+from ..onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
+from ..onnx.types import TensorType
 
 DOMAIN = "ai.onnx.preview.training"
 

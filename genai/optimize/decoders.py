@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.products import BLOCK_PRODUCT
-from ..ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
-from ..node import MS, OURS
-from ..own_functions import QUANTIZED_PRODUCT
-from ..types import TensorType
+from ..onnx.ir import Attribute, DataType, Graph, Node, OnnxModel, OnnxTensor
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import QUANTIZED_PRODUCT
+from ..onnx.types import TensorType
+from ..ops.weights import BLOCK_PRODUCT
 from .base import Level, Pattern, Rewrite, bias_after, find, node_rule, replaced
 
 _SILU = (

@@ -1,0 +1,108 @@
+"""Look-ups in tables by token ids as ops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from genai.kernels.ir import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
+
+from ..onnx.ir import Graph, Node
+from ..onnx.node import MS
+from ..onnx.types import DataType, TensorType
+from ..ops.registry import NodeSpec
+from ..ops.weights import check_stored
+from .rows import BATCH, Kind, NotFlattenable, RowDim, State
+from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+
+
+@row_rule("Gather", "GatherBlockQuantized")
+@row_rule("GatherBlockQuantized", domain=MS)
+def gather_rows(at: NodeRows) -> States:
+    data, indices = at.first(), at.states[1]
+    assert indices is not None
+    name = "gather_axis" if at.node.op_type == "GatherBlockQuantized" else "axis"
+    if data.kind is Kind.LENGTHS:
+        picks = at.ints(1)
+        try:
+            return [State(Kind.LENGTHS, entries=tuple(data.entries[i] for i in picks))]
+        except IndexError:
+            raise NotFlattenable(f"picks dimension {picks} of {len(data.entries)}") from None
+    axis = at.axis(data, 0, name)
+    if data.kind is Kind.UNIFORM and indices.kind is Kind.ROWS:
+        shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
+        if at.node.op_type == "GatherBlockQuantized":
+            shape[-1] = _unpacked_width(at.graph, at.node, data)
+        return [State(Kind.ROWS, tuple(shape), axis + indices.axis)]
+    if data.kind is Kind.ROWS and indices.kind is Kind.UNIFORM:
+        if axis == data.axis:
+            return [_last_row(at, data)]
+        shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
+        return [State(Kind.ROWS, tuple(shape), data.axis + (indices.rank - 1) * (axis < data.axis))]
+    raise NotFlattenable("tokens are looked up by other tokens")
+
+
+def _unpacked_width(graph: Graph, node: Node, data: State) -> RowDim:
+    """Elements in a row of a quantised table: a uint8 one holds several to a byte, an int4 one says its own number."""
+    stored = graph.type_of(node.inputs[0])
+    packed = isinstance(stored, TensorType) and stored.dtype is DataType.UINT8
+    return RowDim(data.known_shape[-1].factor * (8 // int(node.attribute("bits", 4)) if packed else 1))
+
+
+def _last_row(at: NodeRows, data: State) -> State:
+    """Gather(index -1) along the token axis: the last row of each sequence, the wanted rows of the step."""
+    index = at.graph.constant(at.node.inputs[1])
+    if index is None or index.ndim != 0 or int(index) != -1 or data.axis != 1 or data.known_shape[0] != BATCH:
+        raise NotFlattenable("picks tokens by their place in the sequence")
+    at.found.last_row_gathers.append(at.node)
+    shape = (RowDim(1, tokens=True), *data.known_shape[2:])
+    return State(Kind.ROWS, shape, 0)
+
+
+@record_rule("Gather")
+def gather_record(spec: RowSpec) -> Made | None:
+    """Rows of a table of floats; columns of rows, by a constant."""
+    if (x := spec.rows(0)) is not None:
+        return _columns_of(spec, x)
+    table, ids = spec.constants[0], spec.types[1]
+    if table is None or not isinstance(ids, Ids) or int(spec.attributes.get("axis", 0)) != 0 or table.ndim != 2:
+        return None
+    if table.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    return _lookup(spec, DenseWeight(spec.inputs[0], table.shape[0], table.shape[1], transposed=True), ids)
+
+
+def _columns_of(spec: RowSpec, x: RowsType) -> Made | None:
+    order = spec.constants[1]
+    if order is None or order.ndim != 1 or not order.size or x.last != x.width:
+        return None
+    if int(spec.attributes.get("axis", 0)) not in (-1, len(x.shape) - 1) or order.dtype != np.int64:
+        return None
+    if order.min() < 0 or order.max() >= x.width:
+        return None
+    out = spec.outputs[0]
+    record = Reordered(spec.inputs[0], spec.constant_name(1), out, op_type=spec.op_type)
+    return Made([record], {out: x.with_width(order.size)})
+
+
+@record_rule("GatherBlockQuantized", domain=MS)
+def gather_block_quantized_record(spec: RowSpec) -> Made | None:
+    """Rows of a block-quantised table, in the packed form that a tied head has."""
+    data, attributes, ids = spec.constants[0], spec.attributes, spec.types[1]
+    if data is None or data.ndim != 2 or data.dtype != np.uint8 or not isinstance(ids, Ids):
+        return None
+    if int(attributes.get("gather_axis", 0)) % 2 != 0 or int(attributes.get("quantize_axis", 1)) % 2 != 1:
+        return None
+    bits, block = int(attributes.get("bits", 4)), int(attributes.get("block_size", 128))
+    table, scales, points = (spec.constant_name(index) for index in (0, 2, 3))
+    weight = BlockWeight(table, scales, points, data.shape[0], data.shape[1] * 8 // bits, bits, block)
+    check_stored(weight, data, spec.constant(2))
+    return _lookup(spec, weight, ids)
+
+
+def _lookup(spec: NodeSpec, table: Weight, ids: Ids) -> Made:
+    out = spec.outputs[0]
+    width = table.columns
+    return Made([Lookup(table, ids, out, op_type=spec.op_type)], {out: RowsType((1, -1, width), width)})
+
+
+stored_weights("GatherBlockQuantized", {0: Packed("bits", scales=2, points=3)})

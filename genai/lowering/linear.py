@@ -1,0 +1,144 @@
+"""Products of rows with constant matrices, dense and quantised, as ops."""
+
+from __future__ import annotations
+
+from genai.kernels.ir import BlockWeight, Branch, DenseWeight, FormWeight, Ids, Lookup, Product, RowsType
+
+from ..onnx.node import MS, OURS
+from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
+from ..ops.weights import (
+    ADDEND,
+    BIAS,
+    BLOCK_PRODUCT,
+    BNB4_PRODUCT,
+    LOOKUP_INPUTS,
+    PRODUCT_INPUTS,
+    bnb4_weight,
+    check_stored,
+    form_weight,
+)
+from .rows import Kind, NotFlattenable, RowDim, State
+from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+
+
+@row_rule("MatMul")
+def matmul_rows(at: NodeRows) -> States:
+    x, weight = at.states
+    if x is None or weight is None or x.kind is not Kind.ROWS or weight.kind is not Kind.UNIFORM:
+        raise NotFlattenable("a product whose right side is not constant mixes tokens")
+    if weight.rank != 2:
+        raise NotFlattenable("a product with a stacked constant is not known here")
+    at.keep_off(x, -1, "the contraction")
+    return [x.resized(x.rank - 1, weight.known_shape[1])]
+
+
+@row_rule("Gemm")
+def gemm_rows(at: NodeRows) -> States:
+    state = at.rows
+    if at.states[0] is not state or at.node.attribute("transA", 0) or state.axis != 0:
+        raise NotFlattenable("the tokens must be the rows of the left matrix")
+    weight = at.states[1]
+    assert weight is not None
+    return [state.resized(1, weight.known_shape[0 if at.node.attribute("transB", 0) else 1])]
+
+
+@row_rule(BLOCK_PRODUCT, domain=MS)
+def matmul_nbits_rows(at: NodeRows) -> States:
+    state = at.rows
+    at.keep_off(state, -1, "the contraction")
+    return [state.resized(state.rank - 1, RowDim(int(at.node.attribute("N", 0))))]
+
+
+@record_rule(BLOCK_PRODUCT, domain=MS)
+def matmul_nbits_record(spec: RowSpec) -> Made | None:
+    """x @ W^T + bias + addend (input 6, ours: the place of a low-rank adapter's output)."""
+    x, attributes = spec.rows(0), spec.attributes
+    n, k, bits = int(attributes["N"]), int(attributes["K"]), int(attributes.get("bits", 4))
+    if x is None or x.width != k or spec.has(4) or int(attributes.get("weight_prepacked", 0)):
+        return None
+    if spec.has(6) and spec.rows(6) != x.with_width(n):
+        return None
+    data, scales, points = (spec.constant_name(index) for index in (1, 2, 3))
+    weight = BlockWeight(data, scales, points, n, k, bits, int(attributes["block_size"]))
+    check_stored(weight, spec.constant(1), spec.constant(2))
+    branch = Branch(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
+    out = spec.outputs[0]
+    return Made([Product(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
+
+
+@record_rule("MatMul")
+def matmul_record(spec: RowSpec) -> Made | None:
+    """Rows times a constant matrix [K, N] of float32, float16 or bfloat16."""
+    x, weight = spec.rows(0), spec.constants[1]
+    if x is None or weight is None or weight.ndim != 2 or weight.shape[0] != x.width or x.last != x.width:
+        return None
+    if weight.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    k, n = weight.shape
+    branch, out = Branch(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
+    return Made([Product(spec.inputs[0], branch, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
+
+
+stored_weights(BLOCK_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"))})
+
+
+@row_rule(QUANTIZED_PRODUCT, domain=OURS)
+@row_rule(BNB4_PRODUCT, domain=MS)
+def product_rows(at: NodeRows) -> States:
+    state = at.rows
+    at.keep_off(state, -1, "the contraction")
+    return [state.resized(state.rank - 1, RowDim(int(at.node.attribute("N", 0))))]
+
+
+@row_rule(QUANTIZED_LOOKUP, domain=OURS)
+def lookup_rows(at: NodeRows) -> States:
+    ids = at.states[1]
+    others = [state for index, state in enumerate(at.states) if index != 1]
+    if ids is None or ids.kind is not Kind.ROWS or any(s is None or s.kind is not Kind.UNIFORM for s in others):
+        raise NotFlattenable("a table that is not the same for all tokens, or ids that are")
+    return [State(Kind.ROWS, (*ids.known_shape, RowDim(int(at.node.attribute("K", 0)))), ids.axis)]
+
+
+@record_rule(QUANTIZED_PRODUCT, domain=OURS)
+def product_record(spec: RowSpec) -> Made | None:
+    """x @ W^T + bias + addend."""
+    return _product_record(spec, form_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
+
+
+@record_rule(BNB4_PRODUCT, domain=MS)
+def bnb4_record(spec: RowSpec) -> Made | None:
+    """x @ W^T."""
+    return _product_record(spec, bnb4_weight(spec))
+
+
+def _product_record(spec: RowSpec, weight: FormWeight, bias: int = -1, addend: int = -1) -> Made | None:
+    x, out = spec.rows(0), spec.outputs[0]
+    if x is None or x.width != weight.columns:
+        return None
+    has_addend = addend > 0 and spec.has(addend)
+    if has_addend and spec.rows(addend) != x.with_width(weight.rows):
+        return None
+    constant = spec.constant_name(bias) if bias > 0 else ""
+    branch = Branch(weight, constant, spec.inputs[addend] if has_addend else "")
+    product = Product(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)
+    return Made([product], {out: x.with_width(weight.rows)})
+
+
+@record_rule(QUANTIZED_LOOKUP, domain=OURS)
+def lookup_record(spec: RowSpec) -> Made | None:
+    """Rows of a table, in the packed form that a tied head has."""
+    ids, out = spec.types[1], spec.outputs[0]
+    if not isinstance(ids, Ids):
+        return None
+    weight = form_weight(spec, LOOKUP_INPUTS)
+    lookup = Lookup(weight, ids, out, op_type=spec.op_type)
+    return Made([lookup], {out: RowsType((1, -1, weight.columns), weight.columns)})
+
+
+stored_weights(QUANTIZED_PRODUCT, {1: Packed("bits", scales=3, points=6, sizes=("N", "K"), as_stored=True)}, (2, 4, 5))
+
+
+stored_weights(QUANTIZED_LOOKUP, {0: Packed("bits", scales=3, points=6, sizes=("N", "K"), as_stored=True)}, (2, 4, 5))
+
+
+stored_weights(BNB4_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"), as_stored=True)})

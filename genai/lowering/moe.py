@@ -1,0 +1,44 @@
+"""Mixtures of experts (com.microsoft::MoE and QMoE) as ops."""
+
+from __future__ import annotations
+
+from genai.kernels.ir import RowsType
+
+from ..onnx.node import MS
+from ..ops.experts import record_of
+from ..ops.registry import KernelError
+from .rows import Kind, NotFlattenable
+from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+
+
+@record_rule("MoE", "QMoE", domain=MS)
+def experts(spec: RowSpec) -> Made | None:
+    """Rows of x; scores may come from the host."""
+    x = spec.rows(0)
+    if x is None or x.last != x.width:
+        return None
+    record = record_of(spec)
+    count, scores = record.first.weight.experts, spec.rows(1)
+    if x.width != record.second.weight.rows or (scores is not None and scores.width != count):
+        raise KernelError(f"{spec.op_type}: rows of {x.width} numbers, or their scores, do not fit the experts")
+    return Made([record], {record.scores: scores or RowsType((-1, count), count, x.per), record.out: x})
+
+
+@row_rule("MoE", "QMoE", domain=MS)
+def experts_rows(at: NodeRows) -> States:
+    x, scores, *weights = at.states
+    if x is None or scores is None or {x.kind, scores.kind} != {Kind.ROWS} or scores.axis != 0 or scores.rank != 2:
+        raise NotFlattenable("needs one vector and one row of scores per token")
+    if any(state is not None and state.kind is not Kind.UNIFORM for state in weights):
+        raise NotFlattenable("the experts must be the same for all tokens")
+    at.keep_off(x, -1, "the contraction")
+    return [x]
+
+
+stored_weights(
+    "QMoE",
+    {
+        2: Packed("expert_weight_bits", scales=3, points=11, row_axes=2, block_size=0),
+        5: Packed("expert_weight_bits", scales=6, points=12, row_axes=2, block_size=0),
+    },
+)

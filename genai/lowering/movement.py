@@ -1,0 +1,282 @@
+"""Operators that move or reshape values: where the token axis goes, and the ops that they become."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from genai.kernels.ir import LogitsRows, Per, RowsType
+
+from ..onnx.node import OURS
+from .elementwise import elementwise_rows
+from .rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
+from .rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule, the_rows
+
+
+@row_rule("If")
+def choose_tables(at: NodeRows) -> States:
+    condition = at.states[0]
+    if condition is None or condition.kind is not Kind.CONTEXT:
+        raise NotFlattenable("a branch on a value that is not the total length")
+    for branch in at.node.subgraphs():
+        if any(inner.op_type != "Constant" for inner in branch.nodes):
+            raise NotFlattenable("a branch that does more than choose constants")
+    at.found.table_choices.append(at.node)
+    return [State(Kind.TABLES)] * len(at.node.outputs)
+
+
+@row_rule("Expand")
+def expand_rows(at: NodeRows) -> States:
+    state = the_rows(at.states[:1])
+    wanted = at.lengths(1)
+    if wanted is None or len(wanted) > state.rank:
+        raise NotFlattenable("the new shape is not known")
+    shape = list(state.known_shape)
+    for index, dim in enumerate(wanted, start=state.rank - len(wanted)):
+        if index != state.axis and dim != ONE:
+            shape[index] = dim
+    return [state.with_shape(tuple(shape))]
+
+
+@row_rule("TopK")
+def top_k_rows(at: NodeRows) -> States:
+    state = at.rows
+    axis = at.axis(state, -1)
+    at.keep_off(state, axis)
+    k = at.ints(1)[0]
+    return [state.resized(axis, RowDim(k))] * 2
+
+
+@row_rule("Transpose")
+def transpose_rows(at: NodeRows) -> States:
+    state = at.rows
+    order = at.node.attribute("perm", None) or list(range(state.rank))[::-1]
+    return [State(Kind.ROWS, tuple(state.known_shape[i] for i in order), list(order).index(state.axis))]
+
+
+@row_rule("Concat")
+def concat_rows(at: NodeRows) -> States:
+    given = [state for state in at.states if state is not None]
+    if any(state.kind is Kind.LENGTHS for state in given):
+        parts = [at.lengths(index) for index in range(len(at.states))]
+        if all(part is not None for part in parts):
+            return [State(Kind.LENGTHS, entries=tuple(dim for part in parts for dim in part or ()))]
+        return [State(Kind.CONTEXT)]
+    if any(state.kind is not Kind.ROWS for state in given):
+        raise NotFlattenable("tokens are joined with values that are not per token")
+    first = given[0]
+    axis = at.axis(first, 0)
+    for state in given:
+        at.keep_off(state, axis)
+    if len({state.axis for state in given}) != 1:
+        raise NotFlattenable("two values bring their tokens along different axes")
+    width = sum(state.known_shape[axis].factor for state in given)
+    return [first.resized(axis, RowDim(width))]
+
+
+row_rule("Dropout")(elementwise_rows)
+
+
+@row_rule("Shape")
+def shape_of_rows(at: NodeRows) -> States:
+    state = at.first()
+    if state.kind in (Kind.ROWS, Kind.UNIFORM) and state.shape is not None:
+        start, end = int(at.node.attribute("start", 0)), at.node.attribute("end", None)
+        return [State(Kind.LENGTHS, entries=state.known_shape[start : None if end is None else int(end)])]
+    return [State(Kind.CONTEXT)]
+
+
+@row_rule("Reshape")
+def reshape_rows(at: NodeRows) -> States:
+    state = at.first()
+    if state.kind is Kind.LENGTHS:
+        return [state]
+    if state.kind is not Kind.ROWS:
+        return [State(state.kind)]
+    wanted = at.lengths(1)
+    if wanted is None:
+        raise NotFlattenable("the new shape is not known")
+    shape = _resolve(state.known_shape, wanted, bool(at.node.attribute("allowzero", 0)))
+    return [_regrouped(state, shape)]
+
+
+def _resolve(old: RowShape, wanted: RowShape, allow_zero: bool) -> RowShape:
+    copied = [old[i] if dim == RowDim(0) and not allow_zero and i < len(old) else dim for i, dim in enumerate(wanted)]
+    rest = product(tuple(dim for dim in copied if dim != RowDim(-1)))
+    total = product(old)
+    if RowDim(-1) not in copied:
+        return tuple(copied)
+    if (
+        rest.factor == 0
+        or total.factor % rest.factor
+        or (rest.batch and not total.batch)
+        or (rest.tokens and not total.tokens)
+    ):
+        raise NotFlattenable(f"cannot divide {total} elements by {rest}")
+    missing = RowDim(total.factor // rest.factor, total.batch and not rest.batch, total.tokens and not rest.tokens)
+    return tuple(missing if dim == RowDim(-1) else dim for dim in copied)
+
+
+def _regrouped(state: State, shape: RowShape) -> State:
+    """Tokens stay rows if as many elements lie before their axis as did before (the batch counting as one)."""
+    axes = [i for i, dim in enumerate(shape) if dim.tokens]
+    if len(axes) != 1:
+        raise NotFlattenable(f"no token axis is left in [{', '.join(map(str, shape))}]")
+    before_old = product(state.known_shape[: state.axis]).factor
+    before_new = product(shape[: axes[0]]).factor
+    if before_old != before_new:
+        raise NotFlattenable("the new shape cuts across tokens")
+    return State(Kind.ROWS, shape, axes[0])
+
+
+@row_rule("Flatten")
+def flatten_rows(at: NodeRows) -> States:
+    state = at.rows
+    axis = at.axis(state, 1)
+    shape = (product(state.known_shape[:axis]), product(state.known_shape[axis:]))
+    return [_regrouped(state, shape)]
+
+
+@row_rule("Unsqueeze")
+def unsqueeze_rows(at: NodeRows) -> States:
+    state = at.first()
+    if state.kind is Kind.LENGTHS:
+        return [state]
+    axes = at.axes() or []
+    rank = state.rank + len(axes)
+    axes = sorted(axis + rank if axis < 0 else axis for axis in axes)
+    shape = list(state.known_shape)
+    for axis in axes:
+        shape.insert(axis, ONE)
+    return [rows(tuple(shape))]
+
+
+@row_rule("Squeeze")
+def squeeze_rows(at: NodeRows) -> States:
+    state = at.first()
+    if state.kind is Kind.LENGTHS:
+        return [state]
+    axes = at.axes()
+    if axes is None:
+        raise NotFlattenable("the axes to drop depend on run-time sizes")
+    axes = [state.place(axis) for axis in axes]
+    for axis in axes:
+        at.keep_off(state, axis)
+    return [state.without_axes(axes)]
+
+
+@record_rule("Reshape")
+def reshape_record(spec: RowSpec) -> Made | None:
+    """Rows stay rows while the last axis holds a whole part of one."""
+    x, target = spec.rows(0), spec.constants[1]
+    if x is None or target is None or int(spec.attributes.get("allowzero", 0)):
+        return None
+    dims = [int(d) if d != 0 else x.shape[i] for i, d in enumerate(target.reshape(-1)) if d != 0 or i < len(x.shape)]
+    fixed = [d for d in dims if d > 0]
+    if len(dims) != target.size or dims.count(-1) != 1 or dims[-1] <= 0 or x.width % dims[-1]:
+        return None
+    # What the open dimension gets must be a whole number per row, however many rows there are.
+    if x.width % int(np.prod(fixed)) or dims.index(-1) > 1 or any(d != 1 for d in dims[: dims.index(-1)]):
+        return None
+    return columns_record(spec, replace(x, shape=tuple(dims)))
+
+
+@row_rule("Split")
+def split_rows(at: NodeRows) -> States:
+    state = at.rows
+    axis = at.axis(state, 0)
+    at.keep_off(state, axis)
+    if at.node.input(1):
+        sizes = at.ints(1)
+    else:
+        listed = at.node.attribute("split", None)
+        sizes = listed or _even_sizes(state.known_shape[axis].factor, len(at.node.outputs))
+    return [state.resized(axis, RowDim(size)) for size in sizes]
+
+
+def _even_sizes(width: int, count: int) -> list[int]:
+    chunk = -(-width // count)
+    return [min(chunk, width - i * chunk) for i in range(count)]
+
+
+@row_rule("Slice")
+def slice_rows(at: NodeRows) -> States:
+    state = at.first()
+    starts, ends, axes, steps = _slice_arguments(at)
+    if state.kind is Kind.LENGTHS:
+        return [State(Kind.LENGTHS, entries=state.entries[starts[0] : ends[0] : steps[0]])]
+    shape = list(state.known_shape)
+    for start, end, axis, step in zip(starts, ends, axes or range(len(starts)), steps, strict=False):
+        axis = state.place(axis)
+        at.keep_off(state, axis)
+        shape[axis] = RowDim(len(range(shape[axis].factor)[start:end:step]))
+    return [state.with_shape(tuple(shape))]
+
+
+def _slice_arguments(at: NodeRows) -> tuple[list[int], list[int], list[int], list[int]]:
+    if len(at.node.inputs) == 1:
+        starts, ends = (list(at.node.attribute(name, [])) for name in ("starts", "ends"))
+        return starts, ends, list(at.node.attribute("axes", None) or range(len(starts))), [1] * len(starts)
+    given = [_known_ints(at, index) for index in range(1, len(at.states))]
+    starts, ends = given[0] or [], given[1] or []
+    axes = given[2] if len(given) > 2 and given[2] is not None else list(range(len(starts)))
+    steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
+    return starts, ends, axes, steps
+
+
+def _known_ints(at: NodeRows, index: int) -> list[int] | None:
+    """A constant, or dimensions that do not vary."""
+    state, name = at.states[index], at.node.inputs[index]
+    if state is not None and state.kind is Kind.LENGTHS:
+        if any(dim.batch or dim.tokens for dim in state.entries):
+            raise NotFlattenable(f"{name!r} depends on the number of tokens")
+        return [dim.factor for dim in state.entries]
+    return at.ints(index) if name else None
+
+
+@record_rule("Slice")
+def slice_record(spec: RowSpec) -> Made | None:
+    """A run of the last axis."""
+    x = spec.rows(0)
+    computed = any(spec.constants[i] is None for i in range(1, len(spec.inputs)) if spec.has(i))
+    if x is None or x.last != x.width or computed or len(spec.inputs) < 3:
+        return None
+    starts, ends = spec.constant(1).reshape(-1), spec.constant(2).reshape(-1)
+    axes = spec.constant(3).reshape(-1) if spec.has(3) else np.arange(len(starts))
+    steps = spec.constant(4).reshape(-1) if spec.has(4) else np.ones(len(starts), np.int64)
+    if len(starts) != 1 or int(axes[0]) not in (-1, len(x.shape) - 1) or int(steps[0]) != 1:
+        return None
+    first, last, _ = slice(int(starts[0]), int(ends[0])).indices(x.width)
+    return columns_record(spec, x.with_width(last - first), first) if last > first else None
+
+
+@record_rule("Split")
+def split_record(spec: RowSpec) -> Made | None:
+    """Runs of the last axis that follow each other."""
+    x, axis = spec.rows(0), int(spec.attributes.get("axis", 0))
+    if x is None or x.last != x.width or axis not in (-1, len(x.shape) - 1) or not all(spec.outputs):
+        return None
+    if spec.has(1):
+        sizes = None if spec.constants[1] is None else [int(size) for size in spec.constant(1).reshape(-1)]
+    else:
+        given = spec.attributes.get("split")
+        sizes = list(given) if given else _even_sizes(x.width, len(spec.outputs))
+    if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.width:
+        return None
+    starts = np.cumsum([0, *sizes]).tolist()
+    parts = [columns_record(spec, x.with_width(size), starts[i], i) for i, size in enumerate(sizes)]
+    return Made(
+        [record for part in parts for record in part.records],
+        {name: type_ for part in parts for name, type_ in part.types.items()},
+    )
+
+
+@record_rule("LogitsRows", domain=OURS)
+def logits_rows(spec: RowSpec) -> Made | None:
+    """The rows whose logits are wanted."""
+    x, out = spec.rows(0), spec.outputs[0]
+    if x is None or x.per is not Per.TOKEN or x.last != x.width:
+        return None
+    shape = (-1, x.width) if spec.attributes.get("squeeze", 0) else (1, -1, x.width)
+    return Made([LogitsRows(spec.inputs[0], out, op_type=spec.op_type)], {out: RowsType(shape, x.width, Per.LOGITS)})

@@ -1,0 +1,128 @@
+"""The stored weights of nodes: which of their inputs hold them, checked, as the weights that ops name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from genai.kernels.checks import FormatError
+from genai.kernels.ir import BlockWeight, FormWeight
+from genai.kernels.weight_layout import check_block_format
+from genai.kernels.weights import BLOCKS, ROW, WeightArrays, WeightFormat, stored_weight
+from genai.quant.formats import GRIDS
+
+from ..onnx.own_functions import QUANTIZED_PRODUCT
+from .registry import KernelError, NodeSpec
+
+BNB4_PRODUCT = "MatMulBnb4"
+# Inputs behind the codes: of products, and of look-ups.
+PRODUCT_INPUTS, LOOKUP_INPUTS = (1, 2, 3, 4, 5, 6), (0, 2, 3, 4, 5, 6)
+BIAS, ADDEND = 7, 8
+_BNB4_GRIDS = ("fp4", "nf4")
+# Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
+BLOCK_PRODUCT = "MatMulNBits"
+_BITS = (2, 4, 8)
+PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT, QUANTIZED_PRODUCT, "MatMulBnb4")
+# Products that `accuracy` speaks of: see NodeSpec.exact.
+ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODUCT, "MatMulBnb4")
+
+
+def check_bits(bits: int) -> None:
+    """Raises FormatError for what onnxruntime's blocks do not have."""
+    if bits not in _BITS:
+        raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
+
+
+def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], row_scales: int = 0) -> None:
+    """The stored arrays have the size and form that a weight says; `row_scales`: of a row, 0 = one per block.
+
+    Raises:
+        FormatError: they have not.
+    """
+    check_bits(weight.bits)
+    check_block_format(weight.bits, weight.block_size)
+    rows, blocks = max(weight.experts, 1) * weight.rows, -(-weight.columns // weight.block_size)
+    whole = rows * blocks * weight.block_size * weight.bits // 8
+    short = rows * -(-weight.columns * weight.bits // 8) if weight.experts else whole
+    for name, array, sizes in (("weight", data, (whole, short)), ("scales", scales, (rows * (row_scales or blocks),))):
+        if array.size not in sizes:
+            raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {sizes[0]}")
+
+
+def form_weight(spec: NodeSpec, places: Sequence[int]) -> FormWeight:
+    """The weight of one of our operators, whose arrays are the inputs `places`.
+
+    Raises:
+        KernelError: an attribute and the arrays' shapes contradict each other.
+    """
+    attributes = spec.attributes
+    rows, columns, bits = (int(attributes[name]) for name in ("N", "K", "bits"))
+    block_size = int(attributes["block_size"])
+    codes, _, scales, multipliers, _, offsets = (spec.constant(place) for place in places)
+    if codes.ndim != 2 or scales.ndim != 2 or min(rows, columns, block_size) < 1 or not scales.shape[1]:
+        raise KernelError(
+            f"{spec.op_type}: codes {list(codes.shape)}, scales {list(scales.shape)}, N {rows}, K {columns}, "
+            f"block_size {block_size}: matrices of at least one row and column are expected"
+        )
+    width, groups = codes.shape[1] * 8 // max(bits, 1), scales.shape[1]
+    if block_size not in BLOCKS and block_size == width:
+        block_size = ROW
+    whole_blocks = -(-columns // block_size) * block_size if block_size else width
+    group_size = ROW if groups == 1 and width == whole_blocks and block_size != width else width // groups
+    if block_size == ROW:
+        group_size = ROW
+    has_multipliers, has_offsets = not _stands_in(multipliers, 1), not _stands_in(offsets, 0)
+    multiplier_bits = int(attributes["multiplier_bits"]) if has_multipliers else 0
+    zero = int(attributes["multiplier_zero"])
+    form = WeightFormat(
+        bits, block_size, group_size, multiplier_bits, has_multipliers and zero != 0,
+        int(attributes["offset_bits"]) if has_offsets else 0,
+    )  # fmt: skip
+    if zero != form.multiplier_zero:
+        raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, expected {form.multiplier_zero} or 0")
+    data, grid, scale, multiplier, offset_scale, offset = (spec.constant_name(place) for place in places)
+    weight = FormWeight(
+        data, grid, scale, multiplier if has_multipliers else "", offset_scale if has_offsets else "",
+        offset if has_offsets else "", rows, columns, form,
+    )  # fmt: skip
+    weight_arrays(spec, weight)
+    return weight
+
+
+def _stands_in(array: Any, number: int) -> bool:
+    """Whether a single number says that there are no factors."""
+    return bool(array.shape == (1, 1) and array[0, 0] == number)
+
+
+def weight_arrays(spec: NodeSpec, weight: FormWeight) -> WeightArrays:
+    """Its arrays, checked."""
+    return stored_weight(weight, lambda name: spec.constant(spec.inputs.index(name)))
+
+
+def bnb4_weight(spec: NodeSpec) -> FormWeight:
+    """The weight of a MatMulBnb4: codes [N, K], the first of two in the high bits, and a scale per block of a row.
+
+    Raises:
+        KernelError: a form of it that no kernel reads.
+    """
+    attributes = spec.attributes
+    rows, columns, block_size = (int(attributes[name]) for name in ("N", "K", "block_size"))
+    kind = int(attributes["quant_type"])
+    if kind not in range(len(_BNB4_GRIDS)) or not int(attributes.get("transB", 1)):
+        raise KernelError(
+            f"{BNB4_PRODUCT} with quant_type {kind}, or a matrix that is not transposed, is not supported"
+        )
+    if min(rows, columns) < 1 or block_size not in BLOCKS or columns % block_size:
+        raise KernelError(
+            f"{BNB4_PRODUCT}: blocks of {block_size} in rows of {columns}: expected {', '.join(map(str, BLOCKS))}, "
+            "and whole blocks in a row"
+        )
+    form = WeightFormat(4, block_size, block_size)
+    values = tuple(GRIDS[_BNB4_GRIDS[kind]].tolist())
+    weight = FormWeight(
+        spec.constant_name(1), "", spec.constant_name(2), "", "", "", rows, columns, form, values, high_first=True
+    )
+    weight_arrays(spec, weight)
+    return weight
