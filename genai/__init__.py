@@ -1,40 +1,39 @@
 """genai: run generative language models from ONNX graphs.
 
-Public names load lazily, so that `import genai` costs milliseconds; see docs/architecture.md for the rooms.
+Public names load when they are first used, so that `import genai` costs milliseconds; `__init__.pyi` says where they
+come from. docs/architecture.md describes the packages.
 """
 
 from __future__ import annotations
 
-import ast
-from importlib import import_module
+import sys
 from pathlib import Path
 from typing import Any
 
-from .compat.refused import AVAILABLE, REASONS
+from lazy_loader import attach_stub
+
+from .moved import MovedModules
 
 __version__ = "0.1.0"
 
-# In a checkout the rooms kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; installed, inside it.
+# In a checkout kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; installed, inside it. Where a
+# system has no links (git on Windows), they are found this way.
 _here = Path(__file__).resolve().parent
 if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_file():
     __path__.append(str(_here.parent))
 
-# The stub says it once, to type checkers and to this file.
-_STUB = ast.parse((_here / "__init__.pyi").read_text(encoding="utf-8"))
-_MODULES = {
-    alias.name: f".{node.module}" for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
-} | dict.fromkeys((*REASONS, *AVAILABLE), ".compat.refused")
-
-__all__ = [*_MODULES, "__version__"]
+sys.meta_path.insert(0, MovedModules())
+_load, _, __all__ = attach_stub(__name__, __file__)
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'genai' has no attribute {name!r}")
     from .common.interrupts import InterruptsDeferred
 
     with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import
-        value = getattr(import_module(_MODULES[name], __name__), name)
+        value = _load(name)
     globals()[name] = value
     return value
 

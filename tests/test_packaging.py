@@ -57,7 +57,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """As CONTRIBUTING.md says: `python -m build`, whose wheel is built from the sdist; and a wheel without that way."""
     folder = tmp_path_factory.mktemp("built")
     source, release, direct = folder / "source", folder / "release", folder / "direct"
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    tracked = [name for name in listed if not (ROOT / name).is_symlink()]
     for name in tracked:
         target = source / name
         target.parent.mkdir(parents=True, exist_ok=True)

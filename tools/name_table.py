@@ -133,11 +133,11 @@ GENAI = NameTable(
 QUANTIZATION = NameTable(
     "onnxruntime.quantization",
     "onnxruntime.quantization",
-    "from genai.compat import onnxruntime_quantization",
+    "from genai import quantization",
     ("CalibraterBase", "CalibrationDataReader", "CalibrationMethod", "MinMaxCalibrater", "QuantFormat", "QuantType",
      "QuantizationMode", "TensorData", "TensorsData", "matmul_nbits_quantizer"),
-    "genai.compat.onnxruntime_quantization",
-    "genai.compat.onnxruntime_quantization.refused",
+    "genai.quantization",
+    "genai.quantization.refused",
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from .convolution import (
 from .integer_products import exact_runs, single_point
 from .pooling import PoolingWindows, WindowSpec
 from .registry import KernelError, NodeSpec, operator
+from .support import per_channel
 
 _BYTES = (np.int8, np.uint8)
 # A bias below and a sum of a few taps together are exact in float32.

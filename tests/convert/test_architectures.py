@@ -29,7 +29,7 @@ def describe(model_type: str, **values: Any) -> DecoderSpec:
 
 
 def test_every_file_is_registered() -> None:
-    files = {path.stem for path in (ROOT / "genai" / "builder" / "architectures").glob("*.py")}
+    files = {path.stem for path in (ROOT / "genai" / "convert" / "architectures").glob("*.py")}
     families = {find(model_type).describe.__module__.rpartition(".")[2] for model_type in MODEL_TYPES}
     assert files - {"__init__", "common"} == families
 

@@ -538,7 +538,7 @@ def test_own_progress(root: Path, sources: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_module_with_kernels_imports_numba() -> None:
-    modules = ", ".join(f"genai.kernels.cpu.{name}" for name in ("executor", "ceilings", "gemm.dense_attention"))
+    modules = ", ".join(f"genai.kernels.cpu.{name}" for name in ("executor", "ceilings", "arrays.gemm.dense_attention"))
     source = f"import sys, {modules}; print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"

@@ -11,7 +11,7 @@ from genai.common import host_memory
 from genai.kernels.cache_layout import PAGE_TOKENS
 from genai.kernels.host_memory import HostMemory
 from genai.kvcache.pool import BlockPool
-from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
+from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage, blocks_that_fit
 from genai.kvcache.table import BlockTable
 
 FLOATS = LayerShape(kv_heads=2, head_size=8, v_head_size=4)
@@ -217,3 +217,11 @@ def test_more_than_the_address_space_is_a_memory_error():
     layout = CacheLayout((LayerShape(2**20, 2**10, 2**10),), 2**10)
     with pytest.raises(MemoryError, match="cannot reserve"):
         PagedStorage(layout, 2**12)
+
+
+def test_blocks_that_fit() -> None:
+    layout = CacheLayout((LayerShape(2, 8, 8),) * 2, 16)
+    per_block = 2 * 2 * 16 * 4 * 16
+    assert blocks_that_fit(layout, per_block * 3) == 3
+    assert blocks_that_fit(layout, per_block * 3 - 1) == 2
+    assert blocks_that_fit(layout, -5) == 0

@@ -209,13 +209,13 @@ def tokens():
     generator.append_tokens(llm.encode('Once upon'))
     return generator.get_logits().tolist()
 
-expected, run = tokens(), pool._Workspace.run
+expected, run = tokens(), thread_pool._Workspace.run
 def forking(*arguments):
     global pid
-    pool._Workspace.run = run
+    thread_pool._Workspace.run = run
     pid = os.fork()
     return run(*arguments)
-pool._Workspace.run = forking
+thread_pool._Workspace.run = forking
 try:
     found = tokens()
 except StateError as error:

@@ -9,13 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...quantize.onnx_graph.calibrate import (
-    CalibraterBase as CalibraterBase,
-    CalibrationDataReader as CalibrationDataReader,
-    MinMaxCalibrater as MinMaxCalibrater,
-    create_calibrator as create_calibrator,
-)
-from ...quantize.onnx_graph.shape_inference import quant_pre_process as quant_pre_process
 from ...quantize.onnx_graph.tensors_data import (
     CalibrationMethod as CalibrationMethod,
     TensorData as TensorData,
@@ -23,7 +16,13 @@ from ...quantize.onnx_graph.tensors_data import (
     load_tensors_data as load_tensors_data,
     save_tensors_data as save_tensors_data,
 )
-from ...quantize.onnx_graph.types import (
+from .calibrate import (
+    CalibraterBase as CalibraterBase,
+    CalibrationDataReader as CalibrationDataReader,
+    MinMaxCalibrater as MinMaxCalibrater,
+    create_calibrator as create_calibrator,
+)
+from .quant_utils import (
     QuantFormat as QuantFormat,
     QuantizationMode as QuantizationMode,
     QuantType as QuantType,
@@ -38,6 +37,7 @@ from .quantize import (
     quantize_static as quantize_static,
 )
 from .refused import REASONS
+from .shape_inference import quant_pre_process as quant_pre_process
 
 
 def __getattr__(name: str) -> Any:

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from genai.common import memory_limits
-from genai.kvcache.storage import CacheLayout, LayerShape
 
 GIB = 2**30
-LAYOUT = CacheLayout((LayerShape(2, 8, 8),) * 2, 16)
 
 
 @pytest.fixture
@@ -160,13 +158,6 @@ def test_off_linux_half_of_the_physical_memory(tmp_path, monkeypatch):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_this_machine():
     assert 0 < memory_limits.available_memory() < memory_limits._physical_memory()
-
-
-def test_blocks_that_fit():
-    per_block = 2 * 2 * 16 * 4 * 16
-    assert memory_limits.blocks_that_fit(LAYOUT, per_block * 3) == 3
-    assert memory_limits.blocks_that_fit(LAYOUT, per_block * 3 - 1) == 2
-    assert memory_limits.blocks_that_fit(LAYOUT, -5) == 0
 
 
 @pytest.mark.parametrize(

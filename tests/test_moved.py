@@ -1,0 +1,73 @@
+"""Modules are found under their earlier names, once, with a warning that names today's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from genai.moved import KEPT, MOVED, new_name
+
+# In one process, which has imported nothing under an earlier name before.
+_PROGRAM = """
+import importlib, sys, warnings
+for name, new in zip(sys.argv[1::2], sys.argv[2::2]):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        module = importlib.import_module(f"genai.{name}")
+    assert module is importlib.import_module(f"genai.{new}"), name
+    told = [str(one.message) for one in seen if one.category is DeprecationWarning and "genai." in str(one.message)]
+    print(name, "|".join(told))
+"""
+
+
+def told(names: dict[str, str]) -> dict[str, str]:
+    """Per earlier name the warnings of its import."""
+    command = [sys.executable, "-c", _PROGRAM, *(part for pair in names.items() for part in pair)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+
+def test_earlier_names_warn() -> None:
+    found = told(MOVED)
+    assert found.keys() == MOVED.keys()
+    assert all(f"genai.{name} is now genai.{new}" in found[name] for name, new in MOVED.items())
+
+
+def test_names_of_onnxruntime_stay() -> None:
+    assert set(told(KEPT).values()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        ("model.folders", "models.folders"),
+        ("model.hub.store", "hub.store"),
+        ("measure.bench.speed", "bench.speed"),
+        ("graph.rewrites.base", "optimize.base"),
+        ("models.folders", None),
+        ("session.plan", None),
+        ("modelling", None),
+    ],
+)
+def test_what_is_in_a_package_moved_with_it(name: str, new: str | None) -> None:
+    assert new_name(name) == new
+
+
+def test_earlier_names_in_statements() -> None:
+    program = """
+from genai.measure.bench import speed
+from genai.measure import evaluation
+from genai.quantization import QuantType, matmul_nbits_quantizer
+import genai.model.folders, genai.bench.speed, genai.models.folders
+assert speed is genai.bench.speed and genai.model.folders is genai.models.folders
+assert speed.__spec__.name == "genai.bench.speed"
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_what_was_never_there_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        __import__("genai.model.nothing")
