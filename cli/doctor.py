@@ -56,10 +56,10 @@ def report(place: Place | None = None, *, as_json: bool) -> int:
 def compile_kernels(*, as_json: bool) -> int:
     """Make every kernel that usual models need, and say how many that were; returns the exit code."""
     from genai.kernels.cpu.jit.native import LIBRARY
-    from genai.kernels.cpu.warmup import every_kernel
+    from genai.kernels.cpu.warmup import all_kernels
 
     with interrupts_end_the_process():
-        made = LIBRARY.prepare(every_kernel())
+        made = LIBRARY.prepare(all_kernels())
     if as_json:
         _emit_json({"folder": str(LIBRARY.folder.path), **asdict(made)})
     else:

@@ -52,7 +52,7 @@ class PackedPages:
         for name, size in (("head_size", self.head_size), ("v_head_size", self.v_head_size)):
             if not 1 <= size <= MOST_PACKED_COLUMNS:
                 raise FormatError(f"{name} is {size}, expected 1 to {MOST_PACKED_COLUMNS}")
-            if self.bits == 4 and not can_turn(size):
+            if self.bits == 4 and not can_rotate(size):
                 raise FormatError(f"{name} is {size}, expected a power of two of at least {SCALE_COLUMNS} for 4 bits")
 
     @property
@@ -89,7 +89,7 @@ class PackedPages:
         return PAGE_TOKENS * (self.value_columns + _SCALE_BYTES * self.value_groups)
 
 
-def can_turn(size: int) -> bool:
+def can_rotate(size: int) -> bool:
     """Whether heads of this size can be stored with 4 bits: there is a Hadamard matrix that is made by halving."""
     return size >= SCALE_COLUMNS and size & (size - 1) == 0
 

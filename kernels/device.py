@@ -1,4 +1,4 @@
-"""What a device is to the engine: it compiles programs of records, owns the cache and the logits, and samples.
+"""What a device is to the engine: it compiles programs of ops, owns the cache and the logits, and samples.
 
 A step tells it which tokens to compute, where they stand, which blocks they see, which logits are wanted: a flat batch
 of T tokens that belong to S sequences, in which decode rows and prefill chunks mix freely.
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cache_layout import PagedLayer
-from .ir import Constants, Record, RowProgram, Weight
+from .ir import Constants, Op, OpProgram, Weight
 from .sampling import SamplingBatch
 
 
@@ -84,7 +84,7 @@ class Factors:
         return len(self.a)
 
 
-class Turn(NamedTuple):
+class KeyRotation(NamedTuple):
     """A rotation of keys.
 
     Attributes:
@@ -272,7 +272,7 @@ class Executor(Protocol):
     def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:
         """Copy rows of the cache's memory, seen as [blocks, bytes]: (source, destination) each, in order."""
 
-    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
+    def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
         """Turn all keys in some blocks of the cache, in place, those of each layer as is said for it.
 
         They are read as numbers and rounded to what pages hold once more. Where there are no blocks, what the device
@@ -283,14 +283,14 @@ class Executor(Protocol):
             DeviceFailed: as a step does.
         """
 
-    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
+    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
         """Make a program ready: pack its weights, compile its kernels.
 
         Args:
             layers: per cache layer its pages.
 
         Raises:
-            UnsupportedRecord: a record that this device does not know.
+            UnsupportedRecord: an op that this device does not know.
         """
 
     def sampler(self, vocab_size: int) -> Sampler:
@@ -299,8 +299,8 @@ class Executor(Protocol):
     def host(self, rows: DeviceArray) -> NDArray[np.float32]:
         """Logits as a NumPy array."""
 
-    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        """A record as a function of arrays: its values in order to its outputs.
+    def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
+        """An op as a function of arrays: its values in order to its outputs.
 
         Raises:
             UnsupportedRecord: there is none.
@@ -310,7 +310,7 @@ class Executor(Protocol):
         """Copy an adapter into the device's memory.
 
         Args:
-            factors: per place of the programs that it is for (see `records.Delta`), those that lie there, all of one
+            factors: per place of the programs that it is for (see `ops.LoraDelta`), those that lie there, all of one
                 type; where there are several, of different columns.
 
         Raises:
@@ -320,8 +320,8 @@ class Executor(Protocol):
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         """Bytes that a product with this weight reads."""
 
-    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        """The instructions that multiply in a record; None where it has no prefill numerics of its own."""
+    def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
+        """The instructions that multiply in an op; None where it has no prefill numerics of its own."""
 
     def ceiling(self, what: str) -> float | None:
         """What the device can do at most, measured now: bytes that it reads per second ("bandwidth"), or operations per
@@ -332,5 +332,5 @@ class Executor(Protocol):
         """Give packed weights back; programs that were compiled keep theirs as long as somebody holds them."""
 
 
-class UnsupportedRecord(ValueError):
-    """A record that a device cannot lower; the message names it."""
+class UnsupportedOp(ValueError):
+    """An op that a device cannot lower; the message names it."""

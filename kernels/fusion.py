@@ -19,28 +19,28 @@ from .ir import RowsType
 def fuse_gated_linears(
     parts: Sequence[Any], keep: Collection[str], alike: Callable[[ir.Weight, ir.Weight], bool]
 ) -> list[Any]:
-    """Parts of a program (records, and what runs between them), with two products behind a gate made one.
+    """Parts of a program (ops, and what runs between them), with two products behind a gate made one.
 
     Args:
         keep: values that are read elsewhere, so that they must exist.
         alike: whether one call can multiply with both weights.
     """
-    uses = Counter(name for record in parts for name in record.inputs)
+    uses = Counter(name for op in parts for name in op.inputs)
     uses.update(list(keep))
-    makers = {name: record for record in parts for name in record.outputs}
-    fused: dict[int, ir.Record] = {}
+    makers = {name: op for op in parts for name in op.outputs}
+    fused: dict[int, ir.Op] = {}
     gone: set[int] = set()
-    for record in parts:
-        if isinstance(record, ir.Gate) and uses[record.gate] == uses[record.up] == 1:
-            gate, up = makers.get(record.gate), makers.get(record.up)
-            if not (isinstance(gate, ir.Product) and isinstance(up, ir.Product)) or gate.x != up.x:
+    for op in parts:
+        if isinstance(op, ir.Gate) and uses[op.gate] == uses[op.up] == 1:
+            gate, up = makers.get(op.gate), makers.get(op.up)
+            if not (isinstance(gate, ir.Linear) and isinstance(up, ir.Linear)) or gate.x != up.x:
                 continue
             if gate.exact == up.exact and alike(gate.branch.weight, up.branch.weight):
-                fused[id(record)] = ir.GatedProduct(
-                    gate.x, gate.branch, up.branch, record.activation, record.out, gate.exact, op_type=record.op_type
+                fused[id(op)] = ir.GatedLinear(
+                    gate.x, gate.branch, up.branch, op.activation, op.out, gate.exact, op_type=op.op_type
                 )
                 gone |= {id(gate), id(up)}
-    return [fused.get(id(record), record) for record in parts if id(record) not in gone]
+    return [fused.get(id(op), op) for op in parts if id(op) not in gone]
 
 
 def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
@@ -58,7 +58,7 @@ def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
             continue
         maker = made.get(part.skip, -1)
         product = found[maker] if maker >= 0 else None
-        if not isinstance(product, ir.Product) or uses[part.skip] != 1 or made.get(part.x, -1) >= maker:
+        if not isinstance(product, ir.Linear) or uses[part.skip] != 1 or made.get(part.x, -1) >= maker:
             continue
         branch = product.branch
         if branch.addend or branch.delta is not None:

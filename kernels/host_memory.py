@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from genai.common.host_memory import ReservedMemory
 
 from .cache_layout import PAGE_TOKENS, PagedLayer
-from .device import StepContext, StepSizes, Turn
+from .device import KeyRotation, StepContext, StepSizes
 from .float_bits import read_floats, stored_floats
 from .reference.attention import rotate
 from .reference.pages import read_pages, write_keys
@@ -61,15 +61,15 @@ class HostMemory:
     def write_block(self, blocks: NDArray[np.uint8], index: int, content: NDArray[np.uint8]) -> None:
         blocks[index] = content
 
-    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
-        for layer, turn in turns:
-            _turn_keys(layer, blocks, turn)
+    def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
+        for layer, rotation in rotations:
+            _rotate_keys(layer, blocks, rotation)
 
     def host(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         return rows
 
 
-def _turn_keys(layer: PagedLayer, blocks: Sequence[int], turn: Turn) -> None:
+def _rotate_keys(layer: PagedLayer, blocks: Sequence[int], rotation: KeyRotation) -> None:
     """Turn all keys of some blocks. They are rounded once more where they are not float32."""
     for begin in range(0, len(blocks), _AT_ONCE):
         some = np.asarray(blocks[begin : begin + _AT_ONCE], np.int64)
@@ -77,18 +77,20 @@ def _turn_keys(layer: PagedLayer, blocks: Sequence[int], turn: Turn) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
             if layer.packed is None:
                 pages = read_floats(layer.keys[some], layer.kind).astype(np.float32)
-                layer.keys[some] = stored_floats(_turned_pages(pages, turn), layer.kind)
+                layer.keys[some] = stored_floats(_rotated_pages(pages, rotation), layer.kind)
             else:
                 keys, _ = read_pages(layer, some)
                 slots = (some[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).ravel()
-                write_keys(layer, slots, rotate(keys, turn.cosine, turn.sine, turn.interleaved))
+                write_keys(layer, slots, rotate(keys, rotation.cosine, rotation.sine, rotation.interleaved))
 
 
-def _turned_pages(pages: NDArray[np.float32], turn: Turn) -> NDArray[np.float32]:
+def _rotated_pages(pages: NDArray[np.float32], rotation: KeyRotation) -> NDArray[np.float32]:
     """Keys [blocks, heads, size, PAGE_TOKENS]."""
-    half = len(turn.cosine)
-    parts = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if turn.interleaved else (slice(half), slice(half, 2 * half))
-    cosine, sine = (table.astype(np.float32)[:, None] for table in (turn.cosine, turn.sine))
+    half = len(rotation.cosine)
+    parts = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rotation.interleaved else (slice(half), slice(half, 2 * half))
+    )
+    cosine, sine = (table.astype(np.float32)[:, None] for table in (rotation.cosine, rotation.sine))
     first, second = pages[:, :, parts[0]], pages[:, :, parts[1]]
     pages[:, :, parts[0]], pages[:, :, parts[1]] = first * cosine - second * sine, second * cosine + first * sine
     return pages

@@ -1,8 +1,8 @@
-"""Records: what a decoder computes over rows of tokens, one frozen record per meaning, as data.
+"""Ops: what a decoder computes over rows of tokens, one frozen op per meaning, as data.
 
-The graph side makes them (`genai.ops`), a device lowers them (`kernels.cpu`, `kernels.reference`). A record names
+The graph side makes them (`genai.ops`), a device lowers them (`kernels.cpu`, `kernels.reference`). An op names
 values and constants and never holds an address or a function. Values are float32 rows, one per token of the step (or
-one per row whose logits are wanted); their types stand in the `RowProgram`. Shapes below write T for a value's rows.
+one per row whose logits are wanted); their types stand in the `OpProgram`. Shapes below write T for a value's rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .weights import WeightFormat
 
-# Names. A value that a record reads or makes ("" = absent), and a constant that it reads.
+# Names. A value that an op reads or makes ("" = absent), and a constant that it reads.
 In = Annotated[str, "in"]
 Out = Annotated[str, "out"]
 Constant = Annotated[str, "constant"]
@@ -130,11 +130,11 @@ Weight = BlockWeight | DenseWeight | FormWeight
 
 
 @dataclass(frozen=True)
-class Delta:
+class LoraDelta:
     """What low-rank adapters (Hu et al. 2021) add to a product: hidden @ B.T, for every adapter of a row.
 
     Attributes:
-        hidden: what `LowRank` made for this place.
+        hidden: what `LoraShrink` made for this place.
         place: number of the product among those of the program that adapters can change.
     """
 
@@ -143,7 +143,7 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Projection:
     """x @ weight.T + bias + addend + delta.
 
     Attributes:
@@ -154,17 +154,17 @@ class Branch:
     weight: Weight
     bias: Constant = ""
     addend: In = ""
-    delta: Delta | None = None
+    delta: LoraDelta | None = None
 
 
-# --- records -------------------------------------------------------------------------------------------------------
+# --- ops -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Record:
-    """Base class of all records.
+class Op:
+    """Base class of all ops.
 
-    Attributes (of every record, keyword only):
+    Attributes (of every op, keyword only):
         op_type: what the graph calls it.
     """
 
@@ -182,7 +182,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Lookup(Record):
+class Embedding(Op):
     """out = table[ids] as float32."""
 
     table: Weight
@@ -191,7 +191,7 @@ class Lookup(Record):
 
 
 @dataclass(frozen=True)
-class Columns(Record):
+class SliceColumns(Op):
     """Columns [first, first + width of out) of every row, or all of them in another shape: nothing is computed."""
 
     x: In
@@ -200,7 +200,7 @@ class Columns(Record):
 
 
 @dataclass(frozen=True)
-class Reordered(Record):
+class SelectColumns(Op):
     """out[:, i] = x[:, order[i]]: columns chosen by a constant `order`, int64 [width of out]."""
 
     x: In
@@ -209,7 +209,7 @@ class Reordered(Record):
 
 
 @dataclass(frozen=True)
-class LogitsRows(Record):
+class LogitsRows(Op):
     """out = x[logits_indices]: the rows whose logits are wanted."""
 
     x: In
@@ -217,8 +217,8 @@ class LogitsRows(Record):
 
 
 @dataclass(frozen=True)
-class LowRank(Record):
-    """out = weight * (x @ A.T) for every adapter of a row that has factors at a place; see `Delta`.
+class LoraShrink(Op):
+    """out = weight * (x @ A.T) for every adapter of a row that has factors at a place; see `LoraDelta`.
 
     How wide that is, and whether there is anything, is said by each step: which adapters a row has, their weights, and
     their ranks. So `out` has no type, and a program serves adapters that it has never heard of.
@@ -230,29 +230,29 @@ class LowRank(Record):
 
 
 @dataclass(frozen=True)
-class Product(Record):
+class Linear(Op):
     """out = branch(x). `exact`: with activations in float32; otherwise a device may round them to 8 bits per block."""
 
     x: In
-    branch: Branch
+    branch: Projection
     out: Out
     exact: bool
 
 
 @dataclass(frozen=True)
-class GatedProduct(Record):
+class GatedLinear(Op):
     """out = activation(gate(x)) * up(x), each with its bias and addend (SwiGLU, GEGLU: Shazeer 2020)."""
 
     x: In
-    gate: Branch
-    up: Branch
+    gate: Projection
+    up: Projection
     activation: str
     out: Out
     exact: bool
 
 
 @dataclass(frozen=True)
-class Norm(Record):
+class Norm(Op):
     """The norm of s = x + skip + input_bias over groups of a row, and s itself.
 
     out = s / sqrt(mean(s ** 2) + epsilon) * weight (Zhang & Sennrich 2019), or, if `centred`,
@@ -271,7 +271,7 @@ class Norm(Record):
 
 
 @dataclass(frozen=True)
-class Unary(Record):
+class Unary(Op):
     """out = function(x, *parameters), element by element; the functions are those of `functions`."""
 
     function: str
@@ -281,7 +281,7 @@ class Unary(Record):
 
 
 @dataclass(frozen=True)
-class Binary(Record):
+class Binary(Op):
     """out = function(a, b), element by element; either may be a constant instead, one number or as wide as a row."""
 
     function: str
@@ -293,7 +293,7 @@ class Binary(Record):
 
 
 @dataclass(frozen=True)
-class Gate(Record):
+class Gate(Op):
     """out = activation(gate) * up."""
 
     activation: str
@@ -314,7 +314,7 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Attention(Record):
+class Attention(Op):
     """Keys and values into the layer's pages, then softmax(q k * scale) v of every row over its sequence.
 
     Queries and keys are normed and rotated on the way.
@@ -350,7 +350,7 @@ class Attention(Record):
 
 
 @dataclass(frozen=True)
-class Experts(Record):
+class MoE(Op):
     """A mixture of experts: out = sum over the chosen of share * second(activation(first(x))).
 
     The `per_token` best of `scores` [T, experts] are chosen, of equal scores the first. Their shares are the softmax
@@ -366,8 +366,8 @@ class Experts(Record):
     out: Out
     per_token: int
     normalized: bool
-    first: Branch
-    second: Branch
+    first: Projection
+    second: Projection
     activation: str
     exact: bool
     parameters: tuple[float, ...] = ()
@@ -378,11 +378,11 @@ class Experts(Record):
 
 @dataclass(frozen=True)
 class HostNode:
-    """A node that has no record: a function of arrays that runs on the host, between two parts of a program.
+    """A node that has no op: a function of arrays that runs on the host, between two parts of a program.
 
     Attributes:
         function: called with its inputs ("" and constants are filled in); returns its outputs in order.
-        inputs: names of values and of `RowProgram.ids`; "" = not computed by the program. outputs: "" = not wanted.
+        inputs: names of values and of `OpProgram.ids`; "" = not computed by the program. outputs: "" = not wanted.
         values: per input its value where `inputs` has "".
     """
 
@@ -411,16 +411,16 @@ class Constants(Protocol):
 
 
 @dataclass(frozen=True)
-class RowProgram:
-    """Records (and what runs between them) in order.
+class OpProgram:
+    """Ops (and what runs between them) in order.
 
     Attributes:
-        types: of every value that records read or make.
+        types: of every value that ops read or make.
         ids: names under which host nodes find the step's integers.
         given: values that are not computed here. outputs: those that are wanted at the end.
     """
 
-    parts: tuple[Record | HostNode, ...]
+    parts: tuple[Op | HostNode, ...]
     types: Mapping[str, RowsType]
     constants: Constants
     outputs: tuple[str, ...]
@@ -428,11 +428,11 @@ class RowProgram:
     given: tuple[str, ...] = ()
 
     @property
-    def records(self) -> list[Record]:
-        """The parts that are records."""
-        return [part for part in self.parts if isinstance(part, Record)]
+    def ops(self) -> list[Op]:
+        """The parts that are ops."""
+        return [part for part in self.parts if isinstance(part, Op)]
 
-    def apart(self) -> list[RowProgram]:
+    def apart(self) -> list[OpProgram]:
         """The same work, a program per part, so that every value can be seen."""
         ends = [(tuple(filter(None, part.inputs)), tuple(filter(None, part.outputs))) for part in self.parts]
         return [
@@ -441,28 +441,28 @@ class RowProgram:
         ]
 
 
-def branches(record: Record) -> tuple[Branch, ...]:
-    """The products with weights in a record."""
-    values = (getattr(record, one.name) for one in fields(record))
-    return tuple(value for value in values if isinstance(value, Branch))
+def projections(op: Op) -> tuple[Projection, ...]:
+    """The products with weights in an op."""
+    values = (getattr(op, one.name) for one in fields(op))
+    return tuple(value for value in values if isinstance(value, Projection))
 
 
-def weights_of(record: Record) -> tuple[Weight, ...]:
-    """The weights that a record names."""
-    table = (record.table,) if isinstance(record, Lookup) else ()
-    return (*table, *(branch.weight for branch in branches(record)))
+def weights_of(op: Op) -> tuple[Weight, ...]:
+    """The weights that an op names."""
+    table = (op.table,) if isinstance(op, Embedding) else ()
+    return (*table, *(branch.weight for branch in projections(op)))
 
 
-def constant_names(part: Record | Weight) -> list[str]:
-    """Names of the constants that a record or a weight reads."""
+def constant_names(part: Op | Weight) -> list[str]:
+    """Names of the constants that an op or a weight reads."""
     return _names(part, "constant")
 
 
-def _names(record: Any, role: str) -> list[str]:
+def _names(op: Any, role: str) -> list[str]:
     names: list[str] = []
-    type_: Any = type(record)
+    type_: Any = type(op)
     for name, kind in _roles(type_):
-        value = getattr(record, name)
+        value = getattr(op, name)
         if kind == role and value and value not in names:
             names.append(value)
         elif kind == "nested" and value is not None and is_dataclass(value):

@@ -213,7 +213,7 @@ def from_stored(
 
 
 def stored_weight(weight: FormWeight, array: Callable[[str], NDArray[Any]]) -> WeightArrays:
-    """What a record names, from its constants: `array` gives them by their names.
+    """What an op names, from its constants: `array` gives them by their names.
 
     Raises:
         WeightFormatError: an array has another type or shape.

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.device import Turn
+from genai.kernels.device import KeyRotation
 
 _TOLERANCE = 2e-3  # of tables in float16
 
 
-def turn_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distance: int) -> Turn:
+def rotate_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distance: int) -> KeyRotation:
     """The turn to positions that are `distance` lower, by rotary tables [positions, pairs].
 
     Raises:
@@ -26,7 +26,7 @@ def turn_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distance:
     for first in {1, min(distance, last // 2), last // 2}:
         _check_sum(cos, sin, first, last - first)
     cosine, sine = _unit(cos, sin, distance)
-    return Turn(cosine, -sine, interleaved)
+    return KeyRotation(cosine, -sine, interleaved)
 
 
 def _unit(cos: NDArray[Any], sin: NDArray[Any], place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

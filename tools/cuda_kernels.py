@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai.kernels.cuda.sources import CudaKernel, modules
-from genai.kernels.cuda.warmup import every_kernel
+from genai.kernels.cuda.warmup import all_kernels
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cuda_kernels.md"
 ARCHITECTURE = "sm_90a"
@@ -283,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=PAGE)
     options = parser.parse_args(arguments)
-    kernels = every_kernel()
+    kernels = all_kernels()
     try:
         used = compiled(kernels, ARCHITECTURE)
     except ImportError:

@@ -31,19 +31,19 @@ from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
 from genai.kernels.cuda.cupy_driver import open_driver
 from genai.kernels.cuda.driver import NoDevice
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.cuda.warmup import every_kernel
+from genai.kernels.cuda.warmup import all_kernels
 from genai.kernels.device import Factors, StepContext
 from genai.kernels.float_bits import FLOAT_BITS
 from genai.kernels.ir import (  # fmt: skip
     Attention,
     BlockWeight,
-    Branch,
-    Delta,
     DenseWeight,
-    Experts,
-    LowRank,
-    Product,
-    Record,
+    Linear,
+    LoraDelta,
+    LoraShrink,
+    MoE,
+    Op,
+    Projection,
     Weight,
 )
 from genai.kvcache.storage import ITEM_BYTES
@@ -154,7 +154,7 @@ def facts(day: Day) -> Iterator[Row]:
 
 def compiled(day: Day) -> Iterator[Row]:
     """Every kernel, by the compiler that users run."""
-    kernels, begin = every_kernel(day.driver.capability), time.perf_counter()
+    kernels, begin = all_kernels(day.driver.capability), time.perf_counter()
     functions = day.driver.load(kernels)
     yield {"what": "kernels compiled", "value": len(functions), "s": time.perf_counter() - begin}
 
@@ -227,8 +227,8 @@ def products(day: Day) -> Iterator[Row]:
             executor = CudaExecutor(day.driver, 1)
             nbytes = sum(executor.packed_bytes(weight, constants) for weight in weights)
             for exact in (False,) if bits == 16 else (True, False):
-                records: list[Record] = [
-                    Product("x", Branch(weight), f"y{number}", exact) for number, weight in enumerate(weights)
+                records: list[Op] = [
+                    Linear("x", Projection(weight), f"y{number}", exact) for number, weight in enumerate(weights)
                 ]
                 widths = {"x": columns} | {record.outputs[0]: outputs for record in records}
                 step = executor.compile(program(records, widths, constants, []))
@@ -272,15 +272,15 @@ def experts(day: Day) -> Iterator[Row]:
     """Mixtures of experts of 4 bits: bytes of the experts that are chosen per second, operations for many rows."""
     (count, per_token, hidden, width), rng, constants = day.sizes.experts, np.random.default_rng(0), MadeUpConstants()
 
-    def branch(name: str, rows: int, columns: int) -> Branch:
+    def branch(name: str, rows: int, columns: int) -> Projection:
         constants.arrays[name] = rng.integers(0, 256, (count, rows, columns // 2), np.uint8)
         constants.arrays[f"{name}.scales"] = np.full((count, rows, columns // 32), 0.01, np.float16)
-        return Branch(BlockWeight(name, f"{name}.scales", "", rows, columns, 4, 32, count, rows != hidden))
+        return Projection(BlockWeight(name, f"{name}.scales", "", rows, columns, 4, 32, count, rows != hidden))
 
     layers = branch("first", 2 * width, hidden), branch("second", hidden, width)
     names = [str(number) for number in range(day.sizes.copies)]  # with scores of their own, so with other experts
-    records: list[Record] = [
-        Experts("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names
+    records: list[Op] = [
+        MoE("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names
     ]
     widths = {"x": hidden} | {f"y{name}": hidden for name in names} | {f"scores{name}": count for name in names}
     executor = CudaExecutor(day.driver, 1)
@@ -352,10 +352,10 @@ def adapters(day: Day) -> Iterator[Row]:
     rng, (outputs, columns), places = np.random.default_rng(0), day.sizes.matrices[0], range(day.sizes.copies)
     constants, rank = MadeUpConstants(), 16
     weights = [constants.block_weight(rng, outputs, 32, bits=8) for _ in places]
-    records: list[Record] = []
+    records: list[Op] = []
     for place, weight in zip(places, weights, strict=True):
-        records.append(LowRank("x", place, f"h{place}"))
-        records.append(Product("small", Branch(weight, delta=Delta(f"h{place}", place)), f"y{place}", True))
+        records.append(LoraShrink("x", place, f"h{place}"))
+        records.append(Linear("small", Projection(weight, delta=LoraDelta(f"h{place}", place)), f"y{place}", True))
     widths = {"x": columns, "small": 32} | {f"y{place}": outputs for place in places}
     executor = CudaExecutor(day.driver, 1)
     step = executor.compile(program(records, widths, constants, []))

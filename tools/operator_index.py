@@ -20,7 +20,7 @@ PACKAGES = {
         "Which file of this folder has the kernels and shape rules of an operator.",
     ),
     "lowering": (
-        {"rules": ("row_rule", "record_rule", "stored_weights")},
+        {"rules": ("row_rule", "lowering_rule", "stored_weights")},
         "Which file of this folder has the rules of an operator.",
     ),
 }

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels.cache_layout import can_turn
+from genai.kernels.cache_layout import can_rotate
 from genai.kernels.device import StepContext
-from genai.kernels.ir import Attention, Per, RowProgram, RowsType
+from genai.kernels.ir import Attention, OpProgram, Per, RowsType
 from genai.kvcache.storage import CacheLayout, PagedStorage
 
 from ..engine.paged import PagedDecoder
@@ -73,7 +73,7 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
     """Per type of cached keys and values: the time of a layer's attention of one token, and its share of the bandwidth.
 
     The types are measured in turn, each over a cache of its own, of all layers: none waits in a processor's cache.
-    Nothing is said of models whose attention is not part of a program of records.
+    Nothing is said of models whose attention is not part of a program of ops.
 
     Args:
         context: tokens seen, this one included; at most the model's context_length.
@@ -99,21 +99,21 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
 
 def _fits(decoder: PagedDecoder, kv_dtype: str) -> bool:
     layers = decoder.storage.layout.layers
-    return kv_dtype != "int4" or all(can_turn(size) for one in layers for size in (one.head_size, one.v_head_size))
+    return kv_dtype != "int4" or all(can_rotate(size) for one in layers for size in (one.head_size, one.v_head_size))
 
 
-def _attention_only(program: RowProgram) -> RowProgram:
-    """The attention records of a program, which read arrays that are given."""
+def _attention_only(program: OpProgram) -> OpProgram:
+    """The attention ops of a program, which read arrays that are given."""
     types: dict[str, RowsType] = {}
-    records: list[Any] = []
-    for record in program.records:
-        if isinstance(record, Attention):
+    ops: list[Any] = []
+    for op in program.ops:
+        if isinstance(op, Attention):
             names: dict[str, Any] = {}
             for role in ("query", "key", "value"):
-                if name := getattr(record, role):
+                if name := getattr(op, role):
                     names[role] = f"given {role} {program.types[name].width}"
                     types[names[role]] = replace(program.types[name], per=Per.TOKEN)
-            records.append(replace(record, **names))
-            types[record.out] = program.types[record.out]
+            ops.append(replace(op, **names))
+            types[op.out] = program.types[op.out]
     given = tuple(name for name in types if name.startswith("given "))
-    return replace(program, parts=tuple(records), types=types, outputs=(), ids={}, given=given)
+    return replace(program, parts=tuple(ops), types=types, outputs=(), ids={}, given=given)

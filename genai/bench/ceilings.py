@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from genai.common.cores import default_threads
 from genai.kernels.device import Executor
-from genai.kernels.ir import Experts, HostNode, Per, branches
+from genai.kernels.ir import HostNode, MoE, Per, projections
 
 from ..doctor.speeds import measure_bandwidth, measure_products
 from ..engine.paged import PagedDecoder
@@ -100,13 +100,13 @@ def traffic_of(model: Model) -> Traffic | None:
         return None
     program, executor = decoder.program, decoder.executor
     weight_bytes, products = 0, Counter[str]()
-    for record in program.records:
-        chosen = record.per_token if isinstance(record, Experts) else 1  # of each weight's experts, per token
-        for weight in (branch.weight for branch in branches(record)):
+    for op in program.ops:
+        chosen = op.per_token if isinstance(op, MoE) else 1  # of each weight's experts, per token
+        for weight in (branch.weight for branch in projections(op)):
             weight_bytes += executor.packed_bytes(weight, program.constants) * chosen // max(weight.experts, 1)
-            if all(program.types[name].per is Per.TOKEN for name in record.outputs):
-                prompts = executor.arithmetic(record, program.constants, prefill=True)
-                arithmetic = prompts or executor.arithmetic(record, program.constants, prefill=False) or "fp32"
+            if all(program.types[name].per is Per.TOKEN for name in op.outputs):
+                prompts = executor.arithmetic(op, program.constants, prefill=True)
+                arithmetic = prompts or executor.arithmetic(op, program.constants, prefill=False) or "fp32"
                 products[arithmetic] += chosen * weight.rows * weight.columns
     return Traffic(
         weight_bytes=weight_bytes,

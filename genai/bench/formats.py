@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import Branch, Columns, FormWeight, Product, RowProgram, RowsType, Weight
+from genai.kernels.ir import FormWeight, Linear, OpProgram, Projection, RowsType, SliceColumns, Weight
 from genai.kernels.weights import WeightFormat, packed_bytes
 from genai.quant import formats
 from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format, uniform_grid
@@ -74,9 +74,9 @@ def bench_forms(
         executor = open_executor(threads=threads)
         program = _program(form, arrays, exact)
         function = executor.compile(program)
-        first = next(part.branch.weight for part in program.records if isinstance(part, Product))
+        first = next(part.branch.weight for part in program.ops if isinstance(part, Linear))
         nbytes = executor.packed_bytes(first, program.constants)
-        count = sum(isinstance(part, Product) for part in program.parts)
+        count = sum(isinstance(part, Linear) for part in program.parts)
         for tokens in rows:
             given = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
             seconds = step_seconds(function, tokens, given, repeat) / count
@@ -113,18 +113,18 @@ def _arrays(form: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> RowProgram:
+def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
     """As many products of x as do not fit in a cache."""
     rows, columns = _SIZE
     count = max(2, round(_BYTES / (form.bits_per_weight(columns) / 8 * rows * columns)))
-    records = []
+    ops = []
     for number in range(count):
         data, grid, scales, multipliers, offset_scales, offsets = (
             f"{kind} {number}" if kind in arrays else "" for kind in _KINDS
         )
         weight = FormWeight(data, grid, scales, multipliers, offset_scales, offsets, rows, columns, form)
-        records.append(Product("copy", Branch(weight), f"y {number}", exact))
+        ops.append(Linear("copy", Projection(weight), f"y {number}", exact))
     types = {name: RowsType((1, -1, columns), columns) for name in ("x", "copy")}
-    types |= {record.out: RowsType((1, -1, rows), rows) for record in records}
-    parts = (Columns("x", 0, "copy"), *records)
-    return RowProgram(parts=parts, types=types, constants=_MadeUp(arrays), outputs=(), given=("x",))
+    types |= {op.out: RowsType((1, -1, rows), rows) for op in ops}
+    parts = (SliceColumns("x", 0, "copy"), *ops)
+    return OpProgram(parts=parts, types=types, constants=_MadeUp(arrays), outputs=(), given=("x",))

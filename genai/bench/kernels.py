@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from genai.kernels import ir as record_types
+from genai.kernels import ir as op_types
 from genai.kernels.device import Executor, StepContext, StepFunction
-from genai.kernels.ir import Product, RowProgram, branches
+from genai.kernels.ir import Linear, OpProgram, projections
 
 from ..engine.paged import PagedDecoder
 from ..errors import UnsupportedModelError
@@ -33,7 +33,7 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
         rows: numbers of rows; each is run with decode numerics, and with prefill numerics where the device has them.
 
     Raises:
-        UnsupportedModelError: no product of the model is a record.
+        UnsupportedModelError: no product of the model is an op.
     """
     decoder = model.decoder
     program = without_places(decoder.program) if isinstance(decoder, PagedDecoder) else None
@@ -63,41 +63,41 @@ class _Work:
     """What is measured as one product: a product, or two behind a gate.
 
     Attributes:
-        records: the last one makes the result. gate: name of the activation; "" = one product.
+        ops: the last one makes the result. gate: name of the activation; "" = one product.
     """
 
-    records: tuple[record_types.Record, ...]
+    ops: tuple[op_types.Op, ...]
     gate: str = ""
 
     @property
-    def weights(self) -> tuple[record_types.Weight, ...]:
-        return tuple(branch.weight for record in self.records for branch in branches(record))
+    def weights(self) -> tuple[op_types.Weight, ...]:
+        return tuple(branch.weight for op in self.ops for branch in projections(op))
 
 
-def _work(program: RowProgram) -> list[_Work]:
+def _work(program: OpProgram) -> list[_Work]:
     """The products of a program in order; two that only a gate reads are one."""
-    records = program.records
-    makers = {record.out: record for record in records if isinstance(record, Product)}
+    ops = program.ops
+    makers = {op.out: op for op in ops if isinstance(op, Linear)}
     uses = Counter([*(name for part in program.parts for name in part.inputs), *program.outputs])
     found: dict[str, _Work] = {}
-    for record in records:
-        if isinstance(record, Product):
-            found[record.out] = _Work((record,))
-        elif isinstance(record, record_types.GatedProduct):
-            found[record.out] = _Work((record,), record.activation)
-        elif isinstance(record, record_types.Gate) and uses[record.gate] == uses[record.up] == 1:
-            gate, up = makers.get(record.gate), makers.get(record.up)
+    for op in ops:
+        if isinstance(op, Linear):
+            found[op.out] = _Work((op,))
+        elif isinstance(op, op_types.GatedLinear):
+            found[op.out] = _Work((op,), op.activation)
+        elif isinstance(op, op_types.Gate) and uses[op.gate] == uses[op.up] == 1:
+            gate, up = makers.get(op.gate), makers.get(op.up)
             if gate is not None and up is not None and gate.x == up.x:
-                found[record.out] = _Work((gate, up, record), record.activation)
+                found[op.out] = _Work((gate, up, op), op.activation)
                 del found[gate.out], found[up.out]
     return list(found.values())
 
 
-def _kind(work: _Work, executor: Executor, constants: record_types.Constants) -> str:
+def _kind(work: _Work, executor: Executor, constants: op_types.Constants) -> str:
     weight = work.weights[0]
-    if isinstance(weight, record_types.BlockWeight):
+    if isinstance(weight, op_types.BlockWeight):
         form = f"int{weight.bits} by {weight.block_size}"
-    elif isinstance(weight, record_types.FormWeight):
+    elif isinstance(weight, op_types.FormWeight):
         form = str(weight.form)
     else:
         form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
@@ -113,11 +113,11 @@ class _Step:
         has_prefill: whether the device has kernels of their own for the rows of long prompts.
     """
 
-    def __init__(self, alike: Sequence[_Work], program: RowProgram, executor: Executor) -> None:
+    def __init__(self, alike: Sequence[_Work], program: OpProgram, executor: Executor) -> None:
         self.one, self._count = alike[0], len(alike)
         self._program, self.executor = _alone(alike, program), executor
         self._function = executor.compile(self._program)
-        per_token = program.types[self.one.records[-1].outputs[0]].per is record_types.Per.TOKEN
+        per_token = program.types[self.one.ops[-1].outputs[0]].per is op_types.Per.TOKEN
         self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
 
     @property
@@ -127,7 +127,7 @@ class _Step:
 
     def arithmetic(self, prefill: bool) -> str | None:
         """The instructions that multiply; None where the device has none of their own for so many rows."""
-        return self.executor.arithmetic(self.one.records[0], self._program.constants, prefill=prefill)
+        return self.executor.arithmetic(self.one.ops[0], self._program.constants, prefill=prefill)
 
     def seconds(self, count: int, prefill: bool, repeat: int) -> float:
         """Median time of one product."""
@@ -145,20 +145,20 @@ def step_seconds(
     return statistics.median(function.seconds(step, given) for _ in range(repeat))
 
 
-def _alone(alike: Sequence[_Work], program: RowProgram) -> RowProgram:
+def _alone(alike: Sequence[_Work], program: OpProgram) -> OpProgram:
     """A program of these products. Values of one width are one array, so that little is copied per step."""
-    records = [record for work in alike for record in work.records]
-    made = {name for record in records for name in record.outputs}
-    read = dict.fromkeys(name for record in records for name in record.inputs if name not in made)
+    ops = [op for work in alike for op in work.ops]
+    made = {name for op in ops for name in op.outputs}
+    read = dict.fromkeys(name for op in ops for name in op.inputs if name not in made)
     given = {name: f"given {program.types[name].width} per {program.types[name].per.value}" for name in read}
     types = {name: program.types[name] for name in (*made, *read)}
     types |= {
-        shared: record_types.RowsType((1, -1, types[name].width), types[name].width, types[name].per)
+        shared: op_types.RowsType((1, -1, types[name].width), types[name].width, types[name].per)
         for name, shared in given.items()
     }
-    copies = [record_types.Columns(shared, 0, name) for name, shared in given.items()]
+    copies = [op_types.SliceColumns(shared, 0, name) for name, shared in given.items()]
     return replace(
-        program, parts=(*copies, *records), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(given.values()))
+        program, parts=(*copies, *ops), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(given.values()))
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.adapter_mix import AdapterMix
-from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine, Job
+from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine, EngineRequest
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling
 from ..errors import ContextOverflowError, OptionError
@@ -25,8 +25,8 @@ _PERCENTILES = (50, 95, 99)
 _SHORT_PROMPT, _ALONE_STEPS, _LONGEST_REPLY = 16, 64, 4096
 
 
-class TimedJob:
-    """A job of random tokens (see engine.Job) that notes when each of its tokens comes."""
+class TimedRequest:
+    """A request of random tokens (see engine.Request) that notes when each of its tokens comes."""
 
     wants_prompt_logits = cancelled = keeps_sequence = False
     adapters: AdapterMix | None = None
@@ -44,7 +44,7 @@ class TimedJob:
         self.times: list[float] = []
         self.error: BaseException | None = None
 
-    def take_siblings(self) -> Sequence[Job]:
+    def take_siblings(self) -> Sequence[EngineRequest]:
         return ()
 
     def start(self, sequence: Any) -> None:
@@ -120,16 +120,16 @@ def bench_throughput(
     load = _Load(model, max_sequences, requests, progress)
     rng = np.random.default_rng(seed)
     lengths = [[_drawn(rng, mean) for mean in (prompt, tokens)] for _ in range(requests)]
-    load.run([load.job(rng, 64, 4) for _ in range(4)], [0.0] * 4)  # kernels are compiled
+    load.run([load.timed_request(rng, 64, 4) for _ in range(4)], [0.0] * 4)  # kernels are compiled
 
-    jobs = [load.job(rng, *one) for one in lengths]
-    seconds = load.run(jobs, [0.0] * requests)
+    timed_requests = [load.timed_request(rng, *one) for one in lengths]
+    seconds = load.run(timed_requests, [0.0] * requests)
     rate = rate or _LOAD * requests / seconds
-    yield {"run": "at once", "requests/s": requests / seconds, **_figures(jobs, seconds)}
+    yield {"run": "at once", "requests/s": requests / seconds, **_figures(timed_requests, seconds)}
 
-    jobs = [load.job(rng, *one, watched=True) for one in lengths]
-    seconds = load.run(jobs, np.cumsum(rng.exponential(1 / rate, requests)).tolist())
-    yield {"run": "arriving", "requests/s": rate, **_figures(jobs, seconds)}
+    timed_requests = [load.timed_request(rng, *one, watched=True) for one in lengths]
+    seconds = load.run(timed_requests, np.cumsum(rng.exponential(1 / rate, requests)).tolist())
+    yield {"run": "arriving", "requests/s": rate, **_figures(timed_requests, seconds)}
     yield {"run": "watched", **_watched(load, rng, long_prompt)}
 
 
@@ -140,9 +140,11 @@ class _Load:
         self._model, self._max_sequences = model, max_sequences
         self._progress, self._total, self._done = progress, 2 * requests, 0
 
-    def job(self, rng: np.random.Generator, prompt: int, tokens: int, *, watched: bool = False) -> TimedJob:
+    def timed_request(
+        self, rng: np.random.Generator, prompt: int, tokens: int, *, watched: bool = False
+    ) -> TimedRequest:
         vocab_size = self._model.decoder.vocab_size
-        return TimedJob(rng.integers(0, vocab_size, prompt).tolist(), tokens, vocab_size, watched=watched)
+        return TimedRequest(rng.integers(0, vocab_size, prompt).tolist(), tokens, vocab_size, watched=watched)
 
     @property
     def context_size(self) -> int:
@@ -151,35 +153,35 @@ class _Load:
     def engine(self) -> Engine:
         return Engine(self._model.decoder, self._model.sampler, self._max_sequences)
 
-    def run(self, jobs: Sequence[TimedJob], arrivals: Sequence[float]) -> float:
+    def run(self, timed_requests: Sequence[TimedRequest], arrivals: Sequence[float]) -> float:
         """Seconds until all are over, each submitted so many seconds after the begin."""
         engine = self.engine()
         begin = time.perf_counter()
-        coming = sorted(zip(arrivals, range(len(jobs)), strict=True), reverse=True)
+        coming = sorted(zip(arrivals, range(len(timed_requests)), strict=True), reverse=True)
         while coming or engine.has_work:
             while coming and begin + coming[-1][0] <= time.perf_counter():
                 arrival, index = coming.pop()
-                jobs[index].arrival = begin + arrival
-                engine.submit(jobs[index])
+                timed_requests[index].arrival = begin + arrival
+                engine.submit(timed_requests[index])
                 self._done += 1
                 self._progress(min(self._done, self._total), self._total)
             if engine.has_work:
                 engine.step()
             else:
                 time.sleep(max(0.0, begin + coming[-1][0] - time.perf_counter()))
-        _check(jobs)
+        _check(timed_requests)
         return time.perf_counter() - begin
 
 
 def _watched(load: _Load, rng: np.random.Generator, long_prompt: int) -> BenchRow:
-    alone = load.job(rng, long_prompt, 1)
+    alone = load.timed_request(rng, long_prompt, 1)
     alone_seconds = load.run([alone], [0.0])
     engine = load.engine()
-    reply = load.job(rng, _SHORT_PROMPT, min(load.context_size - _SHORT_PROMPT, _LONGEST_REPLY), watched=True)
+    reply = load.timed_request(rng, _SHORT_PROMPT, min(load.context_size - _SHORT_PROMPT, _LONGEST_REPLY), watched=True)
     engine.submit(reply)
     _step_until(engine, lambda: len(reply.times) > _ALONE_STEPS)
     quiet = np.diff(reply.times[1:])
-    prompt = load.job(rng, long_prompt, 1)
+    prompt = load.timed_request(rng, long_prompt, 1)
     before, begin = len(reply.times), time.perf_counter()
     engine.submit(prompt)
     _step_until(engine, lambda: bool(prompt.times) or prompt.error is not None)
@@ -202,22 +204,22 @@ def _step_until(engine: Engine, done: Callable[[], bool]) -> None:
         engine.step()
 
 
-def _check(jobs: Sequence[TimedJob]) -> None:
-    for job in jobs:
-        if job.error is not None:
-            raise job.error
+def _check(timed_requests: Sequence[TimedRequest]) -> None:
+    for timed_request in timed_requests:
+        if timed_request.error is not None:
+            raise timed_request.error
 
 
 def _drawn(rng: np.random.Generator, mean: int) -> int:
     return int(rng.integers(max(1, int(mean * (1 - _SPREAD))), int(mean * (1 + _SPREAD)) + 1))
 
 
-def _figures(jobs: Sequence[TimedJob], seconds: float) -> BenchRow:
-    first = [job.times[0] - job.arrival for job in jobs]
-    between = np.concatenate([np.diff(job.times) for job in jobs])
+def _figures(timed_requests: Sequence[TimedRequest], seconds: float) -> BenchRow:
+    first = [timed_request.times[0] - timed_request.arrival for timed_request in timed_requests]
+    between = np.concatenate([np.diff(timed_request.times) for timed_request in timed_requests])
     found: BenchRow = {
-        "prompt tok/s": sum(job.num_prompt for job in jobs) / seconds,
-        "generated tok/s": sum(len(job.times) for job in jobs) / seconds,
+        "prompt tok/s": sum(timed_request.num_prompt for timed_request in timed_requests) / seconds,
+        "generated tok/s": sum(len(timed_request.times) for timed_request in timed_requests) / seconds,
     }
     for name, values, unit in (("ttft", first, 1.0), ("itl", between, 1e3)):
         if len(values):

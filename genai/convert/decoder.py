@@ -13,7 +13,7 @@ from .layers import Projection, Residual, write_float_tensor, write_linear, writ
 from .options import BITS
 from .rope import write_rope_tables
 from .weights import Chunks, row_chunks
-from .write_prequantized import as_stored, write_kept_lookup
+from .write_prequantized import as_stored, write_prequantized_embedding
 
 
 def write_decoder(export: Export) -> None:
@@ -141,7 +141,7 @@ def _write_vectors(export: Export) -> str:
     shared = spec.tie_word_embeddings and precision == options.head
     precision = as_stored(export, own, precision)
     if precision == "blocks":
-        return write_kept_lookup(export, head_projection(export) if shared else own, "input_ids", _PATH)
+        return write_prequantized_embedding(export, head_projection(export) if shared else own, "input_ids", _PATH)
     matrix = write_matrix(export, head_projection(export), precision) if shared else []
     dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
     if precision in BITS:

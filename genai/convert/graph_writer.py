@@ -21,7 +21,7 @@ from .spec import DecoderSpec
 from .weights import Chunks, Weights
 
 if TYPE_CHECKING:
-    from .write_prequantized import KeptMatrix
+    from .write_prequantized import PrequantizedMatrix
 
 Dims = Sequence[int | str]
 
@@ -237,7 +237,7 @@ class Export:
     spec: DecoderSpec
     options: ExportOptions
     weights: Weights
-    kept: dict[str, KeptMatrix] = field(default_factory=dict)
+    kept: dict[str, PrequantizedMatrix] = field(default_factory=dict)
     reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 

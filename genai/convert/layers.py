@@ -14,7 +14,7 @@ from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .options import BITS, Precision
 from .weights import Chunks, narrowed, not_finite
-from .write_prequantized import as_stored, write_kept_product
+from .write_prequantized import as_stored, write_prequantized_linear
 
 Matrices = Iterator[tuple[str, NDArray[Any]]]
 Join = Callable[[list[NDArray[Any]]], NDArray[Any]]
@@ -63,7 +63,7 @@ def write_linear(
     precision = as_stored(export, projection, precision)
     inputs = [root] if precision == "blocks" else [root, *write_matrix(export, projection, precision)]
     if precision == "blocks":
-        result = write_kept_product(export, projection, root, dims, None if bias else output)
+        result = write_prequantized_linear(export, projection, root, dims, None if bias else output)
     elif precision not in BITS:
         result = graph.node("MatMul", inputs, name, dims, output=None if bias else output)
     else:

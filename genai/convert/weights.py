@@ -71,7 +71,7 @@ class Weights:
         """By the type of blocks and by who reads them: matrices that were written exactly as they were stored."""
         return self._tensors.kept if isinstance(self._tensors, CheckpointWeights) else {}
 
-    def note_kept(self, kind: str, readers: str, count: int) -> None:
+    def note_prequantized(self, kind: str, readers: str, count: int) -> None:
         """Note that matrices of a type were written as they were."""
         self.kept[kind, readers] = self.kept.get((kind, readers), 0) + count
 

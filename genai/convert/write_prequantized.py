@@ -51,7 +51,7 @@ def _order_bytes(export: Export, weight: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class KeptMatrix:
+class PrequantizedMatrix:
     """A matrix that is in the graph: how its uses are spelled, without the arrays, and the names of these."""
 
     product: WeightSpelling
@@ -59,7 +59,9 @@ class KeptMatrix:
     names: dict[str, str]
 
 
-def write_kept_product(export: Export, projection: Projection, root: str, dims: Dims, output: str | None = None) -> str:
+def write_prequantized_linear(
+    export: Export, projection: Projection, root: str, dims: Dims, output: str | None = None
+) -> str:
     """Multiply with a projection of blocks; returns the name of the result."""
     kept, path = _write_matrix(export, projection), projection.path
     root = _in_order(export, root, export.weights.order(f"{projection.weights[0]}.weight"), projection.columns, dims)
@@ -71,7 +73,7 @@ def write_kept_product(export: Export, projection: Projection, root: str, dims: 
     )  # fmt: skip
 
 
-def write_kept_lookup(export: Export, projection: Projection, ids: str, path: str) -> str:
+def write_prequantized_embedding(export: Export, projection: Projection, ids: str, path: str) -> str:
     """Rows of a matrix of blocks by ids; where a product has the same matrix, both read the same arrays."""
     graph, kept = export.graph, _write_matrix(export, projection, is_table=True)
     names, lookup = dict(kept.names), kept.lookup
@@ -101,7 +103,7 @@ def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, colum
     return export.reordered[key]
 
 
-def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> KeptMatrix:
+def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> PrequantizedMatrix:
     name = projection.weight_name
     if name not in export.kept:
         parts = [
@@ -113,14 +115,14 @@ def _write_matrix(export: Export, projection: Projection, *, is_table: bool = Fa
         product = spell_product(weight, accuracy_level=export.options.accuracy_level)
         kind = type_of(blocks)
         assert kind is not None
-        export.weights.note_kept(kind.name, product.readers, len(parts))
+        export.weights.note_prequantized(kind.name, product.readers, len(parts))
         lookup = spell_lookup(weight)
         if is_table and product.arrays.keys() != lookup.arrays.keys():  # both are to read the same arrays
             product, lookup = (spell(weight, own=True) for spell in (spell_product, spell_lookup))
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
         nothing = np.empty(0, np.uint8)
         product, lookup = (replace(one, arrays=dict.fromkeys(one.arrays, nothing)) for one in (product, lookup))
-        export.kept[name] = KeptMatrix(product, lookup, names)
+        export.kept[name] = PrequantizedMatrix(product, lookup, names)
     return export.kept[name]
 
 
@@ -141,7 +143,7 @@ def common_form(export: Export, names: Iterable[str]) -> WeightFormat | None:
     kind = type_of(np.empty(0, first))
     if others or kind is None or not kind.is_uniform or any(export.weights.order(name) is not None for name in names):
         return None
-    export.weights.note_kept(kind.name, _QMOE_READERS, len(names))
+    export.weights.note_prequantized(kind.name, _QMOE_READERS, len(names))
     return kind.form
 
 
@@ -181,7 +183,7 @@ def expert_integers(
         kind = type_of(matrix)
         found = None if kind is None else _whole_numbers(_weight(name, matrix), kind, block_size)
         if found is not None and kind is not None:
-            export.weights.note_kept(f"{kind.name}, as integers of {_BITS} bits", _QMOE_READERS, 1)
+            export.weights.note_prequantized(f"{kind.name}, as integers of {_BITS} bits", _QMOE_READERS, 1)
             yield found
             continue
         values = matrix.astype(np.float32) if kind is None else dequantise(matrix)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai.kernels.cpu.jit.kernel_cache import cache_root, compile_target, reason_to_refuse, source_key
-from genai.kernels.cuda.kernel_cache import KeptKernel, kept_kernels, unused
+from genai.kernels.cuda.kernel_cache import CachedKernel, cached_kernels, unused
 
 _KEY = re.compile(r"[0-9a-f]{32}")
 # A compiled kernel, or what a process that was killed has left of one.
@@ -35,7 +35,7 @@ class KernelCaches:
     num_files: int
     num_bytes: int
     stale: Mapping[Path, int]
-    for_gpus: Sequence[KeptKernel] = ()
+    for_gpus: Sequence[CachedKernel] = ()
 
     @property
     def removable(self) -> dict[Path, int]:
@@ -98,10 +98,10 @@ def _reason_unusable(folder: Path) -> str:
     return ""
 
 
-def _for_gpus(folder: Path) -> Sequence[KeptKernel]:
+def _for_gpus(folder: Path) -> Sequence[CachedKernel]:
     """What lies in a folder of ours; what a link leads to, or others may have put there, is not ours to remove."""
     try:
-        return () if folder.is_symlink() or reason_to_refuse(folder) else kept_kernels(folder)
+        return () if folder.is_symlink() or reason_to_refuse(folder) else cached_kernels(folder)
     except OSError:
         return ()
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from genai.kernels.cache_layout import PagedLayer
-from genai.kernels.device import Executor, Turn
-from genai.kernels.ir import Attention, HostNode, Ids, Lookup, Rope, RowProgram
-from genai.kvcache.rotation import turn_back
+from genai.kernels.device import Executor, KeyRotation
+from genai.kernels.ir import Attention, Embedding, HostNode, Ids, OpProgram, Rope
+from genai.kvcache.rotation import rotate_back
 
 from ..errors import UnsupportedModelError
 
 
-def keys_turner(
-    executor: Executor, program: RowProgram, rope_threshold: int | None, layers: Sequence[PagedLayer]
+def key_rotator(
+    executor: Executor, program: OpProgram, rope_threshold: int | None, layers: Sequence[PagedLayer]
 ) -> Callable[[Sequence[int], int], None]:
     """A function that moves the keys in some blocks, of all layers, so many positions back.
 
@@ -22,7 +22,7 @@ def keys_turner(
     Raises:
         UnsupportedModelError: positions are known to this model by more than the rotation of keys.
     """
-    ropes = {record.layer: record.rope for record in program.records if isinstance(record, Attention)}
+    ropes = {op.layer: op.rope for op in program.ops if isinstance(op, Attention)}
     if (why := _obstacle(program, rope_threshold, ropes.values())) is not None:
         raise UnsupportedModelError(
             "the context cannot be shifted with this model", why, "leave ctx_shift out, or use a larger context"
@@ -30,21 +30,23 @@ def keys_turner(
 
     def turn(blocks: Sequence[int], distance: int) -> None:
         by_rope = {rope: _turn(program, rope, distance) for rope in set(filter(None, ropes.values()))}
-        executor.turn_keys(blocks, [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope])
+        executor.rotate_keys(blocks, [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope])
 
     return turn
 
 
-def _turn(program: RowProgram, rope: Rope, distance: int) -> Turn:
+def _turn(program: OpProgram, rope: Rope, distance: int) -> KeyRotation:
     cos, sin = program.constants.array(rope.cos), program.constants.array(rope.sin)
-    return turn_back(cos, sin, rope.interleaved, distance)
+    return rotate_back(cos, sin, rope.interleaved, distance)
 
 
-def _obstacle(program: RowProgram, rope_threshold: int | None, ropes: Collection[Rope | None]) -> str | None:
+def _obstacle(program: OpProgram, rope_threshold: int | None, ropes: Collection[Rope | None]) -> str | None:
     """What is in the way, if anything is."""
     names = {name for name, (kind, _) in program.ids.items() if kind is Ids.POSITIONS}
     reads_positions = any(
-        part.ids is Ids.POSITIONS if isinstance(part, Lookup) else isinstance(part, HostNode) and names & {*part.inputs}
+        part.ids is Ids.POSITIONS
+        if isinstance(part, Embedding)
+        else isinstance(part, HostNode) and names & {*part.inputs}
         for part in program.parts
     )
     if reads_positions or not any(ropes):

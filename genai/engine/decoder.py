@@ -16,7 +16,7 @@ from genai.kvcache.pool import BlockPool
 
 from ..errors import ConfigError, InputError, UnsupportedModelError
 from .adapter_mix import AdapterMix
-from .scheduler import Run, StepPlan, plan_step
+from .scheduler import Pending, StepPlan, plan_step
 from .stored import StoredArray, StoredTokens
 
 # float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There
@@ -37,7 +37,7 @@ class ContextShift:
     size: int
 
 
-class Earlier(Generic[T]):
+class AdapterHistory(Generic[T]):
     """What tokens went through that were computed before it changed for those behind them: computed again, they go
     through the same.
     """
@@ -49,9 +49,9 @@ class Earlier(Generic[T]):
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def copy(self) -> Earlier[T]:
+    def copy(self) -> AdapterHistory[T]:
         """The same, for a sequence that goes its own way."""
-        other: Earlier[T] = Earlier()
+        other: AdapterHistory[T] = AdapterHistory()
         other._entries = [*self._entries]
         return other
 
@@ -87,7 +87,7 @@ class Earlier(Generic[T]):
 
 
 @dataclass
-class Ahead:
+class StepAhead:
     """The token behind a sequence's last one, which a device computes before anybody knows which it is.
 
     Attributes:
@@ -117,7 +117,7 @@ class DecoderSequence:
     """
 
     num_computed: int
-    ahead: Ahead | None = None
+    ahead: StepAhead | None = None
     shift: ContextShift | None = None
     forgotten = 0
 
@@ -125,7 +125,7 @@ class DecoderSequence:
         self.tokens: list[int] = []
         self.adapters: AdapterMix | None = None
         self.proposed: list[int] = []
-        self.earlier: Earlier[Any] = Earlier()
+        self.adapter_history: AdapterHistory[Any] = AdapterHistory()
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
@@ -174,10 +174,10 @@ class DecoderSequence:
         """Whether it has to forget tokens before more are computed."""
         return self.shift is not None and len(self.tokens) - self.forgotten > self.shift.size
 
-    def pending(self) -> Run:
+    def pending(self) -> Pending:
         """The next tokens that are not computed yet and go together."""
         first = self.num_computed
-        return Run(self.earlier.end_of(first, len(self.tokens)) - first, False)
+        return Pending(self.adapter_history.end_of(first, len(self.tokens)) - first, False)
 
     def blocks(self) -> tuple[int, int, int | None]:
         """How many blocks of the cache it can go on with, how many of them nobody else holds, and the most that it
@@ -188,7 +188,7 @@ class DecoderSequence:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
         self.take_back()
         del self.tokens[length:]
-        self.earlier.cut(length)
+        self.adapter_history.cut(length)
         self.drop_cache(max(length - 1, 0))
 
     def drop_cache(self, length: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Runs many requests over one decoder: continuous batching. It knows token ids only; jobs know what they mean."""
+"""Runs many requests over one decoder: continuous batching. It knows token ids only; requests know what they mean."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from ..errors import CacheCapacityError, StepInterrupted
 from .adapter_mix import AdapterMix
 from .decoder import Decoder, Logits, stacked
-from .prefill_budget import Pace
+from .prefill_budget import PrefillBudget
 from .sampling.batch import BatchSampler, TokenLogprob
 from .sampling.plan import RowSampler
-from .scheduler import Demand, Scheduler, plan_step
+from .scheduler import CacheDemand, Scheduler, plan_step
 from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
@@ -21,16 +21,16 @@ DEFAULT_MAX_SEQUENCES = 32
 _PROMPT_LOGITS_BYTES = 64 * 2**20
 
 
-class Job(Protocol):
-    """One sequence to generate. The engine opens `sequence` with the job's tokens and drives it; all calls come from
-    the thread that calls Engine.step.
+class EngineRequest(Protocol):
+    """One sequence to generate. The engine opens `sequence` with the request's tokens and drives it; all calls come
+    from the thread that calls Engine.step.
 
     Attributes:
-        sequence: the decoder's state; None until the engine starts the job.
+        sequence: the decoder's state; None until the engine starts the request.
         row: chooses its tokens; reads `sequence.tokens`.
         num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have; of one whose context
             shifts, before that happens again.
-        cancelled: set from any thread; the engine then drops the job at the next step.
+        cancelled: set from any thread; the engine then drops the request at the next step.
         wants_prompt_logits: whether take_prompt_logits is called.
         is_watched: somebody reads its tokens as they come.
         adapters: what its tokens go through; None = none.
@@ -61,8 +61,8 @@ class Job(Protocol):
     def cancelled(self) -> bool:
         """See above."""
 
-    def take_siblings(self) -> Sequence[Job]:
-        """Jobs with the same prompt, to be started as copies of this one; given once."""
+    def take_siblings(self) -> Sequence[EngineRequest]:
+        """Requests with the same prompt, to be started as copies of this one; given once."""
 
     def start(self, sequence: Any) -> None:
         """Take an empty sequence, put the prompt in and make `row`."""
@@ -74,22 +74,22 @@ class Job(Protocol):
         """This many prompt tokens need not be computed."""
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """The logits [rows, V] after the prompt tokens from `start` on; a job that had to wait gets them again."""
+        """The logits [rows, V] after the prompt tokens from `start` on; a request that had to wait gets them again."""
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """A token was chosen: append it, or take tokens back. False = the job is done."""
+        """A token was chosen: append it, or take tokens back. False = the request is done."""
 
     def expire(self) -> BaseException | None:
         """Its deadline passed: the error with which it ends; None = what there is counts."""
 
     def keep(self, sequence: Any) -> None:
-        """A fork of its sequence at its end, which is the job's."""
+        """A fork of its sequence at its end, which is the request's."""
 
     def note_proposals(self, proposed: int, kept: int) -> None:
         """So many more tokens were proposed, and so many more are those that were chosen."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Called once, when the job is over; its sequence is closed already."""
+        """Called once, when the request is over; its sequence is closed already."""
 
 
 @dataclass
@@ -106,26 +106,26 @@ class EngineCounts:
     cached_tokens: int = 0
     generated_tokens: int = 0
 
-    def count(self, job: Job, error: BaseException | None) -> None:
-        """Note a job at its end."""
+    def count(self, request: EngineRequest, error: BaseException | None) -> None:
+        """Note a request at its end."""
         if error is not None:
             self.failed += 1
-        elif job.cancelled:
+        elif request.cancelled:
             self.cancelled += 1
         else:
             self.finished += 1
 
 
 class Engine:
-    """Takes jobs in order and gives each step to all that fit.
+    """Takes requests in order and gives each step to all that fit.
 
-    When the cache is full, the youngest job gives its part back and waits; its tokens are computed again later. That
-    changes no result: a token depends on its own sequence only.
+    When the cache is full, the youngest request gives its part back and waits; its tokens are computed again later.
+    That changes no result: a token depends on its own sequence only.
 
     Args:
         decoder: the model.
         sampler: for its vocabulary.
-        max_sequences: jobs that run side by side.
+        max_sequences: requests that run side by side.
         speculator: proposes tokens, so that a step may give more than one; None = nobody does. It changes no result:
             each token is chosen as ever, and a proposal only kept where it is that token.
     """
@@ -140,8 +140,8 @@ class Engine:
         self._decoder = decoder
         self._sampler = sampler
         self._speculator = speculator
-        self._scheduler = Scheduler[Job](decoder.pool, decoder.block_size, max_sequences, _demand)
-        self._pace = Pace()
+        self._scheduler = Scheduler[EngineRequest](decoder.pool, decoder.block_size, max_sequences, _demand)
+        self._prefill_budget = PrefillBudget()
         # Tokens of prompts in steps since one was waited for, and when the first of these began: a device goes on by
         # itself until somebody asks for a token.
         self._read_tokens, self._began = 0, 0.0
@@ -149,18 +149,18 @@ class Engine:
         self._is_careful = False
         self.counts = EngineCounts()
 
-    def submit(self, job: Job) -> None:
-        """Queue a job."""
-        self._scheduler.submit(job, priority=job.priority)
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request."""
+        self._scheduler.submit(request, priority=request.priority)
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that wait for a place."""
+        """Requests that wait for a place."""
         return len(self._scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Jobs that share the steps."""
+        """Requests that share the steps."""
         return len(self._scheduler.running)
 
     @property
@@ -171,9 +171,9 @@ class Engine:
     def step(self) -> None:
         """Start what fits, compute one step, and choose the tokens of the sequences that are up to date.
 
-        What fails for a job is given to its `finish`; the others go on. Where the device can, it computes the next step
-        while this one's tokens are read and made text of (`Decoder.step_ahead`): that step is then the next one's, for
-        the sequences that still want it.
+        What fails for a request is given to its `finish`; the others go on. Where the device can, it computes the next
+        step while this one's tokens are read and made text of (`Decoder.step_ahead`): that step is then the next one's,
+        for the sequences that still want it.
         """
         if not self._read_tokens:
             self._began = time.perf_counter()
@@ -181,7 +181,7 @@ class Engine:
         self._admit()
         self._shift()
         wants_to_hear = self._speculator is not None and self._speculator.propose(self._scheduler.running)
-        self._sampler.prepare(job.row for job in self._scheduler.running)
+        self._sampler.prepare(request.row for request in self._scheduler.running)
         ready = self._with_siblings(self._ready())
         waits = bool(ready)
         if not self._choose_ahead(ready):
@@ -190,75 +190,77 @@ class Engine:
             if self._speculator is not None and wants_to_hear:
                 self._speculator.settle(outcomes)
         if waits:
-            self._pace.note(self._read_tokens, time.perf_counter() - self._began)
+            self._prefill_budget.note(self._read_tokens, time.perf_counter() - self._began)
             self._read_tokens = 0
 
     def interrupt(self, *, everything: bool = False) -> None:
-        """Give up the step in progress if all its jobs are cancelled, or in any case; called from other threads."""
+        """Give up the step in progress if all its requests are cancelled, or in any case; called from other threads."""
         running = list(self._scheduler.running)
-        if everything or all(job.cancelled for job in running):
-            self._decoder.interrupt([job.sequence for job in running])
+        if everything or all(request.cancelled for request in running):
+            self._decoder.interrupt([request.sequence for request in running])
 
     def abandon(self, error: BaseException | None) -> None:
-        """End all jobs, with an error or as cancelled."""
-        for job in [*self._scheduler.running, *self._scheduler.waiting]:
-            self._end(job, error)
+        """End all requests, with an error or as cancelled."""
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            self._end(request, error)
 
-    # --- which jobs run ------------------------------------------------------------------------------------------
+    # --- which requests run ------------------------------------------------------------------------------------------
 
     def _drop_cancelled(self) -> None:
-        for job in [*self._scheduler.running, *self._scheduler.waiting]:
-            if job.cancelled:
-                self._end(job, None)
-            elif job.deadline is not None and time.monotonic() >= job.deadline:
+        for request in [*self._scheduler.running, *self._scheduler.waiting]:
+            if request.cancelled:
+                self._end(request, None)
+            elif request.deadline is not None and time.monotonic() >= request.deadline:
                 self.counts.expired += 1
-                self._end(job, job.expire())
+                self._end(request, request.expire())
 
     def _admit(self) -> None:
-        while (job := self._scheduler.candidate()) is not None:
+        while (request := self._scheduler.candidate()) is not None:
             try:
-                self._start(job)
+                self._start(request)
             except Exception as error:
-                self._end(job, error)
+                self._end(request, error)
                 continue
-            if not self._scheduler.admit(job):
-                job.sequence.drop_cache()
+            if not self._scheduler.admit(request):
+                request.sequence.drop_cache()
 
-    def _start(self, job: Job) -> None:
-        """Begin a job; one that gave its cache back has a sequence and goes on where it was."""
-        if job.sequence is None:
-            sequence = self._decoder.open() if job.origin is None else self._decoder.fork(job.origin)
-            self._decoder.adapt(sequence, job.adapters)
-            job.start(sequence)
-            self.counts.prompt_tokens += job.num_prompt
+    def _start(self, request: EngineRequest) -> None:
+        """Begin a request; one that gave its cache back has a sequence and goes on where it was."""
+        if request.sequence is None:
+            sequence = self._decoder.open() if request.origin is None else self._decoder.fork(request.origin)
+            self._decoder.adapt(sequence, request.adapters)
+            request.start(sequence)
+            self.counts.prompt_tokens += request.num_prompt
             self.counts.cached_tokens += sequence.num_computed
-        if not job.wants_prompt_logits and not job.sequence.num_computed:
-            reused = self._decoder.reuse(job.sequence)
-            if not job.row.num_generated:
+        if not request.wants_prompt_logits and not request.sequence.num_computed:
+            reused = self._decoder.reuse(request.sequence)
+            if not request.row.num_generated:
                 self.counts.cached_tokens += reused
-                job.note_reused(reused)
+                request.note_reused(reused)
 
     def _shift(self) -> None:
         """Make room in sequences whose context is full, and which go on."""
-        for job in list(self._scheduler.running):
+        for request in list(self._scheduler.running):
             try:
-                while job.sequence.is_full:
-                    self._decoder.forget(job.sequence)
+                while request.sequence.is_full:
+                    self._decoder.forget(request.sequence)
             except Exception as error:
-                self._end(job, error)
+                self._end(request, error)
 
-    def _ready(self) -> list[tuple[Job, Logits]]:
-        """The jobs that can be given a token, with the logits behind their last one: of what was started ahead, where
-        something was; jobs that came meanwhile, or whose tokens were others, wait for the step behind it.
+    def _ready(self) -> list[tuple[EngineRequest, Logits]]:
+        """The requests that can be given a token, with the logits behind their last one: of what was started ahead,
+        where something was; requests that came meanwhile, or whose tokens were others, wait for the step behind it.
         """
-        ahead = [job for job in self._scheduler.running if job.sequence.ahead is not None]
-        computed: list[tuple[Job, Logits | None]] = [(job, job.sequence.take_ahead()) for job in ahead]
+        ahead = [request for request in self._scheduler.running if request.sequence.ahead is not None]
+        computed: list[tuple[EngineRequest, Logits | None]] = [
+            (request, request.sequence.take_ahead()) for request in ahead
+        ]
         computed = computed or self._compute()
         self.counts.steps += bool(computed)
-        return [(job, rows) for job, rows in computed if rows is not None and _is_up_to_date(job)]
+        return [(request, rows) for request, rows in computed if rows is not None and _is_up_to_date(request)]
 
-    def _compute(self) -> list[tuple[Job, Logits | None]]:
-        """One step of the running jobs; fewer of them if the cache has no room, or if some fail."""
+    def _compute(self) -> list[tuple[EngineRequest, Logits | None]]:
+        """One step of the running requests; fewer of them if the cache has no room, or if some fail."""
         while self._scheduler.running:
             try:
                 return self._compute_step(list(self._scheduler.running))
@@ -266,204 +268,220 @@ class Engine:
                 if not self._take_back_proposals():
                     self._preempt(error)
             except StepInterrupted:
-                break  # the cancelled jobs leave at the next step
+                break  # the cancelled requests leave at the next step
             except Exception:
                 return self._compute_apart()
         return []
 
-    def _compute_apart(self) -> list[tuple[Job, Logits | None]]:
+    def _compute_apart(self) -> list[tuple[EngineRequest, Logits | None]]:
         """A sequence that cannot be computed must not end the others."""
         computed = []
-        for job in list(self._scheduler.running):
+        for request in list(self._scheduler.running):
             try:
-                computed += self._compute_step([job])
+                computed += self._compute_step([request])
             except (CacheCapacityError, StepInterrupted):
                 continue  # its turn comes with the others, in the next step
             except Exception as error:
-                self._end(job, error)
+                self._end(request, error)
         return computed
 
-    def _compute_step(self, jobs: list[Job]) -> list[tuple[Job, Logits | None]]:
-        sequences = [job.sequence for job in jobs]
-        asking = [index for index, job in enumerate(jobs) if job.wants_prompt_logits]
+    def _compute_step(self, requests: list[EngineRequest]) -> list[tuple[EngineRequest, Logits | None]]:
+        sequences = [request.sequence for request in requests]
+        asking = [index for index, request in enumerate(requests) if request.wants_prompt_logits]
         budget = self._decoder.token_budget
         if asking:
             budget = min(budget, max(1, _PROMPT_LOGITS_BYTES // (4 * self._decoder.vocab_size)))
         pending = [sequence.pending() for sequence in sequences]
         watched = sum(
-            job.is_watched and run.num_tokens > 0 and not run.prefill for job, run in zip(jobs, pending, strict=True)
+            request.is_watched and run.num_tokens > 0 and not run.prefill
+            for request, run in zip(requests, pending, strict=True)
         )
-        prefill_budget = self._pace.prefill_budget(reading=sum(run.prefill for run in pending), watched=watched)
+        prefill_budget = self._prefill_budget.prefill_budget(
+            reading=sum(run.prefill for run in pending), watched=watched
+        )
         step = plan_step(pending, budget, prefill_budget)
         logits = self._decoder.step(sequences, step, all_rows=asking)
         self._read_tokens += sum(part.num_tokens for part in step if part.prefill)
-        return [(job, rows) for job, rows in zip(jobs, logits, strict=True) if self._hand_prompt_logits(job, rows)]
+        return [
+            (request, rows)
+            for request, rows in zip(requests, logits, strict=True)
+            if self._hand_prompt_logits(request, rows)
+        ]
 
-    def _hand_prompt_logits(self, job: Job, logits: Logits | None) -> bool:
-        """Whether the job goes on."""
-        if not job.wants_prompt_logits or logits is None:
+    def _hand_prompt_logits(self, request: EngineRequest, logits: Logits | None) -> bool:
+        """Whether the request goes on."""
+        if not request.wants_prompt_logits or logits is None:
             return True
         try:
-            job.take_prompt_logits(logits, job.sequence.num_computed - len(logits))
+            request.take_prompt_logits(logits, request.sequence.num_computed - len(logits))
         except Exception as error:
-            self._end(job, error)
+            self._end(request, error)
             return False
-        job.wants_prompt_logits = job.sequence.num_computed < len(job.sequence.tokens)
+        request.wants_prompt_logits = request.sequence.num_computed < len(request.sequence.tokens)
         return True
 
     def _take_back_proposals(self) -> bool:
         """Whether there were any: they are the first to go where room is scarce."""
-        found = [job for job in self._scheduler.running if job.sequence.proposed]
-        for job in found:
-            job.sequence.take_back()
+        found = [request for request in self._scheduler.running if request.sequence.proposed]
+        for request in found:
+            request.sequence.take_back()
         return bool(found)
 
     def _preempt(self, error: CacheCapacityError) -> None:
-        job = self._scheduler.preempt()
-        if job is None:
+        request = self._scheduler.preempt()
+        if request is None:
             self._end(self._scheduler.running[0], error)
         else:
             self.counts.preempted += 1
-            job.sequence.drop_cache()
+            request.sequence.drop_cache()
 
     # --- choosing tokens -----------------------------------------------------------------------------------------
 
-    def _with_siblings(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
+    def _with_siblings(self, ready: list[tuple[EngineRequest, Logits]]) -> list[tuple[EngineRequest, Logits]]:
         """Also the copies of those whose prompt is computed for the first time."""
         together = []
-        for job, row in ready:
-            together.append((job, row))
-            if not job.row.num_generated:
-                self._decoder.publish(job.sequence)
-            for sibling in job.take_siblings():
-                sibling.adopt(self._decoder.fork(job.sequence))
-                if self._scheduler.admit_copy(sibling, job):
+        for request, row in ready:
+            together.append((request, row))
+            if not request.row.num_generated:
+                self._decoder.publish(request.sequence)
+            for sibling in request.take_siblings():
+                sibling.adopt(self._decoder.fork(request.sequence))
+                if self._scheduler.admit_copy(sibling, request):
                     together.append((sibling, row))
                 else:
                     sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
         return together
 
-    def _choose_ahead(self, ready: list[tuple[Job, Logits]]) -> bool:
-        """Give each job its next token, and start the step behind it before that is read.
+    def _choose_ahead(self, ready: list[tuple[EngineRequest, Logits]]) -> bool:
+        """Give each request its next token, and start the step behind it before that is read.
 
         Returns:
             False where nothing was done, because there is nothing to start: the device cannot, or the next step has
-            more to do than a token for each of these jobs.
+            more to do than a token for each of these requests.
         """
-        jobs = [job for job, _ in ready]
-        if self._is_careful or not self._decoder.runs_ahead or not self._goes_on_with(jobs):
+        requests = [request for request, _ in ready]
+        if self._is_careful or not self._decoder.runs_ahead or not self._goes_on_with(requests):
             return False
-        # A job that is sure to end with this token wants no step behind it.
-        going = [i for i, job in enumerate(jobs) if len(job.sequence.tokens) + 1 < job.max_length]
+        # A request that is sure to end with this token wants no step behind it.
+        going = [i for i, request in enumerate(requests) if len(request.sequence.tokens) + 1 < request.max_length]
         if not going:
             return False
         try:
-            begun = self._sampler.begin(stacked([rows[-1] for _, rows in ready]), [job.row for job in jobs])
+            begun = self._sampler.begin(stacked([rows[-1] for _, rows in ready]), [request.row for request in requests])
         except Exception as error:
             self._choose_apart(ready, error)
             return True
         if begun is None:
             return False
         ready.clear()  # with the logits, which the next step writes over: who held them would have them copied
-        self._decoder.step_ahead([jobs[i].sequence for i in going], begun.choice, going)
+        self._decoder.step_ahead([requests[i].sequence for i in going], begun.choice, going)
         try:
             outcomes = begun.outcomes()
         except BaseException as error:
-            for job in jobs:  # their logits are gone: the last token is pending again
-                job.sequence.drop_cache(len(job.sequence.tokens) - 1)
+            for request in requests:  # their logits are gone: the last token is pending again
+                request.sequence.drop_cache(len(request.sequence.tokens) - 1)
             self._is_careful = True
             if not isinstance(error, Exception):
                 raise
             return True
-        for job, (token, refusal) in zip(jobs, outcomes, strict=True):
+        for request, (token, refusal) in zip(requests, outcomes, strict=True):
             if refusal is None:
-                self._give(job, token, None)
+                self._give(request, token, None)
             else:
-                self._end(job, refusal)
+                self._end(request, refusal)
         return True
 
-    def _goes_on_with(self, jobs: Sequence[Job]) -> bool:
-        """Whether the next step is one token for each of these jobs, as far as is known, and nothing else."""
-        is_whole = self._speculator is None and len(jobs) == self.num_running and self._scheduler.candidate() is None
-        return is_whole and not any(job.wants_prompt_logits or job.cancelled for job in jobs)
+    def _goes_on_with(self, requests: Sequence[EngineRequest]) -> bool:
+        """Whether the next step is one token for each of these requests, as far as is known, and nothing else."""
+        is_whole = (
+            self._speculator is None and len(requests) == self.num_running and self._scheduler.candidate() is None
+        )
+        return is_whole and not any(request.wants_prompt_logits or request.cancelled for request in requests)
 
-    def _choose_all(self, ready: list[tuple[Job, Logits]]) -> list[StepOutcome]:
-        """A token for each job, and the next one for those whose token was proposed: its logits are there, too."""
-        outcomes = {job: StepOutcome(job, job.sequence.num_computed - len(job.sequence.tokens), 1) for job, _ in ready}
-        for job, proposed, _ in outcomes.values():
+    def _choose_all(self, ready: list[tuple[EngineRequest, Logits]]) -> list[StepOutcome]:
+        """A token for each request, and the next one for those whose token was proposed: its logits are there, too."""
+        outcomes = {
+            request: StepOutcome(request, request.sequence.num_computed - len(request.sequence.tokens), 1)
+            for request, _ in ready
+        }
+        for request, proposed, _ in outcomes.values():
             if proposed:
-                job.note_proposals(proposed, 0)
+                request.note_proposals(proposed, 0)
         going = ready
         while going:
-            before = {job: len(job.sequence.tokens) for job, _ in going}
+            before = {request: len(request.sequence.tokens) for request, _ in going}
             chosen, going = self._choose(going), []
-            for job, rows in chosen:
+            for request, rows in chosen:
                 # A token, and with it those that a grammar forces: as many as were proposed are computed.
-                if (kept := min(job.sequence.num_computed, len(job.sequence.tokens)) - before[job]) > 0:
-                    outcomes[job] = outcomes[job].with_more(kept)
-                    job.note_proposals(0, kept)
-                if _is_up_to_date(job):
-                    going.append((job, rows))
+                if (kept := min(request.sequence.num_computed, len(request.sequence.tokens)) - before[request]) > 0:
+                    outcomes[request] = outcomes[request].with_more(kept)
+                    request.note_proposals(0, kept)
+                if _is_up_to_date(request):
+                    going.append((request, rows))
                 else:
-                    job.sequence.take_back()  # what the step had no room for
+                    request.sequence.take_back()  # what the step had no room for
         return [*outcomes.values()]
 
-    def _choose(self, ready: list[tuple[Job, Logits]]) -> list[tuple[Job, Logits]]:
-        """Give each job its next token; those that go on. `ready` has the logits from each job's last token on."""
-        logits = stacked([rows[_last_row(job)] for job, rows in ready])
+    def _choose(self, ready: list[tuple[EngineRequest, Logits]]) -> list[tuple[EngineRequest, Logits]]:
+        """Give each request its next token; those that go on. `ready` has the logits from each request's last token
+        on.
+        """
+        logits = stacked([rows[_last_row(request)] for request, rows in ready])
         try:
-            sampled = self._sampler.sample(logits, [job.row for job, _ in ready])
+            sampled = self._sampler.sample(logits, [request.row for request, _ in ready])
         except Exception as error:
             return self._choose_apart(ready, error)
         chosen = zip(ready, sampled.tokens.tolist(), sampled.logprobs, strict=True)
         return [one for one, token, logprob in chosen if self._give(one[0], token, logprob)]
 
-    def _choose_apart(self, ready: list[tuple[Job, Logits]], error: Exception) -> list[tuple[Job, Logits]]:
+    def _choose_apart(
+        self, ready: list[tuple[EngineRequest, Logits]], error: Exception
+    ) -> list[tuple[EngineRequest, Logits]]:
         """A row without a next token must not end the others."""
         if len(ready) == 1:
             self._end(ready[0][0], error)
             return []
         return [going for one in ready for going in self._choose([one])]
 
-    def _give(self, job: Job, token: int, logprob: TokenLogprob | None) -> bool:
-        """Whether the job goes on."""
+    def _give(self, request: EngineRequest, token: int, logprob: TokenLogprob | None) -> bool:
+        """Whether the request goes on."""
         try:
             self.counts.generated_tokens += 1
-            goes_on, error = job.take(token, logprob), None
+            goes_on, error = request.take(token, logprob), None
         except Exception as failure:
             goes_on, error = False, failure
         if not goes_on:
-            self._end(job, error)
+            self._end(request, error)
         return goes_on
 
-    def _end(self, job: Job, error: BaseException | None) -> None:
-        self._scheduler.remove(job)
-        self.counts.count(job, error)
+    def _end(self, request: EngineRequest, error: BaseException | None) -> None:
+        self._scheduler.remove(request)
+        self.counts.count(request, error)
         if self._speculator is not None:
-            self._speculator.forget(job)
-        if job.sequence is not None:
-            job.sequence.take_back()
+            self._speculator.forget(request)
+        if request.sequence is not None:
+            request.sequence.take_back()
             if error is None:
-                self._decoder.publish(job.sequence)
-                if job.keeps_sequence:
-                    job.keep(self._decoder.fork(job.sequence))
-            job.sequence.close()
-        job.finish(error)
-        for sibling in job.take_siblings():
+                self._decoder.publish(request.sequence)
+                if request.keeps_sequence:
+                    request.keep(self._decoder.fork(request.sequence))
+            request.sequence.close()
+        request.finish(error)
+        for sibling in request.take_siblings():
             sibling.finish(error)
 
 
-def _is_up_to_date(job: Job) -> bool:
+def _is_up_to_date(request: EngineRequest) -> bool:
     """Whether the logits after its last token are known."""
-    return bool(job.sequence.num_computed >= len(job.sequence.tokens))
+    return bool(request.sequence.num_computed >= len(request.sequence.tokens))
 
 
-def _last_row(job: Job) -> int:
+def _last_row(request: EngineRequest) -> int:
     """Which row of its logits is that of its last token: proposals stand behind it."""
-    return len(job.sequence.tokens) - int(job.sequence.num_computed) - 1
+    return len(request.sequence.tokens) - int(request.sequence.num_computed) - 1
 
 
-def _demand(job: Job) -> Demand:
-    sequence, gone = job.sequence, job.sequence.forgotten
+def _demand(request: EngineRequest) -> CacheDemand:
+    sequence, gone = request.sequence, request.sequence.forgotten
     tokens = len(sequence.tokens) - gone
-    return Demand(tokens, min(job.num_prompt, tokens), job.max_length - gone, *sequence.blocks())
+    return CacheDemand(tokens, min(request.num_prompt, tokens), request.max_length - gone, *sequence.blocks())

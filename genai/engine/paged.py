@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from genai.common.forks import renew_locks, was_busy
 from genai.common.interrupts import ThreadsRefused
 from genai.kernels.device import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction, TokenChoice
-from genai.kernels.ir import Attention, RowProgram
+from genai.kernels.ir import Attention, OpProgram
 from genai.kvcache.disk import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.storage import PagedStorage
@@ -24,15 +24,15 @@ from genai.kvcache.table import GONE, BlockTable
 from ..errors import CacheCapacityError, DeviceError, GenaiError, OptionError, StateError, StepInterrupted, no_threads
 from ..onnx.external_data import MappedFile, check_unchanged
 from .adapter_mix import AdapterMix
-from .context_shift import keys_turner
-from .decoder import Ahead, ContextShift, Decoder, DecoderSequence, Logits, check_width
-from .scheduler import Part, Run, StepPlan
-from .step_context import StepContexts
+from .context_shift import key_rotator
+from .decoder import ContextShift, Decoder, DecoderSequence, Logits, StepAhead, check_width
+from .scheduler import Chunk, Pending, StepPlan
+from .step_context import StepContextBuilder
 from .stored import StoredArray, StoredTokens
 
 # Tokens that are appended together in at least this number have prefill numerics.
 MIN_PREFILL_TOKENS = 32
-_ONE_TOKEN = Run(1, False), Run(1, True)
+_ONE_TOKEN = Pending(1, False), Pending(1, True)
 
 
 class PagedSequence(DecoderSequence):
@@ -95,16 +95,16 @@ class PagedSequence(DecoderSequence):
         before, origin = self.adapters, self._origin
         self.adapters = adapters
         if self._origin != origin or self.num_computed == 0:
-            self.earlier.note(self.num_computed, before)
+            self.adapter_history.note(self.num_computed, before)
 
     @property
     def was_switched(self) -> bool:
         """Whether its adapters changed after tokens were computed, which stay as they are."""
-        return bool(self.earlier)
+        return bool(self.adapter_history)
 
     def adapters_of(self, index: int) -> AdapterMix | None:
         """What a token goes through, or went through when it was first computed."""
-        mix: AdapterMix | None = self.earlier.of(index, self.adapters)
+        mix: AdapterMix | None = self.adapter_history.of(index, self.adapters)
         return mix
 
     def resume(self, stored: StoredTokens) -> None:
@@ -122,10 +122,10 @@ class PagedSequence(DecoderSequence):
         """What its keys and values depend on besides tokens and numerics."""
         return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
-    def pending(self) -> Run:
+    def pending(self) -> Pending:
         first, total = self.num_computed, len(self.tokens)
         if first >= total:
-            return Run(0, False)
+            return Pending(0, False)
         prefill = self._prefill[first]
         if first + 1 == total and not self.proposed:
             return _ONE_TOKEN[prefill]
@@ -134,7 +134,7 @@ class PagedSequence(DecoderSequence):
             end = total if prefill else total + len(self.proposed)
         if self.forgotten and first < self._kept:
             end = min(end, self._kept)
-        return Run(self.earlier.end_of(first, end) - first, bool(prefill))
+        return Pending(self.adapter_history.end_of(first, end) - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
         """See DecoderSequence.propose; what comes after a change of RoPE tables is computed anew, and not proposed."""
@@ -214,7 +214,7 @@ class PagedSequence(DecoderSequence):
 
 
 class PagedDecoder(Decoder):
-    """Runs a program of records over a block pool.
+    """Runs a program of ops over a block pool.
 
     Args:
         executor: the device.
@@ -232,7 +232,7 @@ class PagedDecoder(Decoder):
     def __init__(
         self,
         executor: Executor,
-        program: RowProgram,
+        program: OpProgram,
         *,
         vocab_size: int,
         pool: BlockPool,
@@ -248,12 +248,12 @@ class PagedDecoder(Decoder):
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
         self._window = _widest_window(program)
-        self._contexts = StepContexts()
-        self._turn = threading.Lock()  # the program's values have one memory
+        self._contexts = StepContextBuilder()
+        self._step_lock = threading.Lock()  # the program's values have one memory
         self._threads: set[int] = set()  # that have the turn, or wait for it
         self._running: set[int] = set()  # ids of the sequences of the step in progress
         self._running_lock = threading.RLock()  # a signal handler may come here while the same thread is here
-        renew_locks(self, "_turn", "_running_lock")
+        renew_locks(self, "_step_lock", "_running_lock")
         self.closed = False
 
     def open(self) -> PagedSequence:
@@ -269,7 +269,7 @@ class PagedDecoder(Decoder):
             sequence.take_back()
         other = self._with(sequence.table.fork())
         other.tokens, other._prefill, other._settled = [*sequence.tokens], sequence._prefill[:], len(sequence.tokens)
-        other.adapters, other.earlier = sequence.adapters, sequence.earlier.copy()
+        other.adapters, other.adapter_history = sequence.adapters, sequence.adapter_history.copy()
         other.is_private = sequence.is_private
         other._kept, other.forgotten = sequence._kept, sequence.forgotten
         return other
@@ -295,7 +295,7 @@ class PagedDecoder(Decoder):
     def step_ahead(self, sequences: Sequence[PagedSequence], choice: TokenChoice, rows: Sequence[int]) -> bool:
         if len(sequences) > self.token_budget or not all(sequence.can_go_ahead for sequence in sequences):
             return False
-        step = [Part(index, 1, False) for index in range(len(sequences))]
+        step = [Chunk(index, 1, False) for index in range(len(sequences))]
         try:
             self._check_open()
             check_unchanged(self._files)
@@ -304,7 +304,7 @@ class PagedDecoder(Decoder):
                 context = self._contexts.make_ahead(sequences, slots, choice, rows)
                 logits = self._logits(sequences, step, context)
                 for row, sequence in enumerate(sequences):
-                    sequence.ahead = Ahead(len(sequence.tokens), logits, row)
+                    sequence.ahead = StepAhead(len(sequence.tokens), logits, row)
         except BaseException as error:
             for sequence in sequences:
                 sequence.ahead = None
@@ -317,7 +317,7 @@ class PagedDecoder(Decoder):
         for part in step if self._window is not None else ():
             sequences[part.sequence].leave_window()
 
-    def replace_program(self, program: RowProgram) -> None:
+    def replace_program(self, program: OpProgram) -> None:
         """Go on with another program over the same values, such as one that has places of adapters: between two steps.
 
         Weights that were packed for the old one are not packed again.
@@ -361,7 +361,7 @@ class PagedDecoder(Decoder):
         sequence.publish()
 
     def _keys_turner(self) -> Callable[[Sequence[int], int], None]:
-        return keys_turner(self.executor, self.program, self.rope_threshold, self.storage.layers)
+        return key_rotator(self.executor, self.program, self.rope_threshold, self.storage.layers)
 
     def check_shift(self, shift: ContextShift) -> None:
         turner = self._keys_turner()
@@ -500,7 +500,7 @@ class PagedDecoder(Decoder):
             )
         try:
             self._threads.add(thread)
-            with self._turn:
+            with self._step_lock:
                 try:
                     with self._running_lock:
                         self._check_open()
@@ -591,9 +591,9 @@ def _of_device(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
     )
 
 
-def _widest_window(program: RowProgram) -> int | None:
+def _widest_window(program: OpProgram) -> int | None:
     """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
-    windows = [record.window for record in program.records if isinstance(record, Attention)]
+    windows = [op.window for op in program.ops if isinstance(op, Attention)]
     return max(windows) if windows and min(windows) > 0 else None
 
 

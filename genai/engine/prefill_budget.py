@@ -24,7 +24,7 @@ _FIRST_TOKENS, _LEAST_TOKENS = 32, 8
 _REMEMBERED = 8
 
 
-class Pace:
+class PrefillBudget:
     """Learns from the steps what a prompt's token takes, and says how many of them the next step may compute."""
 
     def __init__(self) -> None:

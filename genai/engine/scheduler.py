@@ -1,7 +1,7 @@
 """Who runs, and which tokens are computed in the next step: pure policy, no arrays.
 
-A job is admitted when the blocks of the cache will hold what all running jobs are expected to grow to, so that few are
-ever preempted. The idea of simulating the coming steps is that of tokasaurus.
+A request is admitted when the blocks of the cache will hold what all running requests are expected to grow to, so that
+few are ever preempted. The idea of simulating the coming steps is that of tokasaurus.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from typing import Generic, NamedTuple, TypeVar
 
 from genai.kvcache.pool import BlockPool
 
-# Limits up to this many tokens are taken at their word; of larger ones most jobs use a part.
+# Limits up to this many tokens are taken at their word; of larger ones most requests use a part.
 _SHORT_LIMIT = 256
-# The part of a larger limit that jobs are expected to use before any has ended, and the weight of each one that ends.
+# The part of a larger limit that requests are expected to use before any has ended, and the weight of each one that
+# ends.
 _FIRST_SHARE, _SHARE_WEIGHT = 0.25, 0.1
 
 
-class Run(NamedTuple):
+class Pending(NamedTuple):
     """A sequence's next pending tokens of the same numerics: how many, and whether prefill's."""
 
     num_tokens: int
     prefill: bool
 
 
-_ONE_MORE = Run(1, False)
+_ONE_MORE = Pending(1, False)
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """What a step takes of a sequence: its index, how many of its next pending tokens, whether of prefill numerics."""
 
     sequence: int
@@ -39,11 +40,11 @@ class Part(NamedTuple):
     prefill: bool
 
 
-StepPlan = list[Part]
+StepPlan = list[Chunk]
 """A part per sequence that takes part, decode numerics first."""
 
 
-def plan_step(pending: Sequence[Run], token_budget: int, prefill_budget: int = sys.maxsize) -> StepPlan:
+def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int = sys.maxsize) -> StepPlan:
     """The next step: at most `token_budget` of the tokens that are not computed yet.
 
     Sequences with one pending token (decode) go first, so that a long prompt does not hold them up; short chunks and
@@ -59,7 +60,7 @@ def plan_step(pending: Sequence[Run], token_budget: int, prefill_budget: int = s
         The step; empty if nothing is pending.
     """
     if len(pending) <= token_budget and all(run == _ONE_MORE for run in pending):
-        return [Part(index, 1, False) for index in range(len(pending))]
+        return [Chunk(index, 1, False) for index in range(len(pending))]
     waiting = [(index, run) for index, run in enumerate(pending) if run.num_tokens]
     step: StepPlan = []
     room = token_budget
@@ -68,14 +69,14 @@ def plan_step(pending: Sequence[Run], token_budget: int, prefill_budget: int = s
             room = min(room, prefill_budget)
         if not room:
             break
-        part = Part(index, min(run.num_tokens, room), run.prefill)
+        part = Chunk(index, min(run.num_tokens, room), run.prefill)
         step.append(part)
         room -= part.num_tokens
         prefill_budget -= part.num_tokens if run.prefill else 0
     return step
 
 
-class Demand(NamedTuple):
+class CacheDemand(NamedTuple):
     """What a sequence holds of the cache, and may ask of it.
 
     Attributes:
@@ -97,7 +98,7 @@ class Demand(NamedTuple):
         return max(0, (needed if self.most is None else min(needed, self.most)) - self.blocks)
 
 
-def most_blocks(held: int, growing: Sequence[tuple[Demand, int]], block_size: int) -> int:
+def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_size: int) -> int:
     """The most blocks that are held at any time, if each sequence gets a token per step until it ends.
 
     Args:
@@ -120,21 +121,21 @@ J = TypeVar("J")
 class Scheduler(Generic[J]):
     """Owns who waits and who runs.
 
-    Jobs are admitted by priority, then in the order in which they came; none overtakes another of its priority. The
+    Requests are admitted by priority, then in the order in which they came; none overtakes another of its priority. The
     last in this order is preempted first, and keeps its place.
 
     Args:
         pool: the blocks that sequences share; None = there is no bound.
         block_size: tokens in a block.
-        max_sequences: jobs that run side by side.
-        demand: what a job that was started asks of the pool.
+        max_sequences: requests that run side by side.
+        demand: what a request that was started asks of the pool.
 
     Attributes:
         waiting: in the order in which they will be admitted. running: in the order in which they were.
     """
 
     def __init__(
-        self, pool: BlockPool | None, block_size: int, max_sequences: int, demand: Callable[[J], Demand]
+        self, pool: BlockPool | None, block_size: int, max_sequences: int, demand: Callable[[J], CacheDemand]
     ) -> None:
         self._pool, self._block_size, self._max_sequences, self._demand = pool, block_size, max_sequences, demand
         self.waiting: list[J] = []
@@ -142,74 +143,75 @@ class Scheduler(Generic[J]):
         self._places: dict[J, tuple[int, int]] = {}
         self._arrivals = count()
         self._used_share = _FIRST_SHARE
-        # What was refused is not asked about again until a job has left: else the two would take turns at computing.
+        # What was refused is not asked about again until a request has left: else the two would take turns at
+        # computing.
         self._is_full = False
 
-    def submit(self, job: J, *, priority: int = 0) -> None:
-        """Queue a job; a higher priority is admitted sooner."""
-        self._places[job] = -priority, next(self._arrivals)
-        self._wait(job)
+    def submit(self, request: J, *, priority: int = 0) -> None:
+        """Queue a request; a higher priority is admitted sooner."""
+        self._places[request] = -priority, next(self._arrivals)
+        self._wait(request)
 
     def candidate(self) -> J | None:
-        """The job that may be admitted next, to be started by the caller: only then its demand is known."""
+        """The request that may be admitted next, to be started by the caller: only then its demand is known."""
         if not self.waiting or len(self.running) >= self._max_sequences or (self._is_full and self.running):
             return None
         return self.waiting[0]
 
-    def admit(self, job: J) -> bool:
-        """Let a candidate run, if the pool will hold all that runs then; a job alone may always try."""
-        self._is_full = bool(self.running) and not self._fits(job)
+    def admit(self, request: J) -> bool:
+        """Let a candidate run, if the pool will hold all that runs then; a request alone may always try."""
+        self._is_full = bool(self.running) and not self._fits(request)
         if not self._is_full:
-            self.waiting.remove(job)
-            self.running.append(job)
+            self.waiting.remove(request)
+            self.running.append(request)
         return not self._is_full
 
-    def admit_copy(self, job: J, of: J) -> bool:
-        """Let a job run that was started as the copy of a running one; else it waits behind that one."""
-        self._places[job] = self._places[of]
-        if len(self.running) < self._max_sequences and self._fits(job):
-            self.running.append(job)
+    def admit_copy(self, request: J, of: J) -> bool:
+        """Let a request run that was started as the copy of a running one; else it waits behind that one."""
+        self._places[request] = self._places[of]
+        if len(self.running) < self._max_sequences and self._fits(request):
+            self.running.append(request)
             return True
-        self._wait(job)
+        self._wait(request)
         return False
 
     def preempt(self) -> J | None:
-        """Take from the running jobs the one that is worth least, when the pool is full; None = it runs alone."""
+        """Take from the running requests the one that is worth least, when the pool is full; None = it runs alone."""
         if len(self.running) < 2:
             return None
-        job = max(reversed(self.running), key=self._places.__getitem__)
-        self.running.remove(job)
-        self._wait(job)
+        request = max(reversed(self.running), key=self._places.__getitem__)
+        self.running.remove(request)
+        self._wait(request)
         self._is_full = True
-        return job
+        return request
 
-    def remove(self, job: J) -> None:
-        """A job is over, or was given up."""
-        if job in self.running:
-            self._learn(self._demand(job))
-            self.running.remove(job)
+    def remove(self, request: J) -> None:
+        """A request is over, or was given up."""
+        if request in self.running:
+            self._learn(self._demand(request))
+            self.running.remove(request)
         else:
-            self.waiting.remove(job)
-        del self._places[job]
+            self.waiting.remove(request)
+        del self._places[request]
         self._is_full = False
 
-    def _wait(self, job: J) -> None:
-        insort(self.waiting, job, key=self._places.__getitem__)
+    def _wait(self, request: J) -> None:
+        insort(self.waiting, request, key=self._places.__getitem__)
 
-    def _fits(self, job: J) -> bool:
+    def _fits(self, request: J) -> bool:
         if self._pool is None:
             return True
-        growing = [(demand, self._expected(demand)) for demand in map(self._demand, [*self.running, job])]
+        growing = [(demand, self._expected(demand)) for demand in map(self._demand, [*self.running, request])]
         held = self._pool.num_blocks - self._pool.num_free
-        return most_blocks(held, growing, self._block_size) <= self._pool.num_blocks
+        return peak_blocks(held, growing, self._block_size) <= self._pool.num_blocks
 
-    def _expected(self, demand: Demand) -> int:
+    def _expected(self, demand: CacheDemand) -> int:
         """How many tokens a sequence will probably still get."""
         limit, done = demand.limit - demand.prompt, demand.tokens - demand.prompt
         probable = limit if limit <= _SHORT_LIMIT else max(_SHORT_LIMIT, math.ceil(self._used_share * limit))
         return max(probable - done, min(self._block_size, limit - done), 0)
 
-    def _learn(self, demand: Demand) -> None:
+    def _learn(self, demand: CacheDemand) -> None:
         limit = demand.limit - demand.prompt
         if limit > _SHORT_LIMIT:
             used = (demand.tokens - demand.prompt) / limit

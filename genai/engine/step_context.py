@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .paged import PagedSequence
 
 
-class StepContexts:
+class StepContextBuilder:
     """Makes them. Threads may call at the same time: what is kept is replaced as a whole."""
 
     def __init__(self) -> None:

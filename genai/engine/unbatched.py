@@ -25,14 +25,14 @@ from .stored import StoredArray, StoredTokens
 
 
 @dataclass(frozen=True)
-class DenseInput:
+class UnbatchedInput:
     """A graph input: element type and static shape (None where it varies)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
 
 
-class DenseSequence(DecoderSequence):
+class UnbatchedSequence(DecoderSequence):
     """Tokens, the graph's own past tensors [..., length, head_size] by input name, and inputs that the caller gave."""
 
     def __init__(self, empty: dict[str, np.ndarray]) -> None:
@@ -50,7 +50,7 @@ class DenseSequence(DecoderSequence):
         self.past = {}
 
 
-class DenseDecoder(Decoder):
+class UnbatchedDecoder(Decoder):
     """Runs a decoder graph as exported.
 
     Args:
@@ -66,7 +66,7 @@ class DenseDecoder(Decoder):
         self,
         plan: Plan,
         executor: Executor,
-        inputs: dict[str, DenseInput],
+        inputs: dict[str, UnbatchedInput],
         names: GraphNames,
         vocab_size: int,
         past_shape: tuple[int, int],
@@ -81,23 +81,23 @@ class DenseDecoder(Decoder):
         self.wanted = tuple(sorted(set(inputs) - known))
         self.output_names = tuple(name for name in plan.output_names if name not in self._presents.values())
 
-    def open(self) -> DenseSequence:
-        sequence = DenseSequence(self._empty)
+    def open(self) -> UnbatchedSequence:
+        sequence = UnbatchedSequence(self._empty)
         sequence.given = dict(self.defaults)
         return sequence
 
-    def fork(self, sequence: DenseSequence) -> DenseSequence:
+    def fork(self, sequence: UnbatchedSequence) -> UnbatchedSequence:
         # The graph makes new arrays at every step, so the old ones are shared.
-        other = DenseSequence(sequence.past)
+        other = UnbatchedSequence(sequence.past)
         other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
-        other.earlier = sequence.earlier.copy()
+        other.adapter_history = sequence.adapter_history.copy()
         return other
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         shapes = {name: (*empty.shape[:-2], num_stored, empty.shape[-1]) for name, empty in self._empty.items()}
         return [StoredArray(name, self._empty[name].dtype.name, shape) for name, shape in shapes.items()]
 
-    def stored_arrays(self, sequence: DenseSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+    def stored_arrays(self, sequence: UnbatchedSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
         given, defaults = sequence.given, self.defaults
         if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
             raise StateError(
@@ -111,7 +111,7 @@ class DenseDecoder(Decoder):
 
     def restore(
         self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
-    ) -> DenseSequence:
+    ) -> UnbatchedSequence:
         sequence = self.open()
         self.adapt(sequence, adapters)
         for array in self.arrays_for(stored.num_stored):
@@ -122,7 +122,12 @@ class DenseDecoder(Decoder):
         return sequence
 
     def step(
-        self, sequences: Sequence[DenseSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
+        self,
+        sequences: Sequence[UnbatchedSequence],
+        step: StepPlan,
+        *,
+        all_rows: Collection[int] = (),
+        output: str = "",
     ) -> list[Logits | None]:
         before = [(sequence.past, sequence.num_computed) for sequence in sequences]
         results: list[Logits | None] = [None] * len(sequences)
@@ -135,9 +140,9 @@ class DenseDecoder(Decoder):
             raise
         return results
 
-    def _run(self, sequence: DenseSequence, count: int, all_rows: bool, output: str) -> Logits | None:
+    def _run(self, sequence: UnbatchedSequence, count: int, all_rows: bool, output: str) -> Logits | None:
         start, end = sequence.num_computed, sequence.num_computed + count
-        given = sequence.earlier.of(start, sequence.given)
+        given = sequence.adapter_history.of(start, sequence.given)
         results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **given})
         logits = np.asarray(results[output], np.float32)
         if output == self.names.logits:
@@ -153,14 +158,14 @@ class DenseDecoder(Decoder):
         sequence.num_computed = end
         return logits if all_rows else logits[-1:] if end == len(sequence.tokens) else None
 
-    def give(self, sequence: DenseSequence, name: str, value: np.ndarray) -> None:
+    def give(self, sequence: UnbatchedSequence, name: str, value: np.ndarray) -> None:
         if name not in self.wanted:
             wanted = ", ".join(self.wanted) or "none"
             raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
-        sequence.earlier.note(sequence.num_computed, dict(sequence.given))
+        sequence.adapter_history.note(sequence.num_computed, dict(sequence.given))
         sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
 
-    def _feeds(self, sequence: DenseSequence, start: int, end: int) -> dict[str, np.ndarray]:
+    def _feeds(self, sequence: UnbatchedSequence, start: int, end: int) -> dict[str, np.ndarray]:
         for name in self.wanted:
             if name not in sequence.given:
                 raise InputError(
@@ -177,7 +182,7 @@ class DenseDecoder(Decoder):
         return {name: value.astype(self.inputs[name].dtype) for name, value in values.items() if name in self.inputs}
 
 
-def _presents(inputs: dict[str, DenseInput], names: GraphNames) -> dict[str, str]:
+def _presents(inputs: dict[str, UnbatchedInput], names: GraphNames) -> dict[str, str]:
     """Per past tensor the present tensor that takes its place."""
     presents: dict[str, str] = {}
     layer = 0
@@ -195,7 +200,7 @@ def _presents(inputs: dict[str, DenseInput], names: GraphNames) -> dict[str, str
     return presents
 
 
-def _empty_past(name: str, value: DenseInput, past_shape: tuple[int, int], names: GraphNames) -> np.ndarray:
+def _empty_past(name: str, value: UnbatchedInput, past_shape: tuple[int, int], names: GraphNames) -> np.ndarray:
     together = (2,) if names.past else ()
     if len(value.shape) != 4 + len(together):
         expected = "[2, batch" if together else "[batch"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
 from ..errors import StateError, no_threads
-from .engine import Engine, Job
+from .engine import Engine, EngineRequest
 
 # The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
 _FAREWELL_SECONDS = 5.0
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs an engine while it has work. Jobs of several threads share its steps.
+    """Runs an engine while it has work. Requests of several threads share its steps.
 
-    The thread starts with the first job and ends with `close`, with the last reference to the worker, or with the
+    The thread starts with the first request and ends with `close`, with the last reference to the worker, or with the
     interpreter.
 
     Args:
@@ -39,8 +39,8 @@ class Worker:
         # Also run at exit: a thread inside a kernel must not outlive the memory that it reads.
         self._finalizer = weakref.finalize(self, _stop, self._inbox)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; their `finish` is called when they are over.
+    def submit(self, requests: Sequence[EngineRequest]) -> None:
+        """Queue requests; their `finish` is called when they are over.
 
         Raises:
             StateError: the worker is closed, belongs to the process that this one was forked from, or would have to
@@ -50,7 +50,7 @@ class Worker:
         with self._lock:
             if self._thread is None and not self._inbox.stopped:
                 self._start()
-        self._inbox.put(jobs)
+        self._inbox.put(requests)
 
     def check_usable(self) -> None:
         """Raise if whoever waits for this worker would wait for ever.
@@ -113,16 +113,16 @@ class Worker:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, once a job has come."""
+        """The engine, once a request has come."""
         return self._inbox.engine
 
     def wake(self) -> None:
-        """Something changed that the engine should see, such as a job being cancelled."""
+        """Something changed that the engine should see, such as a request being cancelled."""
         self._inbox.bell.put(None)
         self._inbox.interrupt()
 
     def close(self) -> None:
-        """End the thread; jobs that are not over are dropped as cancelled."""
+        """End the thread; requests that are not over are dropped as cancelled."""
         self._finalizer()
         with self._lock:  # a thread that is being started is known after this
             thread = self._thread
@@ -141,7 +141,7 @@ class _Inbox:
     def __init__(self) -> None:
         self.lock = threading.RLock()  # the garbage collector may end the worker while its own thread holds this
         self.bell: SimpleQueue[None] = SimpleQueue()
-        self.jobs: deque[Job] = deque()
+        self.requests: deque[EngineRequest] = deque()
         self.questions: deque[Callable[[], None]] = deque()
         self.stopped = False
         self.thread: threading.Thread | None = None
@@ -153,11 +153,11 @@ class _Inbox:
         """Whether the thread was left behind by a fork; it may have held the lock, so nobody may wait for that."""
         return self.thread is not None and self.process != os.getpid()
 
-    def put(self, jobs: Sequence[Job]) -> None:
+    def put(self, requests: Sequence[EngineRequest]) -> None:
         with self.lock:
             if self.stopped:
                 raise StateError("the model is closed", "close() ended its worker", "load the model again")
-            self.jobs.extend(jobs)
+            self.requests.extend(requests)
         self.bell.put(None)
 
     def ask(self, question: Callable[[], None]) -> None:
@@ -170,20 +170,20 @@ class _Inbox:
             self.engine.interrupt(everything=self.stopped)
 
     def pass_on(self, engine: Engine) -> bool:
-        """Give new jobs to the engine, and wait for some if it has none. False when it is time to stop."""
+        """Give new requests to the engine, and wait for some if it has none. False when it is time to stop."""
         while True:
             while self.questions:
                 self.questions.popleft()()
             with self.lock:
-                while self.jobs:
-                    engine.submit(self.jobs.popleft())
+                while self.requests:
+                    engine.submit(self.requests.popleft())
                 if self.stopped or engine.has_work:
                     return not self.stopped
             self.bell.get()
 
 
 def _run(engine: Engine, inbox: _Inbox) -> None:
-    # No job is named here: it would keep its caller, and with it the worker, from being collected.
+    # No request is named here: it would keep its caller, and with it the worker, from being collected.
     while inbox.pass_on(engine):
         try:
             engine.step()

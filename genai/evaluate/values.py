@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from genai.common.memory_limits import available_memory, format_bytes
 from genai.kernels.device import StepContext
 from genai.kernels.host_memory import TimedByHost
-from genai.kernels.ir import Record
+from genai.kernels.ir import Op
 
 from ..engine.paged import PagedDecoder
-from ..engine.unbatched import DenseDecoder
+from ..engine.unbatched import UnbatchedDecoder
 from ..errors import ContextOverflowError, InputError, MissingPackageError, ModelOutputError, UnsupportedModelError
 from ..lora.targets import without_places
 from .scored_text import pending_logits
@@ -78,7 +78,7 @@ def trace_values(
     decoder = copy.copy(model.decoder)
     if isinstance(decoder, PagedDecoder):
         decoder.run = _PartByPart(decoder, tracer.see)
-    elif isinstance(decoder, DenseDecoder):
+    elif isinstance(decoder, UnbatchedDecoder):
         decoder.plan = _observed(decoder.plan, tracer.see)
     else:
         raise UnsupportedModelError(
@@ -143,7 +143,7 @@ class _PartByPart(TimedByHost):
             made = function.run(step, {name: values[name] for name in program.given if name in values})
             (part,) = program.parts
             results = [made[name] for name in program.outputs]
-            if isinstance(part, Record):
+            if isinstance(part, Op):
                 results = [self._executor.host(rows) for rows in results]
             values.update(zip(program.outputs, self._observer(part.op_type, program.outputs, results), strict=True))
         return {name: values[name] for name in self._outputs}

@@ -14,7 +14,7 @@ from ..errors import CacheCapacityError, DeadlineError, OptionError
 from ..models.model import Model
 from .completion import Completion, FinishReason, Timings
 from .generation import Generation
-from .request_options import Terms
+from .request_options import RequestOptions
 
 # What a beam search obeys of SamplingParams; the rest draws tokens, or takes them back.
 _OBEYED = frozenset(
@@ -39,7 +39,7 @@ def check_beam_params(params: SamplingParams) -> None:
 def run_beams(
     model: Model,
     leaders: Sequence[Generation],
-    terms: Terms,
+    request_options: RequestOptions,
     max_sequences: int,
     progress: Callable[[int, int], None] | None = None,
     is_unwanted: Callable[[], bool] = lambda: False,
@@ -47,7 +47,7 @@ def run_beams(
     """The num_return_sequences best outputs of each prompt, in order of prompts, the best first.
 
     Args:
-        leaders: one job per prompt, which are not given to the engine. max_sequences: beams that run side by side.
+        leaders: one request per prompt, which are not given to the engine. max_sequences: beams that run side by side.
         progress: told after each step how many prompts are done, of how many.
         is_unwanted: asked before each step; if so, what there is is the result.
 
@@ -55,9 +55,9 @@ def run_beams(
         CacheCapacityError: the beams of one prompt alone do not fit. DeadlineError: the time was over before a first
             output was finished. SamplingError, LogitsProcessorError: no next token could be chosen.
     """
-    assert terms.beams is not None
+    assert request_options.beams is not None
     results: dict[int, list[Completion]] = {}
-    window, deadline = max(1, max_sequences // terms.beams.num_beams), terms.deadline
+    window, deadline = max(1, max_sequences // request_options.beams.num_beams), request_options.deadline
     waiting = list(range(len(leaders)))
 
     def note(done: int) -> None:
@@ -69,7 +69,7 @@ def run_beams(
         runs: list[_Run] = []
         try:
             for index in group:
-                runs.append(_Run(model, leaders[index], terms.beams))  # noqa: PERF401 - one that fails leaves the others
+                runs.append(_Run(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
             _run(runs, deadline, note, is_unwanted)
         except CacheCapacityError:
             if window == 1:
@@ -84,7 +84,7 @@ def run_beams(
 
 
 async def await_beams(
-    model: Model, leaders: Sequence[Generation], terms: Terms, max_sequences: int
+    model: Model, leaders: Sequence[Generation], request_options: RequestOptions, max_sequences: int
 ) -> list[Completion]:
     """The same while other tasks go on; a cancelled task ends the search."""
     import asyncio
@@ -92,7 +92,7 @@ async def await_beams(
     unwanted: list[bool] = []
     try:
         return await asyncio.to_thread(
-            run_beams, model, leaders, terms, max_sequences, is_unwanted=lambda: bool(unwanted)
+            run_beams, model, leaders, request_options, max_sequences, is_unwanted=lambda: bool(unwanted)
         )
     except BaseException:
         unwanted.append(True)
@@ -102,17 +102,17 @@ async def await_beams(
 class _Run:
     """The search of one prompt."""
 
-    def __init__(self, model: Model, job: Generation, options: BeamOptions) -> None:
+    def __init__(self, model: Model, generation: Generation, options: BeamOptions) -> None:
         decoder = model.decoder
-        self.job, self.options, self.decoder = job, options, decoder
-        sequence = decoder.open() if job.origin is None else decoder.fork(job.origin)
+        self.generation, self.options, self.decoder = generation, options, decoder
+        sequence = decoder.open() if generation.origin is None else decoder.fork(generation.origin)
         try:
-            decoder.adapt(sequence, job.adapters)
-            job.start(sequence)
+            decoder.adapt(sequence, generation.adapters)
+            generation.start(sequence)
             self.cached = sequence.num_computed or decoder.reuse(sequence)
-            stop_ids = job.plan.stop_ids
-            policy = TransformersBeams[BeamOutput](options, len(job.prompt), job.max_length, stop_ids)
-            self.search = BeamSearch(decoder, model.sampler, sequence, job.plan, policy)
+            stop_ids = generation.plan.stop_ids
+            policy = TransformersBeams[BeamOutput](options, len(generation.prompt), generation.max_length, stop_ids)
+            self.search = BeamSearch(decoder, model.sampler, sequence, generation.plan, policy)
         except BaseException:
             sequence.close()
             raise
@@ -136,7 +136,7 @@ class _Run:
         return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(found)]
 
     def _completion(self, rank: int, score: float, output: BeamOutput, timings: Timings) -> Completion:
-        stream = self.job.new_stream()
+        stream = self.generation.new_stream()
         text = "".join(stream.decode(token) for token in output.tokens) + stream.flush()
         reason: FinishReason = "stop" if output.stopped_by is not None else "length"
         return Completion(
@@ -144,12 +144,12 @@ class _Run:
             token_ids=output.tokens,
             finish_reason=reason,
             stopped_by=output.stopped_by,
-            prompt_tokens=len(self.job.prompt),
+            prompt_tokens=len(self.generation.prompt),
             cached_tokens=self.cached,
             timings=timings,
             seed=0,
-            logprobs=output.logprobs if self.job.plan.params.logprobs is not None else None,
-            prompt_index=self.job.prompt_index,
+            logprobs=output.logprobs if self.generation.plan.params.logprobs is not None else None,
+            prompt_index=self.generation.prompt_index,
             sample_index=rank,
             score=score,
         )

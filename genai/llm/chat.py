@@ -19,7 +19,7 @@ from ..text.parsing import Event, ToolCall
 from .completion import ChatReply, Completion
 from .llm import LLM
 from .reply_shape import ReplyShape, ToolChoice, check_choice
-from .request_options import Terms
+from .request_options import RequestOptions
 from .states import load_state
 from .streaming import CompletionStream, Progress
 
@@ -45,7 +45,7 @@ class ChatSession:
             "shift": as truncate, and a reply that reaches the end goes on without the oldest exchanges.
             `num_left_out` says how many messages the last prompt left out; `messages` keeps them all.
         ctx_shift: a reply that reaches the end of the context goes on, without the older half of what lies behind the
-            system message, or behind so many first tokens; see `Terms`. Nothing is read again for it.
+            system message, or behind so many first tokens; see `RequestOptions`. Nothing is read again for it.
         options: of SamplingParams; n is 1.
 
     Attributes:
@@ -279,7 +279,7 @@ class ChatSession:
 
     def _check_shift(self, llm: LLM) -> None:
         """Raise unless replies of this model can go on as ctx_shift says."""
-        shift = Terms(ctx_shift=self.ctx_shift).shift(llm.context_size)
+        shift = RequestOptions(ctx_shift=self.ctx_shift).shift(llm.context_size)
         if shift is not None:
             llm.model.decoder.check_shift(shift)
 

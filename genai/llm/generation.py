@@ -38,7 +38,7 @@ class Sink(Protocol):
 
 
 class Generation:
-    """A job for the engine (see engine.Job): one sample of one prompt.
+    """A request for the engine (see engine.Request): one sample of one prompt.
 
     Args:
         prompt: token ids, at least one. plan: its options made ready. stream: a fresh one of the model's tokenizer.
@@ -52,7 +52,7 @@ class Generation:
         is_unwanted: set by whoever wants no more of it.
         reader: whoever alone reads what it delivers.
         origin, sampler: a sequence that it goes on from, and what its sampler remembered then.
-        priority, deadline: see engine.Job.
+        priority, deadline: see engine.Request.
         keeps_sequence, kept: whether its sequence is wanted at the end; that, and the adapters that it went through.
         reads_only: it ends when its prompt is computed.
         shift: what becomes of its sequence when the context is full; None = it ends there.
@@ -148,7 +148,7 @@ class Generation:
 
     @property
     def max_length(self) -> int:
-        """See engine.Job."""
+        """See engine.Request."""
         return min(self._most, self._context_size + self.forgotten_tokens)
 
     @property
@@ -163,7 +163,7 @@ class Generation:
         return len(self._output)
 
     def new_stream(self) -> TokenizerStream:
-        """A fresh stream like the one that it was given; of a job that has not begun."""
+        """A fresh stream like the one that it was given; of a request that has not begun."""
         return self._stream.copy()
 
     @property
@@ -201,7 +201,7 @@ class Generation:
         self._cached_tokens = num_tokens
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """See Job.take_prompt_logits: the row of token i tells of token i + 1."""
+        """See Request.take_prompt_logits: the row of token i tells of token i + 1."""
         top = self.plan.params.prompt_logprobs or 0
         targets = self.prompt[start + 1 : start + 1 + len(logits)]
         found = token_logprobs(logits[: len(targets)], targets, top)

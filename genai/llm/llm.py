@@ -35,7 +35,7 @@ from .instances import Instance, SchemaClass, instance_of, with_schema
 from .map_requests import Questions, attempt
 from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
-from .request_options import BeamCallOptions, CallOptions, split_terms
+from .request_options import BeamCallOptions, CallOptions, split_options
 from .requests import Prompt, RequestBuilder
 from .speculation import Guessing, SpeculationChoice
 from .states import TextState, kept_state, load_state, read, running_state
@@ -207,23 +207,28 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         3
         """
         shaped = with_schema(options, schema)
-        jobs = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
-        found = self._completed(jobs, shaped, progress)
+        generations = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
+        found = self._completed(generations, shaped, progress)
         return found if schema is None else [instance_of(schema, one.text, one) for one in found]
 
     def _completed(
-        self, jobs: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
+        self, generations: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
     ) -> list[Completion]:
-        terms, _ = split_terms(options)
-        if terms.beams is not None:
-            return run_beams(self.model, jobs, terms, self._max_sequences, progress)
-        return self._with_states(jobs, wait_for(jobs, self._worker, progress))
+        request_options, _ = split_options(options)
+        if request_options.beams is not None:
+            return run_beams(self.model, generations, request_options, self._max_sequences, progress)
+        return self._with_states(generations, wait_for(generations, self._worker, progress))
 
-    def _with_states(self, jobs: list[Generation], completions: list[Completion]) -> list[Completion]:
-        """The completions, each with what its job left behind."""
+    def _with_states(self, generations: list[Generation], completions: list[Completion]) -> list[Completion]:
+        """The completions, each with what its request left behind."""
         results = []
-        for one, completion in zip((one for job in jobs for one in job.samples), completions, strict=True):
-            state, one.kept = kept_state(self, one), None  # jobs of one call hold each other until they are collected
+        for one, completion in zip(
+            (one for generation in generations for one in generation.samples), completions, strict=True
+        ):
+            state, one.kept = (
+                kept_state(self, one),
+                None,
+            )  # requests of one call hold each other until they are collected
             results.append(completion if state is None else replace(completion, state=state))
         return results
 
@@ -242,11 +247,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
         ['15', '19']
         """
-        jobs = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
-        terms, _ = split_terms(options)
-        if terms.beams is not None:
-            return await await_beams(self.model, jobs, terms, self._max_sequences)
-        return self._with_states(jobs, await await_for(jobs, self._worker))
+        generations = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
+        request_options, _ = split_options(options)
+        if request_options.beams is not None:
+            return await await_beams(self.model, generations, request_options, self._max_sequences)
+        return self._with_states(generations, await await_for(generations, self._worker))
 
     def map(
         self,
@@ -340,8 +345,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         return self._streamed(self._requests.single(self._prompt(prompt), params, options, adapter=adapter))
 
-    def _streamed(self, jobs: list[Generation]) -> CompletionStream:
-        stream = CompletionStream(jobs, self._worker)
+    def _streamed(self, generations: list[Generation]) -> CompletionStream:
+        stream = CompletionStream(generations, self._worker)
         stream.make_state = partial(running_state, self)
         return stream
 
@@ -419,8 +424,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def _read(
         self, prompt: Prompt, adapter: AdapterChoice, before: TextState | None, progress: Progress | None = None
     ) -> TextState:
-        (job,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
-        return read(self, job, before, progress)
+        (generation,) = self._requests.single(prompt, None, {"temperature": 0.0}, adapter=adapter)
+        return read(self, generation, before, progress)
 
     def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:
         """A state that `TextState.save_state` wrote, as it was; see docs/states.md.
@@ -589,7 +594,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def _turn(
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
     ) -> tuple[str, list[Generation]]:
-        """The rendered prompt of a conversation, and the job that answers it."""
+        """The rendered prompt of a conversation, and the request that answers it."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
         shown = None if choice == "none" else tools
         prompt = self.render(messages, tools=shown, template=options.pop("template", None))

@@ -1,5 +1,6 @@
-"""What items of a map ask, made into jobs: a group at a time, since templates and tokenizers take turns with threads
-and processes, which cost more than a short text itself."""
+"""What items of a map ask, made into requests: a group at a time, since templates and tokenizers take turns with
+threads and processes, which cost more than a short text itself.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ def attempt(work: Callable[[Any], T], given: Any) -> T | GenaiError:
 
 
 class Questions:
-    """Makes jobs of items; see LLM.map.
+    """Makes requests of items; see LLM.map.
 
     Args:
-        llm: renders conversations and splits answers. requests: makes the jobs.
+        llm: renders conversations and splits answers. requests: makes the requests.
         params, options, adapter: of items that do not say otherwise.
     """
 
@@ -52,7 +53,7 @@ class Questions:
         self._options = {"adapter": adapter, **options}
 
     def prepared(self, items: Sequence[Any]) -> list[Asked | GenaiError]:
-        """The jobs of each item, or what is wrong with it; an error in place of an item stays one."""
+        """The requests of each item, or what is wrong with it; an error in place of an item stays one."""
         asked = [item if isinstance(item, GenaiError) else attempt(_question, item) for item in items]
         questions = [one for one in asked if isinstance(one, _Question)]
         chats = [one for one in questions if one.conversation is not None]

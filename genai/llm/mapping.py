@@ -92,7 +92,7 @@ class MapFigures:
 
 @dataclass
 class Asked:
-    """An item's jobs, not yet submitted.
+    """An item's requests, not yet submitted.
 
     Attributes:
         leaders: the first sample of each prompt.
@@ -152,7 +152,7 @@ class Mapper(Generic[Item]):
 
     Args:
         items: what is asked.
-        prepare: makes the jobs of items; a GenaiError is the answer of an item.
+        prepare: makes the requests of items; a GenaiError is the answer of an item.
         worker: runs them.
         options: how.
     """

@@ -17,7 +17,7 @@ _MOST_PRIORITY = 2**31
 
 
 class CallOptions(SamplingOptions, total=False):
-    """Options of one request as keywords of calls: those of sampling, and those of `Terms`."""
+    """Options of one request as keywords of calls: those of sampling, and those of `RequestOptions`."""
 
     priority: int
     timeout: float | None
@@ -35,7 +35,7 @@ class BeamCallOptions(CallOptions, total=False):
 
 
 @dataclass(frozen=True)
-class Terms:
+class RequestOptions:
     """See above.
 
     Attributes:
@@ -94,7 +94,7 @@ _OWN = ("priority", "timeout", "keep_state", "ctx_shift")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 
-def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
+def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, dict[str, Any]]:
     """The terms among the options of a request, and the others: those of sampling.
 
     Raises:
@@ -103,4 +103,4 @@ def split_terms(options: Mapping[str, Any]) -> tuple[Terms, dict[str, Any]]:
     sampling = {name: value for name, value in options.items() if name not in (*_OWN, *_BEAMS)}
     own = {name: options[name] for name in _OWN if name in options}
     beams = BeamOptions.from_options({name: options[name] for name in _BEAMS if name in options})
-    return Terms(**own, beams=beams), sampling
+    return RequestOptions(**own, beams=beams), sampling

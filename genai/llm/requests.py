@@ -1,4 +1,4 @@
-"""From prompts and options, as callers give them, to checked jobs for the engine."""
+"""From prompts and options, as callers give them, to checked requests for the engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..text.vocabulary import guidance_of
 from .beams import check_beam_params
 from .generation import Generation
 from .reply_shape import ReplyShape
-from .request_options import Terms, split_terms
+from .request_options import RequestOptions, split_options
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
@@ -52,13 +52,13 @@ class RequestBuilder:
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
 
     def params(
-        self, params: SamplingParams | None, options: Mapping[str, Any], terms: Terms | None = None
+        self, params: SamplingParams | None, options: Mapping[str, Any], request_options: RequestOptions | None = None
     ) -> SamplingParams:
         """The options of a request: those named replace `params`, or the model's defaults.
 
         Beams leave out what the model draws with by default.
         """
-        if terms is not None and terms.beams is not None:
+        if request_options is not None and request_options.beams is not None:
             greedy = {"temperature": 0, **options}
             found = with_defaults(self.defaults, greedy) if params is None else params.replace(**options)
             check_beam_params(found)
@@ -79,7 +79,7 @@ class RequestBuilder:
 
     def check_all(self, params: SamplingParams | None, options: Mapping[str, Any]) -> None:
         """Raise the error that requests with these options would be, whatever their prompts."""
-        _, sampling = _terms_of(options)
+        _, sampling = _request_options_of(options)
         self.check(self.params(params, sampling))
 
     def batch(
@@ -93,12 +93,12 @@ class RequestBuilder:
         *,
         with_beams: bool = False,
     ) -> list[Generation]:
-        """The jobs of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
+        """The requests of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
 
         Their text shows the special tokens `keep`. `shape` says what replies to a conversation may be. Of `options` it
         takes what is of SamplingParams, and the terms.
         """
-        terms, options = _terms_of(options, with_beams=with_beams)
+        request_options, options = _request_options_of(options, with_beams=with_beams)
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
@@ -110,8 +110,8 @@ class RequestBuilder:
             raise OptionError(
                 f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        plans = [self._plan(self.params(one, options, terms), shape) for one in given]
-        return self._generations(rows, plans, keep, choices, terms)
+        plans = [self._plan(self.params(one, options, request_options), shape) for one in given]
+        return self._generations(rows, plans, keep, choices, request_options)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
         """The ids of those texts that probably fit the context; of none if one of them cannot be encoded.
@@ -134,17 +134,19 @@ class RequestBuilder:
         shape: ReplyShape | None = None,
         num_reply: int = 0,
     ) -> list[Generation]:
-        """The job of one prompt and one sample, in a list; see batch.
+        """The request of one prompt and one sample, in a list; see batch.
 
         The last `num_reply` tokens of the prompt are the beginning of the reply.
         """
-        terms, options = _terms_of(options)
+        request_options, options = _request_options_of(options)
         chosen = self.params(params, options)
         if chosen.n != 1:
             raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
-        (job,) = self._generations([self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], terms)
-        job.num_reply = num_reply
-        return [job]
+        (generation,) = self._generations(
+            [self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], request_options
+        )
+        generation.num_reply = num_reply
+        return [generation]
 
     def _generations(
         self,
@@ -152,22 +154,22 @@ class RequestBuilder:
         plans: Sequence[SamplingPlan],
         keep: Sequence[str],
         choices: Sequence[AdapterChoice],
-        terms: Terms,
+        request_options: RequestOptions,
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
             self._check_least(len(row), plan.params)
         mixes = [self._adapters.mix(choice) for choice in choices]
         leaders = [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
-        shift = self._shift(terms)
+        shift = self._shift(request_options)
         for leader, choice in zip(leaders, choices, strict=True):
             for one in leader.samples:
-                one.adapter, one.priority = choice, terms.priority
-                one.deadline, one.keeps_sequence = terms.deadline, terms.keep_state
+                one.adapter, one.priority = choice, request_options.priority
+                one.deadline, one.keeps_sequence = request_options.deadline, request_options.keep_state
                 one.shift = shift
         return leaders
 
-    def _shift(self, terms: Terms) -> ContextShift | None:
-        shift = terms.shift(self.context_size)
+    def _shift(self, request_options: RequestOptions) -> ContextShift | None:
+        shift = request_options.shift(self.context_size)
         if shift is not None:
             self._model.decoder.check_shift(shift)
         return shift
@@ -181,11 +183,11 @@ class RequestBuilder:
         return self._prompt(prompt)
 
     def resumed(self, state: SamplerState, tokens: Sequence[int], options: Mapping[str, Any]) -> list[Generation]:
-        """The job that goes on where another one of these tokens was, in a list.
+        """The request that goes on where another one of these tokens was, in a list.
 
         Its max_tokens counts what is new; other options may be replaced as well.
         """
-        terms, options = split_terms(options)
+        request_options, options = split_options(options)
         done = len(tokens) - state.prompt_length
         most = options.get("max_tokens")
         chosen = state.params.replace(**{**options, "n": 1, "max_tokens": None})
@@ -194,7 +196,7 @@ class RequestBuilder:
             chosen = chosen.replace(max_tokens=done + (checked or 0))
         if len(tokens) >= self.context_size:
             raise self._overflow(f"{len(tokens)} tokens, with what was generated,")
-        job = Generation(
+        generation = Generation(
             tokens[: state.prompt_length],
             self._plan(chosen),
             seed=state.seed if chosen.seed is None or "seed" not in options else chosen.seed,
@@ -203,10 +205,14 @@ class RequestBuilder:
             context_size=self.context_size,
             output=tokens[state.prompt_length :],
         )
-        job.sampler = state
-        job.priority, job.deadline, job.keeps_sequence = terms.priority, terms.deadline, terms.keep_state
-        job.shift = self._shift(terms)
-        return [job]
+        generation.sampler = state
+        generation.priority, generation.deadline, generation.keeps_sequence = (
+            request_options.priority,
+            request_options.deadline,
+            request_options.keep_state,
+        )
+        generation.shift = self._shift(request_options)
+        return [generation]
 
     def _check_least(self, length: int, params: SamplingParams) -> None:
         least = max(length + params.min_tokens, params.min_length)
@@ -289,21 +295,23 @@ class RequestBuilder:
         return make(0, [make(sample) for sample in range(1, plan.params.n)])
 
 
-def _terms_of(options: Mapping[str, Any], *, with_beams: bool = False) -> tuple[Terms, dict[str, Any]]:
+def _request_options_of(
+    options: Mapping[str, Any], *, with_beams: bool = False
+) -> tuple[RequestOptions, dict[str, Any]]:
     """See split_terms; beams are refused where their outputs have no place."""
-    terms, sampling = split_terms(options)
-    if terms.beams is not None and not with_beams:
+    request_options, sampling = split_options(options)
+    if request_options.beams is not None and not with_beams:
         raise OptionError(
-            f"num_beams = {terms.beams.num_beams}",
+            f"num_beams = {request_options.beams.num_beams}",
             "this call runs generations of one output each, whose tokens are known as they come; beams are known "
             "when the search ends",
             "use LLM.generate",
         )
-    if terms.beams is not None and terms.keep_state:
+    if request_options.beams is not None and request_options.keep_state:
         raise OptionError(
             "keep_state with num_beams", "the sequences of a beam search end with it", "leave one of them out"
         )
-    return terms, sampling
+    return request_options, sampling
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:

@@ -87,14 +87,14 @@ class TextState(Single, AbstractContextManager["TextState"]):
         Raises:
             As LLM.generate. OptionError: prompt_logprobs, as the state's tokens have been read.
         """
-        return self._llm._completed(self._jobs(prompts, params, options), options, progress)
+        return self._llm._completed(self._generations_(prompts, params, options), options, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
         """The same, piece by piece; see LLM.stream."""
-        jobs = self._llm._requests.single(self._after(prompt), params, options, adapter=self.adapter)
-        return self._llm._streamed(self._from_here(jobs))
+        generations = self._llm._requests.single(self._after(prompt), params, options, adapter=self.adapter)
+        return self._llm._streamed(self._from_here(generations))
 
     def resume(self, **options: Unpack[CallOptions]) -> Completion:
         """Go on with a generation that was kept in its middle (keep_state=True, CompletionStream.state).
@@ -105,8 +105,8 @@ class TextState(Single, AbstractContextManager["TextState"]):
         Raises:
             StateError: nothing was being generated. Otherwise as LLM.generate.
         """
-        jobs = self._resumed(options)
-        (completion,) = self._llm._completed(jobs, options)
+        generations = self._resumed(options)
+        (completion,) = self._llm._completed(generations, options)
         return completion
 
     def read(self, prompt: Prompt, progress: Progress | None = None) -> TextState:
@@ -123,19 +123,21 @@ class TextState(Single, AbstractContextManager["TextState"]):
         before = list(self._sequence.tokens)
         return [*before, *self._llm._requests.ids(prompt)]
 
-    def _jobs(self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]) -> list[Generation]:
+    def _generations_(
+        self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]
+    ) -> list[Generation]:
         rows = [self._after(prompt) for prompt in self._llm._requests.listed(prompts)]
         return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter, with_beams=True))
 
-    def _from_here(self, jobs: list[Generation]) -> list[Generation]:
-        for job in jobs:
-            if job.plan.params.prompt_logprobs is not None:
+    def _from_here(self, generations: list[Generation]) -> list[Generation]:
+        for generation in generations:
+            if generation.plan.params.prompt_logprobs is not None:
                 raise OptionError(
                     "prompt_logprobs with a state", "its tokens have been read, and their logits are gone",
                     "leave prompt_logprobs out, or give the whole text as a prompt",
                 )  # fmt: skip
-            job.origin = self._sequence
-        return jobs
+            generation.origin = self._sequence
+        return generations
 
     def _resumed(self, options: Mapping[str, Any]) -> list[Generation]:
         if self._sampler is None:
@@ -144,9 +146,9 @@ class TextState(Single, AbstractContextManager["TextState"]):
             )
         if options.get("num_beams", 1) != 1:
             raise OptionError("resume with beams", "one sequence goes on", "use generate")
-        jobs = self._llm._requests.resumed(self._sampler, list(self._sequence.tokens), options)
-        jobs[0].adapters, jobs[0].adapter = self._mix, self.adapter
-        return self._from_here(jobs)
+        generations = self._llm._requests.resumed(self._sampler, list(self._sequence.tokens), options)
+        generations[0].adapters, generations[0].adapter = self._mix, self.adapter
+        return self._from_here(generations)
 
     # --- files -------------------------------------------------------------------------------------------------------
 
@@ -205,41 +207,47 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
     return TextState(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
 
 
-def read(llm: LLM, job: Generation, before: TextState | None, progress: Progress | None = None) -> TextState:
-    """Compute the prompt of a job, and nothing more."""
-    job.keeps_sequence = job.reads_only = True
+def read(llm: LLM, generation: Generation, before: TextState | None, progress: Progress | None = None) -> TextState:
+    """Compute the prompt of a request, and nothing more."""
+    generation.keeps_sequence = generation.reads_only = True
     if before is not None:
-        before._from_here([job])
-    wait_for([job], llm._worker, None if progress is None else lambda done, total: progress(*job.prompt_progress))
-    state, job.kept = kept_state(llm, job), None
+        before._from_here([generation])
+    wait_for(
+        [generation],
+        llm._worker,
+        None if progress is None else lambda done, total: progress(*generation.prompt_progress),
+    )
+    state, generation.kept = kept_state(llm, generation), None
     if state is None:
         raise InputError("the text was not read", "the model was closed meanwhile", "read it again")
     state._sampler = None
     return state
 
 
-def kept_state(llm: LLM, job: Generation) -> TextState | None:
-    """What a job that is over left behind, if it was asked to."""
-    if job.kept is None:
+def kept_state(llm: LLM, generation: Generation) -> TextState | None:
+    """What a request that is over left behind, if it was asked to."""
+    if generation.kept is None:
         return None
-    sequence, mix = job.kept
-    return TextState(llm, sequence, adapter=job.adapter, mix=mix, sampler=SamplerState.of(job.row))
+    sequence, mix = generation.kept
+    return TextState(llm, sequence, adapter=generation.adapter, mix=mix, sampler=SamplerState.of(generation.row))
 
 
-def running_state(llm: LLM, job: Generation) -> TextState:
-    """That of a job in its middle: on the engine's thread.
+def running_state(llm: LLM, generation: Generation) -> TextState:
+    """That of a request in its middle: on the engine's thread.
 
     Raises:
         StateError: it has not begun, or is over and left nothing behind.
     """
-    if (kept := kept_state(llm, job)) is not None:
+    if (kept := kept_state(llm, generation)) is not None:
         return kept
-    if job.sequence is None:
-        over = job.is_over
+    if generation.sequence is None:
+        over = generation.is_over
         raise StateError(
             "there is no sequence to fork",
             "the generation is over, and its part of the cache was given back" if over else "it waits for its turn",
             "fork before the end, or ask for it with keep_state=True" if over else "fork after the first piece",
         )
-    sequence = llm.model.decoder.fork(job.sequence)
-    return TextState(llm, sequence, adapter=job.adapter, mix=job.adapters, sampler=SamplerState.of(job.row))
+    sequence = llm.model.decoder.fork(generation.sequence)
+    return TextState(
+        llm, sequence, adapter=generation.adapter, mix=generation.adapters, sampler=SamplerState.of(generation.row)
+    )

@@ -159,13 +159,13 @@ class _Mailbox:
 class _Stream(Single):
     """One generation, delivered in pieces through a queue."""
 
-    def __init__(self, jobs: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:
+    def __init__(self, generations: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:
         self._worker = worker
         self._mailbox = _Mailbox(put)
         self._over = False
-        (self._generation,) = jobs
+        (self._generation,) = generations
         self._generation.sink, self._generation.reader = self._mailbox, weakref.ref(self)
-        worker.submit(jobs)
+        worker.submit(generations)
 
     @property
     def completion(self) -> Completion:
@@ -191,15 +191,15 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
 
     Attributes:
         on_prompt: told while somebody waits for the first piece how many tokens of the prompt are computed.
-        make_state: makes the state of a running job, on the engine's thread; given by the LLM.
+        make_state: makes the state of a running request, on the engine's thread; given by the LLM.
     """
 
     on_prompt: Progress | None = None
     make_state: Callable[[Generation], TextState] | None = None
 
-    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
+    def __init__(self, generations: list[Generation], worker: Worker) -> None:
         self._pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        super().__init__(jobs, worker, self._pieces.put)
+        super().__init__(generations, worker, self._pieces.put)
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -254,13 +254,13 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
 class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletionStream"]):
     """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
 
-    def __init__(self, jobs: list[Generation], worker: Worker) -> None:
+    def __init__(self, generations: list[Generation], worker: Worker) -> None:
         import asyncio
 
         self._loop = loop = _running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         put = self._pieces.put_nowait
-        super().__init__(jobs, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
+        super().__init__(generations, worker, lambda piece: _call_soon(loop, lambda: put(piece)))
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self

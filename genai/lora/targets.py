@@ -10,16 +10,16 @@ from typing import Any
 from genai.kernels.ir import (
     Attention,
     BlockWeight,
-    Branch,
-    Delta,
-    GatedProduct,
-    LowRank,
+    GatedLinear,
+    Linear,
+    LoraDelta,
+    LoraShrink,
+    Op,
+    OpProgram,
     Per,
-    Product,
-    Record,
-    Reordered,
-    RowProgram,
-    branches,
+    Projection,
+    SelectColumns,
+    projections,
 )
 
 from .names import FUSED, REORDERED, Module, module_of
@@ -67,80 +67,78 @@ class Places:
         return [str(module) for module in self.parts]
 
 
-def with_places(program: RowProgram) -> tuple[RowProgram, Places]:
+def with_places(program: OpProgram) -> tuple[OpProgram, Places]:
     """A program whose products have places, and what they are; values and constants stay the same."""
     found: dict[Module, AdapterPlace] = {}
     # Adapters know the columns of x in the order that they have before a quantised matrix has them put in its own.
-    origins = {record.out: record.x for record in program.records
-               if isinstance(record, Reordered) and REORDERED in record.out}  # fmt: skip
+    origins = {op.out: op.x for op in program.ops
+               if isinstance(op, SelectColumns) and REORDERED in op.out}  # fmt: skip
     parts: list[Any] = []
-    for is_host, run in groupby(program.parts, lambda part: not isinstance(part, Record)):
+    for is_host, run in groupby(program.parts, lambda part: not isinstance(part, Op)):
         some: list[Any] = list(run)
         parts += some if is_host else _changed(some, program, found, origins)
     sizes = {
-        record.layer: (record.heads * record.head_size, *(record.kv_heads * size for size in
-                       (record.head_size, record.v_head_size)))
-        for record in program.records if isinstance(record, Attention)
+        op.layer: (op.heads * op.head_size, *(op.kv_heads * size for size in
+                       (op.head_size, op.v_head_size)))
+        for op in program.ops if isinstance(op, Attention)
     }  # fmt: skip
-    products = [record for record in program.records if isinstance(record, Product | GatedProduct)]
-    rounds = any(not record.exact and isinstance(branches(record)[0].weight, BlockWeight) for record in products)
+    products = [op for op in program.ops if isinstance(op, Linear | GatedLinear)]
+    rounds = any(not op.exact and isinstance(projections(op)[0].weight, BlockWeight) for op in products)
     return replace(program, parts=tuple(parts)), Places(_parts(found, sizes), len(found), rounds)
 
 
-def without_places(program: RowProgram) -> RowProgram:
-    """The program that has no places, of which each record can be run alone."""
-    parts = [_bare(part) for part in program.parts if not isinstance(part, LowRank)]
+def without_places(program: OpProgram) -> OpProgram:
+    """The program that has no places, of which each op can be run alone."""
+    parts = [_bare(part) for part in program.parts if not isinstance(part, LoraShrink)]
     return replace(program, parts=tuple(parts))
 
 
 def _bare(part: Any) -> Any:
-    if isinstance(part, Product):
+    if isinstance(part, Linear):
         return replace(part, branch=replace(part.branch, delta=None))
-    if isinstance(part, GatedProduct):
+    if isinstance(part, GatedLinear):
         return replace(part, gate=replace(part.gate, delta=None), up=replace(part.up, delta=None))
     return part
 
 
 def _changed(
-    records: Sequence[Record], program: RowProgram, found: dict[Module, AdapterPlace], origins: Mapping[str, str]
-) -> list[Record]:
-    """Records in order; what adapters make of a product's input comes before the first product that reads it."""
-    made: list[Record] = []
-    shrinks: dict[str, list[Record]] = {}
-    for record in records:
-        if isinstance(record, Product | GatedProduct) and program.types[record.x].per is Per.TOKEN:
-            origin = origins.get(record.x, record.x)
-            record = _adapted(record, found, shrinks.setdefault(record.x, []), origin)
-        made.append(record)
-    result: list[Record] = []
-    for record in made:
-        if isinstance(record, Product | GatedProduct):
-            result += shrinks.pop(record.x, [])
-        result.append(record)
+    ops: Sequence[Op], program: OpProgram, found: dict[Module, AdapterPlace], origins: Mapping[str, str]
+) -> list[Op]:
+    """Ops in order; what adapters make of a product's input comes before the first product that reads it."""
+    made: list[Op] = []
+    shrinks: dict[str, list[Op]] = {}
+    for op in ops:
+        if isinstance(op, Linear | GatedLinear) and program.types[op.x].per is Per.TOKEN:
+            origin = origins.get(op.x, op.x)
+            op = _adapted(op, found, shrinks.setdefault(op.x, []), origin)
+        made.append(op)
+    result: list[Op] = []
+    for op in made:
+        if isinstance(op, Linear | GatedLinear):
+            result += shrinks.pop(op.x, [])
+        result.append(op)
     return result
 
 
-def _adapted(
-    record: Product | GatedProduct, found: dict[Module, AdapterPlace], shrinks: list[Record], origin: str
-) -> Record:
+def _adapted(op: Linear | GatedLinear, found: dict[Module, AdapterPlace], shrinks: list[Op], origin: str) -> Op:
     """A product with its places; those of its branches are added to `found`, and what they read to `shrinks`."""
-    changes: dict[str, Branch] = {}
-    for name in ("branch",) if isinstance(record, Product) else ("gate", "up"):
-        branch: Branch = getattr(record, name)
-        module = _module(record, branch)
+    changes: dict[str, Projection] = {}
+    for name in ("branch",) if isinstance(op, Linear) else ("gate", "up"):
+        branch: Projection = getattr(op, name)
+        module = _module(op, branch)
         if module is None or module in found or branch.weight.columns < _LEAST_COLUMNS:
             continue
         place = AdapterPlace(len(found), module, branch.weight.rows, branch.weight.columns)
         found[module] = place
         hidden = f"adapters of {module}"
-        shrinks.append(LowRank(origin, place.number, hidden, op_type="LowRank"))
-        changes[name] = replace(branch, delta=Delta(hidden, place.number))
-    return replace(record, **changes)  # type: ignore[arg-type]
+        shrinks.append(LoraShrink(origin, place.number, hidden, op_type="LoraShrink"))
+        changes[name] = replace(branch, delta=LoraDelta(hidden, place.number))
+    return replace(op, **changes)  # type: ignore[arg-type]
 
 
-def _module(record: Product | GatedProduct, branch: Branch) -> Module | None:
+def _module(op: Linear | GatedLinear, branch: Projection) -> Module | None:
     """By the name of the result, which is the node's own; weights of the same bytes have one name between them."""
-    names = (record.out, branch.weight.data) if isinstance(record, Product) else (branch.weight.data,)
+    names = (op.out, branch.weight.data) if isinstance(op, Linear) else (branch.weight.data,)
     return next((module for name in names if (module := module_of(name)) is not None), None)
 
 

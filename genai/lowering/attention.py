@@ -10,7 +10,7 @@ from ..onnx.ir import Node
 from ..onnx.node import MS, OURS
 from ..ops.registry import NodeSpec
 from .rows import Kind, NotFlattenable, RowDim, State
-from .rules import Made, NodeRows, RowSpec, States, record_rule, row_rule, stored_weights
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, stored_weights
 
 
 @row_rule("GroupQueryAttention", domain=MS)
@@ -59,8 +59,8 @@ def rotary_embedding_rows(at: NodeRows) -> States:
     return [x]
 
 
-@record_rule("PagedAttention", domain=OURS)
-def paged_attention(spec: RowSpec) -> Made | None:
+@lowering_rule("PagedAttention", domain=OURS)
+def paged_attention(spec: LoweringSpec) -> Lowered | None:
     """Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm."""
     attributes, out = spec.attributes, spec.outputs[0]
     heads, kv_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
@@ -73,7 +73,7 @@ def paged_attention(spec: RowSpec) -> Made | None:
         known = spec.rows(index)
         if known is not None and known.width != width:
             return None
-    record = Attention(
+    op = Attention(
         spec.inputs[0], key, value, out, layer=int(attributes["layer"]), heads=heads, kv_heads=kv_heads,
         head_size=head_size, v_head_size=v_head_size, scale=float(attributes.get("scale", 0.0)),
         softcap=float(attributes.get("softcap", 0.0)), window=int(attributes.get("window", -1)),
@@ -87,7 +87,7 @@ def paged_attention(spec: RowSpec) -> Made | None:
         if spec.rows(index) is None
     }
     width = heads * v_head_size
-    return Made([record], {**asked, out: RowsType((1, -1, width), width)})
+    return Lowered([op], {**asked, out: RowsType((1, -1, width), width)})
 
 
 def _rope(spec: NodeSpec) -> Rope | None:

@@ -14,41 +14,41 @@ from genai.kernels.ir import Binary, Gate, RowsType, Unary
 from ..onnx.node import MS, OURS
 from ..onnx.types import DataType
 from .rows import ONE, Kind, NotFlattenable, RowDim, State
-from .rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule, stored_weights
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, slice_columns, stored_weights
 
 
-@record_rule("Identity")
-def identity_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Identity")
+def lower_identity(spec: LoweringSpec) -> Lowered | None:
     """Another name."""
     x = spec.rows(0)
-    return None if x is None else columns_record(spec, x)
+    return None if x is None else slice_columns(spec, x)
 
 
-_UNARY_RECORDS = {
+_UNARY_FUNCTIONS = {
     "Abs": "abs", "Erf": "erf", "Exp": "exp", "HardSwish": "hard_swish", "Log": "log", "Neg": "neg",
     "Reciprocal": "reciprocal", "Relu": "relu", "Sigmoid": "sigmoid", "Softplus": "softplus", "Sqrt": "sqrt",
     "Tanh": "tanh",
 }  # fmt: skip
 
 
-_BINARY_RECORDS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide"}
+_BINARY_FUNCTIONS = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide"}
 
 
-def unary_record(spec: RowSpec, function: str, *parameters: float) -> Made | None:
+def lower_unary(spec: LoweringSpec, function: str, *parameters: float) -> Lowered | None:
     x, out = spec.rows(0), spec.outputs[0]
     if x is None:
         return None
-    return Made([Unary(function, spec.inputs[0], out, parameters, op_type=spec.op_type)], {out: x})
+    return Lowered([Unary(function, spec.inputs[0], out, parameters, op_type=spec.op_type)], {out: x})
 
 
-@record_rule(*_UNARY_RECORDS)
-def plain(spec: RowSpec) -> Made | None:
+@lowering_rule(*_UNARY_FUNCTIONS)
+def plain(spec: LoweringSpec) -> Lowered | None:
     """Functions without parameters."""
-    return unary_record(spec, _UNARY_RECORDS[spec.op_type])
+    return lower_unary(spec, _UNARY_FUNCTIONS[spec.op_type])
 
 
-@record_rule(*_BINARY_RECORDS)
-def two_operands(spec: RowSpec) -> Made | None:
+@lowering_rule(*_BINARY_FUNCTIONS)
+def two_operands(spec: LoweringSpec) -> Lowered | None:
     """Rows with rows of the same shape, or with constants that are the same for every row."""
     shapes = {type_ for index in (0, 1) if (type_ := spec.rows(index)) is not None}
     if len(shapes) != 1:
@@ -62,9 +62,9 @@ def two_operands(spec: RowSpec) -> Made | None:
             constants[index] = spec.inputs[index]
         else:
             return None
-    function, out = _BINARY_RECORDS[spec.op_type], spec.outputs[0]
-    record = Binary(function, values[0], values[1], out, constants[0], constants[1], op_type=spec.op_type)
-    return Made([record], {out: shape})
+    function, out = _BINARY_FUNCTIONS[spec.op_type], spec.outputs[0]
+    op = Binary(function, values[0], values[1], out, constants[0], constants[1], op_type=spec.op_type)
+    return Lowered([op], {out: shape})
 
 
 def _is_per_row(constant: NDArray[Any] | None, shape: RowsType) -> bool:
@@ -128,8 +128,8 @@ row_rule(
 )(elementwise_rows)
 
 
-@record_rule("Clip")
-def clip_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Clip")
+def lower_clip(spec: LoweringSpec) -> Lowered | None:
     """Limits that are constants (or attributes, before version 11)."""
     limits = []
     for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
@@ -139,7 +139,7 @@ def clip_record(spec: RowSpec) -> Made | None:
             limits.append(float(spec.constant(index).reshape(-1)[0]))
         else:
             limits.append(float(spec.attributes.get(name, default)))
-    return unary_record(spec, "clip", *limits)
+    return lower_unary(spec, "clip", *limits)
 
 
 row_rule(
@@ -148,34 +148,34 @@ row_rule(
 )(elementwise_rows)
 
 
-@record_rule("Gelu")
-@record_rule("Gelu", "FastGelu", "QuickGelu", domain=MS)
-def gelu_record(spec: RowSpec) -> Made | None:
-    """Exact, or by the tanh approximation; a bias has no record."""
+@lowering_rule("Gelu")
+@lowering_rule("Gelu", "FastGelu", "QuickGelu", domain=MS)
+def lower_gelu(spec: LoweringSpec) -> Lowered | None:
+    """Exact, or by the tanh approximation; a bias has no op."""
     if spec.has(1):
         return None
     if spec.op_type == "QuickGelu":
-        return unary_record(spec, "quick_gelu", float(spec.attributes.get("alpha", 1.702)))
+        return lower_unary(spec, "quick_gelu", float(spec.attributes.get("alpha", 1.702)))
     by_tanh = spec.op_type == "FastGelu" or spec.attributes.get("approximate", "none") == "tanh"
-    return unary_record(spec, "gelu_tanh" if by_tanh else "gelu")
+    return lower_unary(spec, "gelu_tanh" if by_tanh else "gelu")
 
 
-@record_rule("SwiGLU", domain=OURS)
-def swiglu_record(spec: RowSpec) -> Made | None:
+@lowering_rule("SwiGLU", domain=OURS)
+def lower_swiglu(spec: LoweringSpec) -> Lowered | None:
     """silu(gate) * up."""
     gate, up, out = spec.rows(0), spec.rows(1), spec.outputs[0]
     if gate is None or gate != up:
         return None
-    return Made([Gate("silu", spec.inputs[0], spec.inputs[1], out, op_type=spec.op_type)], {out: gate})
+    return Lowered([Gate("silu", spec.inputs[0], spec.inputs[1], out, op_type=spec.op_type)], {out: gate})
 
 
 row_rule("Gelu")(elementwise_rows)
 
 
-@record_rule("Cast")
-def cast_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Cast")
+def lower_cast(spec: LoweringSpec) -> Lowered | None:
     """float32 to float32."""
-    return identity_record(spec) if int(spec.attributes["to"]) == DataType.FLOAT else None
+    return lower_identity(spec) if int(spec.attributes["to"]) == DataType.FLOAT else None
 
 
 row_rule("Cast", "CastLike")(elementwise_rows)

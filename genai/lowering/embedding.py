@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.ir import BlockWeight, DenseWeight, Ids, Lookup, Reordered, RowsType, Weight
+from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, Ids, RowsType, SelectColumns, Weight
 
 from ..onnx.ir import Graph, Node
 from ..onnx.node import MS
@@ -12,7 +12,7 @@ from ..onnx.types import DataType, TensorType
 from ..ops.registry import NodeSpec
 from ..ops.weights import check_stored
 from .rows import BATCH, Kind, NotFlattenable, RowDim, State
-from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
 
 
 @row_rule("Gather", "GatherBlockQuantized")
@@ -58,8 +58,8 @@ def _last_row(at: NodeRows, data: State) -> State:
     return State(Kind.ROWS, shape, 0)
 
 
-@record_rule("Gather")
-def gather_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Gather")
+def lower_gather(spec: LoweringSpec) -> Lowered | None:
     """Rows of a table of floats; columns of rows, by a constant."""
     if (x := spec.rows(0)) is not None:
         return _columns_of(spec, x)
@@ -71,7 +71,7 @@ def gather_record(spec: RowSpec) -> Made | None:
     return _lookup(spec, DenseWeight(spec.inputs[0], table.shape[0], table.shape[1], transposed=True), ids)
 
 
-def _columns_of(spec: RowSpec, x: RowsType) -> Made | None:
+def _columns_of(spec: LoweringSpec, x: RowsType) -> Lowered | None:
     order = spec.constants[1]
     if order is None or order.ndim != 1 or not order.size or x.last != x.width:
         return None
@@ -80,12 +80,12 @@ def _columns_of(spec: RowSpec, x: RowsType) -> Made | None:
     if order.min() < 0 or order.max() >= x.width:
         return None
     out = spec.outputs[0]
-    record = Reordered(spec.inputs[0], spec.constant_name(1), out, op_type=spec.op_type)
-    return Made([record], {out: x.with_width(order.size)})
+    op = SelectColumns(spec.inputs[0], spec.constant_name(1), out, op_type=spec.op_type)
+    return Lowered([op], {out: x.with_width(order.size)})
 
 
-@record_rule("GatherBlockQuantized", domain=MS)
-def gather_block_quantized_record(spec: RowSpec) -> Made | None:
+@lowering_rule("GatherBlockQuantized", domain=MS)
+def lower_gather_block_quantized(spec: LoweringSpec) -> Lowered | None:
     """Rows of a block-quantised table, in the packed form that a tied head has."""
     data, attributes, ids = spec.constants[0], spec.attributes, spec.types[1]
     if data is None or data.ndim != 2 or data.dtype != np.uint8 or not isinstance(ids, Ids):
@@ -99,10 +99,10 @@ def gather_block_quantized_record(spec: RowSpec) -> Made | None:
     return _lookup(spec, weight, ids)
 
 
-def _lookup(spec: NodeSpec, table: Weight, ids: Ids) -> Made:
+def _lookup(spec: NodeSpec, table: Weight, ids: Ids) -> Lowered:
     out = spec.outputs[0]
     width = table.columns
-    return Made([Lookup(table, ids, out, op_type=spec.op_type)], {out: RowsType((1, -1, width), width)})
+    return Lowered([Embedding(table, ids, out, op_type=spec.op_type)], {out: RowsType((1, -1, width), width)})
 
 
 stored_weights("GatherBlockQuantized", {0: Packed("bits", scales=2, points=3)})

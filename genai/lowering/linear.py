@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genai.kernels.ir import BlockWeight, Branch, DenseWeight, FormWeight, Ids, Lookup, Product, RowsType
+from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, FormWeight, Ids, Linear, Projection, RowsType
 
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
@@ -18,7 +18,7 @@ from ..ops.weights import (
     form_weight,
 )
 from .rows import Kind, NotFlattenable, RowDim, State
-from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
 
 
 @row_rule("MatMul")
@@ -49,8 +49,8 @@ def matmul_nbits_rows(at: NodeRows) -> States:
     return [state.resized(state.rank - 1, RowDim(int(at.node.attribute("N", 0))))]
 
 
-@record_rule(BLOCK_PRODUCT, domain=MS)
-def matmul_nbits_record(spec: RowSpec) -> Made | None:
+@lowering_rule(BLOCK_PRODUCT, domain=MS)
+def lower_matmul_nbits(spec: LoweringSpec) -> Lowered | None:
     """x @ W^T + bias + addend (input 6, ours: the place of a low-rank adapter's output)."""
     x, attributes = spec.rows(0), spec.attributes
     n, k, bits = int(attributes["N"]), int(attributes["K"]), int(attributes.get("bits", 4))
@@ -61,13 +61,13 @@ def matmul_nbits_record(spec: RowSpec) -> Made | None:
     data, scales, points = (spec.constant_name(index) for index in (1, 2, 3))
     weight = BlockWeight(data, scales, points, n, k, bits, int(attributes["block_size"]))
     check_stored(weight, spec.constant(1), spec.constant(2))
-    branch = Branch(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
+    branch = Projection(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
     out = spec.outputs[0]
-    return Made([Product(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
+    return Lowered([Linear(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
 
 
-@record_rule("MatMul")
-def matmul_record(spec: RowSpec) -> Made | None:
+@lowering_rule("MatMul")
+def lower_matmul(spec: LoweringSpec) -> Lowered | None:
     """Rows times a constant matrix [K, N] of float32, float16 or bfloat16."""
     x, weight = spec.rows(0), spec.constants[1]
     if x is None or weight is None or weight.ndim != 2 or weight.shape[0] != x.width or x.last != x.width:
@@ -75,8 +75,8 @@ def matmul_record(spec: RowSpec) -> Made | None:
     if weight.dtype.name not in ("float32", "float16", "bfloat16"):
         return None
     k, n = weight.shape
-    branch, out = Branch(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
-    return Made([Product(spec.inputs[0], branch, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
+    branch, out = Projection(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
+    return Lowered([Linear(spec.inputs[0], branch, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
 
 
 stored_weights(BLOCK_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"))})
@@ -99,19 +99,19 @@ def lookup_rows(at: NodeRows) -> States:
     return [State(Kind.ROWS, (*ids.known_shape, RowDim(int(at.node.attribute("K", 0)))), ids.axis)]
 
 
-@record_rule(QUANTIZED_PRODUCT, domain=OURS)
-def product_record(spec: RowSpec) -> Made | None:
+@lowering_rule(QUANTIZED_PRODUCT, domain=OURS)
+def lower_quantized_matmul(spec: LoweringSpec) -> Lowered | None:
     """x @ W^T + bias + addend."""
-    return _product_record(spec, form_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
+    return _lower_product(spec, form_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
 
 
-@record_rule(BNB4_PRODUCT, domain=MS)
-def bnb4_record(spec: RowSpec) -> Made | None:
+@lowering_rule(BNB4_PRODUCT, domain=MS)
+def lower_matmul_bnb4(spec: LoweringSpec) -> Lowered | None:
     """x @ W^T."""
-    return _product_record(spec, bnb4_weight(spec))
+    return _lower_product(spec, bnb4_weight(spec))
 
 
-def _product_record(spec: RowSpec, weight: FormWeight, bias: int = -1, addend: int = -1) -> Made | None:
+def _lower_product(spec: LoweringSpec, weight: FormWeight, bias: int = -1, addend: int = -1) -> Lowered | None:
     x, out = spec.rows(0), spec.outputs[0]
     if x is None or x.width != weight.columns:
         return None
@@ -119,20 +119,20 @@ def _product_record(spec: RowSpec, weight: FormWeight, bias: int = -1, addend: i
     if has_addend and spec.rows(addend) != x.with_width(weight.rows):
         return None
     constant = spec.constant_name(bias) if bias > 0 else ""
-    branch = Branch(weight, constant, spec.inputs[addend] if has_addend else "")
-    product = Product(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)
-    return Made([product], {out: x.with_width(weight.rows)})
+    branch = Projection(weight, constant, spec.inputs[addend] if has_addend else "")
+    product = Linear(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)
+    return Lowered([product], {out: x.with_width(weight.rows)})
 
 
-@record_rule(QUANTIZED_LOOKUP, domain=OURS)
-def lookup_record(spec: RowSpec) -> Made | None:
+@lowering_rule(QUANTIZED_LOOKUP, domain=OURS)
+def lower_quantized_gather(spec: LoweringSpec) -> Lowered | None:
     """Rows of a table, in the packed form that a tied head has."""
     ids, out = spec.types[1], spec.outputs[0]
     if not isinstance(ids, Ids):
         return None
     weight = form_weight(spec, LOOKUP_INPUTS)
-    lookup = Lookup(weight, ids, out, op_type=spec.op_type)
-    return Made([lookup], {out: RowsType((1, -1, weight.columns), weight.columns)})
+    lookup = Embedding(weight, ids, out, op_type=spec.op_type)
+    return Lowered([lookup], {out: RowsType((1, -1, weight.columns), weight.columns)})
 
 
 stored_weights(QUANTIZED_PRODUCT, {1: Packed("bits", scales=3, points=6, sizes=("N", "K"), as_stored=True)}, (2, 4, 5))

@@ -5,23 +5,23 @@ from __future__ import annotations
 from genai.kernels.ir import RowsType
 
 from ..onnx.node import MS
-from ..ops.experts import record_of
+from ..ops.experts import moe_op
 from ..ops.registry import KernelError
 from .rows import Kind, NotFlattenable
-from .rules import Made, NodeRows, Packed, RowSpec, States, record_rule, row_rule, stored_weights
+from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
 
 
-@record_rule("MoE", "QMoE", domain=MS)
-def experts(spec: RowSpec) -> Made | None:
+@lowering_rule("MoE", "QMoE", domain=MS)
+def experts(spec: LoweringSpec) -> Lowered | None:
     """Rows of x; scores may come from the host."""
     x = spec.rows(0)
     if x is None or x.last != x.width:
         return None
-    record = record_of(spec)
-    count, scores = record.first.weight.experts, spec.rows(1)
-    if x.width != record.second.weight.rows or (scores is not None and scores.width != count):
+    op = moe_op(spec)
+    count, scores = op.first.weight.experts, spec.rows(1)
+    if x.width != op.second.weight.rows or (scores is not None and scores.width != count):
         raise KernelError(f"{spec.op_type}: rows of {x.width} numbers, or their scores, do not fit the experts")
-    return Made([record], {record.scores: scores or RowsType((-1, count), count, x.per), record.out: x})
+    return Lowered([op], {op.scores: scores or RowsType((-1, count), count, x.per), op.out: x})
 
 
 @row_rule("MoE", "QMoE", domain=MS)

@@ -11,7 +11,7 @@ from genai.kernels.ir import LogitsRows, Per, RowsType
 from ..onnx.node import OURS
 from .elementwise import elementwise_rows
 from .rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
-from .rules import Made, NodeRows, RowSpec, States, columns_record, record_rule, row_rule, the_rows
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, slice_columns, the_rows
 
 
 @row_rule("If")
@@ -166,8 +166,8 @@ def squeeze_rows(at: NodeRows) -> States:
     return [state.without_axes(axes)]
 
 
-@record_rule("Reshape")
-def reshape_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Reshape")
+def lower_reshape(spec: LoweringSpec) -> Lowered | None:
     """Rows stay rows while the last axis holds a whole part of one."""
     x, target = spec.rows(0), spec.constants[1]
     if x is None or target is None or int(spec.attributes.get("allowzero", 0)):
@@ -179,7 +179,7 @@ def reshape_record(spec: RowSpec) -> Made | None:
     # What the open dimension gets must be a whole number per row, however many rows there are.
     if x.width % int(np.prod(fixed)) or dims.index(-1) > 1 or any(d != 1 for d in dims[: dims.index(-1)]):
         return None
-    return columns_record(spec, replace(x, shape=tuple(dims)))
+    return slice_columns(spec, replace(x, shape=tuple(dims)))
 
 
 @row_rule("Split")
@@ -235,8 +235,8 @@ def _known_ints(at: NodeRows, index: int) -> list[int] | None:
     return at.ints(index) if name else None
 
 
-@record_rule("Slice")
-def slice_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Slice")
+def lower_slice(spec: LoweringSpec) -> Lowered | None:
     """A run of the last axis."""
     x = spec.rows(0)
     computed = any(spec.constants[i] is None for i in range(1, len(spec.inputs)) if spec.has(i))
@@ -248,11 +248,11 @@ def slice_record(spec: RowSpec) -> Made | None:
     if len(starts) != 1 or int(axes[0]) not in (-1, len(x.shape) - 1) or int(steps[0]) != 1:
         return None
     first, last, _ = slice(int(starts[0]), int(ends[0])).indices(x.width)
-    return columns_record(spec, x.with_width(last - first), first) if last > first else None
+    return slice_columns(spec, x.with_width(last - first), first) if last > first else None
 
 
-@record_rule("Split")
-def split_record(spec: RowSpec) -> Made | None:
+@lowering_rule("Split")
+def lower_split(spec: LoweringSpec) -> Lowered | None:
     """Runs of the last axis that follow each other."""
     x, axis = spec.rows(0), int(spec.attributes.get("axis", 0))
     if x is None or x.last != x.width or axis not in (-1, len(x.shape) - 1) or not all(spec.outputs):
@@ -265,18 +265,18 @@ def split_record(spec: RowSpec) -> Made | None:
     if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.width:
         return None
     starts = np.cumsum([0, *sizes]).tolist()
-    parts = [columns_record(spec, x.with_width(size), starts[i], i) for i, size in enumerate(sizes)]
-    return Made(
-        [record for part in parts for record in part.records],
+    parts = [slice_columns(spec, x.with_width(size), starts[i], i) for i, size in enumerate(sizes)]
+    return Lowered(
+        [op for part in parts for op in part.ops],
         {name: type_ for part in parts for name, type_ in part.types.items()},
     )
 
 
-@record_rule("LogitsRows", domain=OURS)
-def logits_rows(spec: RowSpec) -> Made | None:
+@lowering_rule("LogitsRows", domain=OURS)
+def logits_rows(spec: LoweringSpec) -> Lowered | None:
     """The rows whose logits are wanted."""
     x, out = spec.rows(0), spec.outputs[0]
     if x is None or x.per is not Per.TOKEN or x.last != x.width:
         return None
     shape = (-1, x.width) if spec.attributes.get("squeeze", 0) else (1, -1, x.width)
-    return Made([LogitsRows(spec.inputs[0], out, op_type=spec.op_type)], {out: RowsType(shape, x.width, Per.LOGITS)})
+    return Lowered([LogitsRows(spec.inputs[0], out, op_type=spec.op_type)], {out: RowsType(shape, x.width, Per.LOGITS)})

@@ -7,7 +7,7 @@ from genai.kernels.ir import Norm
 from ..onnx.node import MS
 from .elementwise import elementwise_rows
 from .rows import ONE, State
-from .rules import Made, NodeRows, RowSpec, States, record_rule, row_rule
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule
 
 
 @row_rule(
@@ -53,8 +53,8 @@ def skip_norm_rows(at: NodeRows) -> States:
     return [result] * len(at.node.outputs)
 
 
-@record_rule("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
-def norm_record(spec: RowSpec) -> Made | None:
+@lowering_rule("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
+def lower_norm(spec: LoweringSpec) -> Lowered | None:
     """Each run of the last axis alone: a row, or the heads of one."""
     x = spec.rows(0)
     if x is None or int(spec.attributes.get("axis", -1)) not in (-1, len(x.shape) - 1) or any(spec.outputs[1:]):
@@ -64,24 +64,24 @@ def norm_record(spec: RowSpec) -> Made | None:
         return None
     epsilon, out = float(spec.attributes.get("epsilon", 1e-5)), spec.outputs[0]
     weight, bias = spec.constant_name(1), spec.constant_name(2)
-    record = Norm(spec.inputs[0], weight, epsilon, out, centred=centred, bias=bias, op_type=spec.op_type)
-    return Made([record], {out: x})
+    op = Norm(spec.inputs[0], weight, epsilon, out, centred=centred, bias=bias, op_type=spec.op_type)
+    return Lowered([op], {out: x})
 
 
-@record_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", domain=MS)
-def skip_norm_record(spec: RowSpec) -> Made | None:
+@lowering_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", domain=MS)
+def lower_skip_norm(spec: LoweringSpec) -> Lowered | None:
     """The norm of x + skip (+ bias), and the sum itself as output 3."""
     x, skip = spec.rows(0), spec.rows(1)
     if x is None or x != skip or x.last != x.width or any(spec.outputs[1:3]) or not spec.has(2):
         return None
     centred = spec.op_type == "SkipLayerNormalization"
     total = spec.outputs[3] if len(spec.outputs) > 3 else ""
-    record = Norm(
+    op = Norm(
         spec.inputs[0], spec.constant_name(2), float(spec.attributes.get("epsilon", 1e-12)), spec.outputs[0],
         centred=centred, bias=spec.constant_name(3) if centred else "", skip=spec.inputs[1],
         input_bias=spec.constant_name(4 if centred else 3), total=total, op_type=spec.op_type,
     )  # fmt: skip
-    return Made([record], dict.fromkeys(record.outputs, x))
+    return Lowered([op], dict.fromkeys(op.outputs, x))
 
 
 row_rule("LpNormalization", "SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")(along_axis_rows)

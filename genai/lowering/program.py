@@ -1,4 +1,4 @@
-"""A flattened decoder as a program of records, with what has no record running on the host between them."""
+"""A flattened decoder as a program of ops, with what has no op running on the host between them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import HostNode, Ids, Per, Record, RowProgram, RowsType, Weight, constant_names, weights_of
+from genai.kernels.ir import HostNode, Ids, Op, OpProgram, Per, RowsType, Weight, constant_names, weights_of
 from genai.ops.registry import Kernel, NodeSpec
 
 from ..onnx.ir import Graph, Node, OnnxModel
 from ..onnx.types import TensorType
 from ..session.loop import OpCall, call
 from ..session.plan import Compiler, PlanOptions, Scope, checked_scope, unusable
-from .rules import RowSpec, ValueType, find_record_rule
+from .rules import LoweringSpec, ValueType, find_lowering_rule
 
 _COPIED_BYTES = 2**20
 
 
-def build_row_program(
-    model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions
-) -> RowProgram:
+def build_program(model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions) -> OpProgram:
     """Compile a flattened model's graph (topologically sorted here).
 
     Args:
         ids: the graph inputs that are integers per token, with their types.
     """
     compiler = _RowCompiler(
-        checked_scope(model, options, find_record_rule), {name: kind for name, (kind, _) in ids.items()}
+        checked_scope(model, options, find_lowering_rule), {name: kind for name, (kind, _) in ids.items()}
     )
     plan = compiler.compile(model.graph, captured={})
-    return RowProgram(
+    return OpProgram(
         parts=tuple(compiler.parts),
         types={name: type_ for name, type_ in compiler.types.items() if isinstance(type_, RowsType)},
         constants=ProgramConstants(compiler),
@@ -45,27 +43,27 @@ def build_row_program(
 
 
 class _RowCompiler(Compiler):
-    """Gathers records; nodes without a record rule become host nodes."""
+    """Gathers ops; nodes without an op rule become host nodes."""
 
     def __init__(self, scope: Scope, ids: Mapping[str, Ids]) -> None:
         super().__init__(scope)
-        self.parts: list[Record | HostNode] = []
+        self.parts: list[Op | HostNode] = []
         self.types: dict[str, ValueType] = dict(ids)
 
     def _take(self, node: Node) -> bool:
         domain, op_type = node.key
-        rule = None if self.scope.model.function(node) is not None else find_record_rule(domain, op_type)
+        rule = None if self.scope.model.function(node) is not None else find_lowering_rule(domain, op_type)
         if rule is None:
             return False
         types = [self.types.get(name) for name in node.inputs]
-        spec = RowSpec(**vars(self._spec(node, {})), types=types)
+        spec = LoweringSpec(**vars(self._spec(node, {})), types=types)
         try:
             made = rule(spec)
         except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
             raise unusable(node, error) from error
         if made is None:
             return False
-        self.parts.extend(made.records)
+        self.parts.extend(made.ops)
         self.types.update(made.types)
         return True
 
@@ -113,14 +111,14 @@ def _kept(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class ProgramConstants:
-    """The `Constants` that records name; those that a device has packed are dropped, and their pages given back."""
+    """The `Constants` that ops name; those that a device has packed are dropped, and their pages given back."""
 
     def __init__(self, compiler: _RowCompiler) -> None:
         self._release = compiler.weights.release
-        records = [part for part in compiler.parts if isinstance(part, Record)]
-        names = {name for record in records for name in constant_names(record)}
+        ops = [part for part in compiler.parts if isinstance(part, Op)]
+        names = {name for op in ops for name in constant_names(op)}
         self._arrays: dict[str, NDArray[Any]] = {name: _kept(compiler.constants[name]) for name in names}
-        weights = {weight for record in records for weight in weights_of(record)}
+        weights = {weight for op in ops for weight in weights_of(op)}
         self._readers = Counter(name for weight in weights for name in constant_names(weight))
 
     def array(self, name: str) -> NDArray[Any]:

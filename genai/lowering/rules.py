@@ -1,7 +1,7 @@
 """What is known of operators over rows of tokens: where the tokens go, what nodes become, which inputs are weights.
 
-A row rule says where the tokens are in a node's outputs (see `rows`). A record rule turns a node over rows of tokens
-into records.
+A row rule says where the tokens are in a node's outputs (see `rows`). An op rule turns a node over rows of tokens
+into ops.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from genai.kernels.ir import Columns, Ids, Record, RowsType
+from genai.kernels.ir import Ids, Op, RowsType, SliceColumns
 
 from ..onnx.node import Node
 from ..ops.registry import NodeSpec, files_of, load, rules_by_operator
@@ -141,16 +141,16 @@ ValueType = RowsType | Ids | None
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a node becomes: records in order, and the types of the values that they make (or ask for)."""
+class Lowered:
+    """What a node becomes: ops in order, and the types of the values that they make (or ask for)."""
 
-    records: Sequence[Record]
+    ops: Sequence[Op]
     types: Mapping[str, RowsType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class RowSpec(NodeSpec):
-    """What a record rule may know of its node: also, per input, what is known of the value."""
+class LoweringSpec(NodeSpec):
+    """What an op rule may know of its node: also, per input, what is known of the value."""
 
     types: Sequence[ValueType] = ()
 
@@ -160,21 +160,21 @@ class RowSpec(NodeSpec):
         return found if isinstance(found, RowsType) else None
 
 
-# None for a form that has no record.
-RecordRule = Callable[[RowSpec], Made | None]
-_RECORD_RULES: dict[tuple[str, str], RecordRule] = {}
-record_rule = rules_by_operator(_RECORD_RULES, "")
+# None for a form that has no op.
+LoweringRule = Callable[[LoweringSpec], Lowered | None]
+_LOWERING_RULES: dict[tuple[str, str], LoweringRule] = {}
+lowering_rule = rules_by_operator(_LOWERING_RULES, "")
 
 
-def find_record_rule(domain: str, op_type: str) -> RecordRule | None:
+def find_lowering_rule(domain: str, op_type: str) -> LoweringRule | None:
     """The rule for an operator, or None."""
     load_rules(domain, op_type)
-    return _RECORD_RULES.get((domain, op_type))
+    return _LOWERING_RULES.get((domain, op_type))
 
 
-def columns_record(spec: NodeSpec, out: RowsType, first: int = 0, index: int = 0) -> Made:
+def slice_columns(spec: NodeSpec, out: RowsType, first: int = 0, index: int = 0) -> Lowered:
     name = spec.outputs[index]
-    return Made([Columns(spec.inputs[0], first, name, op_type=spec.op_type)], {name: out})
+    return Lowered([SliceColumns(spec.inputs[0], first, name, op_type=spec.op_type)], {name: out})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from genai.kernels.device import Executor
 from ..devices import tell_of_the_cpu
 from ..doctor import PROGRAM_BYTES
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError
-from ..lowering.rules import find_record_rule
+from ..lowering.rules import find_lowering_rule
 from ..onnx.reader import read_model
 from ..session.arguments import ModelMetadata, NodeArg
 from ..session.plan import missing_operators
@@ -58,7 +58,7 @@ def describe(
     check_kv_type(kv_dtype, "cpu" if executor is None else executor.name, chosen)
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
-        missing = missing_operators(decoder.model, find_record_rule)
+        missing = missing_operators(decoder.model, find_lowering_rule)
     found, model, sizes = decoder.info, config.model, config.model.decoder
     plan, free = plan_memory(decoder, config), None
     if context_size is not None:

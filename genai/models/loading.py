@@ -15,7 +15,7 @@ from genai import kernels
 from genai.common import memory_limits
 from genai.common.progress import ProgressLine, tell
 from genai.kernels.cpu.jit.kernel_cache import source_key
-from genai.kernels.device import DeviceFailed, Executor, UnsupportedRecord
+from genai.kernels.device import DeviceFailed, Executor, UnsupportedOp
 from genai.kernels.ir import Ids
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import PagedStorage, blocks_that_fit
@@ -24,11 +24,11 @@ from ..devices import open_asked, open_executor, report_progress, tell_of_the_cp
 from ..engine.decoder import Decoder
 from ..engine.paged import PagedDecoder
 from ..engine.state_file import Identity
-from ..engine.unbatched import DenseDecoder, DenseInput
+from ..engine.unbatched import UnbatchedDecoder, UnbatchedInput
 from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..lora.inputs import with_defaults
 from ..lora.targets import Places, with_places
-from ..lowering.program import build_row_program
+from ..lowering.program import build_program
 from ..onnx.ir import OnnxModel
 from ..optimize.decoders import widen_floats
 from ..optimize.shapes import infer_shapes
@@ -127,7 +127,7 @@ def _load_on(
     )
     options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
     with progress, refused_by(executor):
-        program, places = build_row_program(source.model, inputs, options), None
+        program, places = build_program(source.model, inputs, options), None
         if lora:
             program, places = with_places(program)
         decoder = PagedDecoder(
@@ -183,7 +183,7 @@ def refused_by(executor: Executor) -> Iterator[None]:
     """
     try:
         yield
-    except UnsupportedRecord as error:
+    except UnsupportedOp as error:
         raise UnsupportedModelError(
             f"the device {executor.device!r} cannot run this model", str(error), 'run it with device="cpu"'
         ) from error
@@ -203,7 +203,7 @@ def refused_by(executor: Executor) -> Iterator[None]:
         ) from error
 
 
-def load_as_exported(config: Config, executor: Executor, accuracy: str) -> DenseDecoder:
+def load_as_exported(config: Config, executor: Executor, accuracy: str) -> UnbatchedDecoder:
     """The decoder with its graph as it was exported, in which the inputs that have a default can be given."""
     model = read_decoder_file(config)
     infer_shapes(model)
@@ -228,16 +228,16 @@ def _no_places(info: DecoderInfo) -> UnsupportedModelError:
     )
 
 
-def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> DenseDecoder:
+def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> UnbatchedDecoder:
     if executor.free_bytes() is not None:
-        raise UnsupportedRecord("there, decoders run on a flat batch of tokens only, and its graph cannot be flattened")
+        raise UnsupportedOp("there, decoders run on a flat batch of tokens only, and its graph cannot be flattened")
     decoder = config.model.decoder
     inputs = {}
     for value in model.graph.inputs:
         if value.name not in model.graph.initializers:
             shape = getattr(value.type, "shape", None) or ()
             sizes = tuple(size if isinstance(size, int) else None for size in shape)
-            inputs[value.name] = DenseInput(numpy_dtype(value), sizes)
+            inputs[value.name] = UnbatchedInput(numpy_dtype(value), sizes)
     past_shape = decoder.num_key_value_heads, decoder.head_size
     plan = build_plan(model, options)
-    return DenseDecoder(plan, executor, inputs, decoder.names, config.model.vocab_size, past_shape)
+    return UnbatchedDecoder(plan, executor, inputs, decoder.names, config.model.vocab_size, past_shape)

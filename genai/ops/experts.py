@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import BlockWeight, Branch, DenseWeight, Experts, Weight
+from genai.kernels.ir import BlockWeight, DenseWeight, MoE, Projection, Weight
 from genai.kernels.weight_layout import BLOCK_SIZES
 
 from ..onnx.node import MS
@@ -19,12 +19,12 @@ _PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "identity": "copy
 
 
 def _compiled(spec: NodeSpec) -> Any:
-    return spec.options["executor"].array_function(record_of(spec), _SpecConstants(spec))
+    return spec.options["executor"].array_function(moe_op(spec), _SpecConstants(spec))
 
 
 @operator("MoE", "QMoE", domain=MS, mix=_compiled)
 def experts_of_arrays(x: Any, scores: Any, *, mix: Any) -> Any:
-    """Inputs: x [..., H], scores [tokens, E], then as `record_of` says."""
+    """Inputs: x [..., H], scores [tokens, E], then as `moe_op` says."""
     rows, scores = (np.ascontiguousarray(value, np.float32) for value in (x, scores))
     out = mix(rows.reshape(-1, x.shape[-1]), scores).reshape(x.shape)
     return out.astype(x.dtype, copy=False)
@@ -43,8 +43,8 @@ class _SpecConstants:
         """They stay: other nodes may read them."""
 
 
-def record_of(spec: NodeSpec) -> Experts:
-    """The record of a node.
+def moe_op(spec: NodeSpec) -> MoE:
+    """The op of a node.
 
     MoE has fc1 [E, F, H] and its bias at inputs 2 and 3, fc2 [E, H, I] and its bias at 4 and 5; QMoE integers, scales
     and bias at 2, 3, 4 and 5, 6, 7, zero points at 11 and 12, and its chosen experts' shares always sum to 1, as
@@ -56,23 +56,23 @@ def record_of(spec: NodeSpec) -> Experts:
     attributes, quantised = spec.attributes, spec.op_type == "QMoE"
     if quantised:
         width = spec.constant(2).shape[1] // (2 if gated else 1)
-        first = Branch(_blocks(spec, 2, 11, spec.constant(5).shape[1], 1, gated), spec.constant_name(4))
-        second = Branch(_blocks(spec, 5, 12, width, 2, False), spec.constant_name(7))
+        first = Projection(_blocks(spec, 2, 11, spec.constant(5).shape[1], 1, gated), spec.constant_name(4))
+        second = Projection(_blocks(spec, 5, 12, width, 2, False), spec.constant_name(7))
         exact = spec.exact
     else:
-        first = Branch(_dense(spec, 2, gated), spec.constant_name(3))
-        second = Branch(_dense(spec, 4, False), spec.constant_name(5))
+        first = Projection(_dense(spec, 2, gated), spec.constant_name(3))
+        second = Projection(_dense(spec, 4, False), spec.constant_name(5))
         exact = True
     per_token = int(attributes.get("k", 1))
     _check(spec, first, second, per_token)
-    return Experts(
+    return MoE(
         spec.inputs[0], spec.inputs[1], spec.outputs[0], per_token=per_token,
         normalized=quantised or bool(attributes.get("normalize_routing_weights", 0)), first=first, second=second,
         activation=activation, exact=exact, parameters=parameters, op_type=spec.op_type,
     )  # fmt: skip
 
 
-def _check(spec: NodeSpec, first: Branch, second: Branch, per_token: int) -> None:
+def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int) -> None:
     """Raises KernelError if the layers do not fit together, or so many experts cannot be chosen."""
     one, two = first.weight, second.weight
     sizes = [(weight.experts, weight.rows, weight.columns) for weight in (one, two)]

@@ -39,17 +39,17 @@ def group_query_attention(
 
     Args:
         inputs: the operator's, without an attention bias and the scales of quantised caches.
-        options: scale, softcap and smooth_softmax, as in `records.Attention`.
+        options: scale, softcap and smooth_softmax, as in `ops.Attention`.
     """
     inputs = (*inputs, *[None] * (16 - len(inputs)))
     query, key, value, past_key, past_value, lengths, total, cos, sin, position_ids, _, sinks, _, _, *norms = inputs
     size = query.shape[2] // (num_heads + 2 * kv_num_heads * (key is None))
-    record = Attention("", "", "", "", 0, num_heads, kv_num_heads, size, size, window=local_window_size, **options)
+    op = Attention("", "", "", "", 0, num_heads, kv_num_heads, size, size, window=local_window_size, **options)
     last, length, longest = lengths.reshape(-1).astype(np.int64), query.shape[1], int(np.max(total))
     capacity = max(longest, 0 if past_key is None else past_key.shape[2])
     presents = [np.zeros((len(query), kv_num_heads, capacity, size), query.dtype) for _ in range(2)]
     output = np.empty((len(query), length, num_heads * size), query.dtype)
-    for b, heads in enumerate(zip(*split_heads(record, query, key, value), strict=True)):
+    for b, heads in enumerate(zip(*split_heads(op, query, key, value), strict=True)):
         positions = (0 if length == longest else last[b] + 1 - length) + np.arange(length)
         at = positions if position_ids is None else position_ids[b]
         rotation = (cos[at], sin[at], rotary_interleaved) if do_rotary and cos is not None else None
@@ -61,7 +61,7 @@ def group_query_attention(
             present[b, :, positions] = new
         keys = max(last[b], positions[-1]) + 1
         k, v = (present[b, :, :keys].swapaxes(0, 1) for present in presents)
-        output[b] = attend(record, q, k, v, positions, sinks).reshape(length, -1)
+        output[b] = attend(op, q, k, v, positions, sinks).reshape(length, -1)
     return output, *presents
 
 

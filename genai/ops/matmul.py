@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.blas import matmul as blas_matmul
-from genai.kernels.cpu.arrays.gemm.linear import Linear
+from genai.kernels.cpu.arrays.gemm.linear import DenseLinear
 from genai.kernels.cpu.arrays.gemm.packing import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
 
@@ -76,7 +76,7 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
     arena, form = spec.options.get("arena"), f"float32 panels{'T' * transposed}"
     packed = spec.pack((1,), form, lambda: pack_weight(threads, matrix, arena))
     parameters = tuple(float(value) for value in spec.attributes.get("parameters") or ())
-    linear = Linear(threads, packed, terms, function or "copy", parameters)
+    linear = DenseLinear(threads, packed, terms, function or "copy", parameters)
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))
 
 

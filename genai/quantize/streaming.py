@@ -1,4 +1,4 @@
-"""The float decoder, stage by stage: all texts go through a few records, then through the next ones.
+"""The float decoder, stage by stage: all texts go through a few ops, then through the next ones.
 
 So the weights of one stage are in memory at a time, and between two stages there is little more than the residual
 stream of all texts. The decoder's own program is cut where few values live; the stages are compiled by the same
@@ -23,22 +23,22 @@ from genai.kernels.device import StepContext, StepFunction
 from genai.kernels.ir import (
     Attention,
     DenseWeight,
-    Experts,
-    GatedProduct,
+    Embedding,
+    GatedLinear,
     Ids,
-    Lookup,
-    Product,
-    Record,
-    RowProgram,
+    Linear,
+    MoE,
+    Op,
+    OpProgram,
     Weight,
-    branches,
+    projections,
     weights_of,
 )
 from genai.kvcache.storage import PagedStorage
 
 from ..devices import open_executor
 from ..errors import UnsupportedModelError
-from ..lowering.program import build_row_program
+from ..lowering.program import build_program
 from ..models.decoder_graph import BLOCK_SIZE, cache_layout, numpy_dtype, read_decoder
 from ..session.plan import PlanOptions
 from .sites import Site, source_of
@@ -58,12 +58,12 @@ class MatrixUse:
 
     Attributes:
         site: the matrix. value: name of what it is multiplied with.
-        record: which does it. branch: number of its branch.
+        op: which does it. branch: number of its branch.
     """
 
     site: Site
     value: str
-    record: Record
+    op: Op
     branch: int
 
 
@@ -79,7 +79,7 @@ class ProgramStage:
     """
 
     number: int
-    program: RowProgram
+    program: OpProgram
     uses: tuple[MatrixUse, ...]
     lookups: tuple[Site, ...]
 
@@ -133,7 +133,7 @@ class StreamedDecoder:
             for tensor, turned in [source_of(graph.model.graph, name)]
             if tensor is not None and tensor.name in known
         }
-        self.program = build_row_program(graph.model, inputs, PlanOptions(kernel=kernel))
+        self.program = build_program(graph.model, inputs, PlanOptions(kernel=kernel))
         self.logits = self.program.outputs[0]
         self.vocab_size = source.config.model.vocab_size
         self.stages = tuple(self._stage(n, first, last) for n, (first, last) in enumerate(pairwise(self._cuts())))
@@ -164,17 +164,17 @@ class StreamedDecoder:
         program = replace(
             self.program, parts=parts, given=given, outputs=tuple(name for name in sorted(made) if name in later)
         )
-        uses = [use for part in parts if isinstance(part, Record) for use in self._uses_of(part)]
-        tables = [part.table for part in parts if isinstance(part, Lookup)]
-        tables += [branch.weight for part in parts if isinstance(part, Experts) for branch in branches(part)]
+        uses = [use for part in parts if isinstance(part, Op) for use in self._uses_of(part)]
+        tables = [part.table for part in parts if isinstance(part, Embedding)]
+        tables += [branch.weight for part in parts if isinstance(part, MoE) for branch in projections(part)]
         lookups = [site for table in tables if (site := self.site_of(table)) is not None]
         return ProgramStage(number, program, tuple(uses), tuple(lookups))
 
-    def _uses_of(self, record: Record) -> Iterator[MatrixUse]:
-        if isinstance(record, (Product, GatedProduct)):
-            for number, branch in enumerate(branches(record)):
+    def _uses_of(self, op: Op) -> Iterator[MatrixUse]:
+        if isinstance(op, (Linear, GatedLinear)):
+            for number, branch in enumerate(projections(op)):
                 if (site := self.site_of(branch.weight)) is not None:
-                    yield MatrixUse(site, record.x, record, number)
+                    yield MatrixUse(site, op.x, op, number)
 
     def site_of(self, weight: Weight) -> Site | None:
         """The site whose matrix a weight is."""
@@ -214,13 +214,13 @@ class StreamedDecoder:
         storages: list[PagedStorage] = []
         layers: list[Any] = [None] * len(self._flat.layers)
         try:
-            for record in program.records:
-                if isinstance(record, Attention):
-                    own = cache_layout([self._flat.layers[record.layer]], "fp32")
+            for op in program.ops:
+                if isinstance(op, Attention):
+                    own = cache_layout([self._flat.layers[op.layer]], "fp32")
                     assert own is not None  # heads of any size have floats
                     # Every sequence may end in a short block; what no token is in takes no memory.
                     storages.append(PagedStorage(own, tokens, self.executor.allocate))
-                    layers[record.layer] = storages[-1].layers[0]
+                    layers[op.layer] = storages[-1].layers[0]
             yield RunningStage(self.executor.compile(program, layers), wanted)
         finally:
             self.executor.close()
@@ -245,8 +245,8 @@ class _StageConstants:
         self._narrow = {use.site for use in stage.uses}.difference(stage.lookups) if narrow else set()
         self._sites = {
             weight.data: (site, decoder.is_inputs_first(weight))
-            for record in stage.program.records
-            for weight in weights_of(record)
+            for op in stage.program.ops
+            for weight in weights_of(op)
             if (site := decoder.site_of(weight)) is not None
         }
 
@@ -280,7 +280,7 @@ def _needed(parts: Sequence[Any], wanted: Collection[str]) -> tuple[Any, ...]:
 
 
 def _rounding(part: Any) -> Any:
-    return replace(part, exact=False) if isinstance(part, (Product, GatedProduct)) else part
+    return replace(part, exact=False) if isinstance(part, (Linear, GatedLinear)) else part
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ..onnx.ir import Graph, Node, Value, make_node
 from ..onnx.uses import used_names
 
 
-def islands(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
+def partition(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
     """The nodes that a provider takes in as few parts as can be, in the order in which the parts run.
 
     A part needs nothing that is computed from its own results elsewhere, so that values come in once and leave once.

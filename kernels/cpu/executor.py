@@ -1,4 +1,4 @@
-"""The CPU as a device: records become programs of native operators, run by threads."""
+"""The CPU as a device: ops become programs of native operators, run by threads."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_layout import PAGE_TOKENS, PagedLayer
-from ..device import Factors, StepContext, UnsupportedRecord
+from ..device import Factors, StepContext, UnsupportedOp
 from ..fusion import fuse_gated_linears
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import (
     Attention,
     Constants,
     DenseWeight,
-    Experts,
-    GatedProduct,
+    GatedLinear,
     HostNode,
     Ids,
-    LowRank,
+    Linear,
+    LoraShrink,
+    MoE,
+    Op,
+    OpProgram,
     Per,
-    Product,
-    Record,
-    RowProgram,
     Weight,
-    branches,
+    projections,
 )
-from .arrays.functions import ExpertsOfArrays
+from .arrays.functions import MoEOfArrays
 from .attention.decode import partial_floats
 from .attention.pages import PAGE_KINDS
 from .attention.phases import fill_table
@@ -72,21 +72,21 @@ class CpuExecutor(HostMemory):
         self.threads = self.host_threads.count
         LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
 
-    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
-        unknown = sorted({type(record).__name__ for record in program.records if not knows(record)})
+    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
+        unknown = sorted({type(op).__name__ for op in program.ops if not knows(op)})
         if unknown:
-            raise UnsupportedRecord(f"the CPU does not know records of the kinds {', '.join(unknown)}")
+            raise UnsupportedOp(f"the CPU does not know records of the kinds {', '.join(unknown)}")
         if kinds := sorted({layer.kind for layer in layers if layer is not None} - {*PAGE_KINDS}):
-            raise UnsupportedRecord(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
+            raise UnsupportedOp(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
 
     def sampler(self, vocab_size: int) -> CpuSampler:
         return CpuSampler(self.host_threads, vocab_size)
 
-    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        if isinstance(record, Experts):
-            return ExpertsOfArrays(record, self._weights, constants, self.host_threads)
-        raise UnsupportedRecord(f"the CPU has no function of arrays for {type(record).__name__}")
+    def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
+        if isinstance(op, MoE):
+            return MoEOfArrays(op, self._weights, constants, self.host_threads)
+        raise UnsupportedOp(f"the CPU has no function of arrays for {type(op).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
         return pack_adapter(factors)
@@ -94,15 +94,15 @@ class CpuExecutor(HostMemory):
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         return self._weights.nbytes(weight, constants)
 
-    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        if not isinstance(record, Product | GatedProduct | Experts) or record.exact:
+    def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
+        if not isinstance(op, Linear | GatedLinear | MoE) or op.exact:
             return None if prefill else "fp32"
-        weight = branches(record)[0].weight
+        weight = projections(op)[0].weight
         if not prefill:
             return "vnni int8" if not isinstance(weight, DenseWeight) and isa() in ("amx", "vnni") else "fp32"
-        if isinstance(record, Experts):
+        if isinstance(op, MoE):
             return None
-        return "amx bf16" if has_prefill_product(record, self._weights.matrix(weight, constants)) else None
+        return "amx bf16" if has_prefill_product(op, self._weights.matrix(weight, constants)) else None
 
     def ceiling(self, what: str) -> float | None:
         return None
@@ -112,13 +112,13 @@ class CpuExecutor(HostMemory):
 
 
 class CpuStep(TimedByHost):
-    """A program of records, ready to run; see `genai.kernels.device.StepFunction`."""
+    """A program of ops, ready to run; see `genai.kernels.device.StepFunction`."""
 
     takes_choices = False
 
     def __init__(
         self,
-        program: RowProgram,
+        program: OpProgram,
         layers: Sequence[PagedLayer | None],
         weights: PackedWeights,
         threads: thread_pool.Threads,
@@ -130,9 +130,9 @@ class CpuStep(TimedByHost):
             gathered: list[Any] = list(parts)
             self._parts += gathered if is_host else [_Segment(program, gathered, layers, weights, threads)]
         self._floats_per_split = max(
-            (partial_floats(r.heads, r.v_head_size) for r in program.records if isinstance(r, Attention)), default=0
+            (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
-        self._places = 1 + max((r.place for r in program.records if isinstance(r, LowRank)), default=-1)
+        self._places = 1 + max((r.place for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
         values: dict[str, Any] = dict(given or {})
@@ -156,10 +156,10 @@ class CpuStep(TimedByHost):
         self._table.count(StepField.CANCEL, 0)
 
 
-def token_bytes(record: Record, weights: PackedWeights, constants: Constants) -> int:
-    """Bytes of a record's weights that one token meets: of experts those of as many as it is sent to."""
-    total = sum(weights.nbytes(branch.weight, constants) for branch in branches(record))
-    return total * record.per_token // branches(record)[0].weight.experts if isinstance(record, Experts) else total
+def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
+    """Bytes of an op's weights that one token meets: of experts those of as many as it is sent to."""
+    total = sum(weights.nbytes(branch.weight, constants) for branch in projections(op))
+    return total * op.per_token // projections(op)[0].weight.experts if isinstance(op, MoE) else total
 
 
 def _bytes_per_position(layer: PagedLayer | None) -> int:
@@ -168,28 +168,28 @@ def _bytes_per_position(layer: PagedLayer | None) -> int:
 
 
 class _Segment:
-    """Records that follow each other, as one program, which is written for as many rows as have been needed so far.
+    """Ops that follow each other, as one program, which is written for as many rows as have been needed so far.
 
     Args:
-        program: whose records they are.
+        program: whose ops they are.
     """
 
     def __init__(
-        self, program: RowProgram, records: Sequence[Record], layers: Sequence[PagedLayer | None],
+        self, program: OpProgram, ops: Sequence[Op], layers: Sequence[PagedLayer | None],
         weights: PackedWeights, threads: thread_pool.Threads,
     ) -> None:  # fmt: skip
-        made = [name for record in records for name in record.outputs]
-        inside = {id(record) for record in records}
+        made = [name for op in ops for name in op.outputs]
+        inside = {id(op) for op in ops}
         read = {name for part in program.parts if id(part) not in inside for name in part.inputs}
         self._made = [name for name in made if name in read or name in program.outputs]
-        self._given = sorted({name for record in records for name in record.inputs if name not in made})
+        self._given = sorted({name for op in ops for name in op.inputs if name not in made})
         # Logits outlive the step: each gets memory of its own, and nothing is copied. Other outputs are.
         self._kept = {name for name in made if name in program.outputs}
         self._fresh = [name for name in made if name in self._kept and program.types[name].per is Per.LOGITS]
         self._source, self._layers, self._weights, self._threads = program, layers, weights, threads
-        self._records = fuse_gated_linears(records, self._made, lambda a, b: weights.alike(a, b, program.constants))
-        self._bytes = sum(token_bytes(record, weights, program.constants) for record in self._records)
-        self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in records if isinstance(r, Attention))
+        self._ops = fuse_gated_linears(ops, self._made, lambda a, b: weights.alike(a, b, program.constants))
+        self._bytes = sum(token_bytes(op, weights, program.constants) for op in self._ops)
+        self._cache_bytes = sum(_bytes_per_position(layers[r.layer]) for r in ops if isinstance(r, Attention))
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
         self._program: Program | None = None
         self._bound: Program | None = None
@@ -221,13 +221,13 @@ class _Segment:
             lowering = Lowering(
                 self._capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh
             )
-            lowering.expect(name for record in self._records for name in record.inputs)
+            lowering.expect(name for op in self._ops for name in op.inputs)
             lowering.expect(self._made)
             for name in self._given:
                 lowering.make(name)
-            for record in self._records:
-                lower(record, lowering)
-                lowering.done(record.inputs, record.outputs)
+            for op in self._ops:
+                lower(op, lowering)
+                lowering.done(op.inputs, op.outputs)
             self._program, self._places = lowering.finish(), lowering.places
         return self._program
 

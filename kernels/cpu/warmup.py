@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from ..cache_layout import can_turn
+from ..cache_layout import can_rotate
 from ..weight_layout import FactorType, layout_with
 from .arrays import blas, byte_functions, bytes, depthwise
 from .arrays.gemm import dense_attention, product as gemm, windows
@@ -38,7 +38,7 @@ _HEAD_SIZES, _GROUPS = (32, 64, 80, 96, 128, 256), range(1, 9)
 _TAILS = ("copy", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh")
 
 
-def every_kernel() -> list[Compiled]:
+def all_kernels() -> list[Compiled]:
     """Kernels and operators in no order, each once."""
     found = [*_of_modules(), *_rowwise(), *_products(), *_attention(), *_arrays()]
     return list(dict.fromkeys(made for made in found if isinstance(made, Compiled)))
@@ -79,7 +79,7 @@ def _attention() -> Iterator[object]:
         yield store.store_op(kind)
         yield prefill.prefill_op(kind)
         for size, group in product(_HEAD_SIZES, _GROUPS):
-            if kind != "int4" or can_turn(size):
+            if kind != "int4" or can_rotate(size):
                 yield from phases.prefill_operators(Panels(group, size, size), size, kind).values()
                 yield from phases.decode_operators(group, size, size, kind).values()
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import FormatError
 from ..device import Factors, StepContext, StepError
-from ..ir import GatedProduct, LowRank, Product, RowProgram, branches
+from ..ir import GatedLinear, Linear, LoraShrink, OpProgram, projections
 from .driver import Driver
 from .sources import structs
 
@@ -186,11 +186,13 @@ class StepAdapters:
     _tables: AdapterTables = NO_ADAPTERS
 
     @staticmethod
-    def of(program: RowProgram) -> StepAdapters:
+    def of(program: OpProgram) -> StepAdapters:
         """Of the places that a program has."""
-        columns = {one.place: program.types[one.x].width for one in program.records if isinstance(one, LowRank)}
-        products = [one for one in program.records if isinstance(one, Product | GatedProduct)]
-        outputs = {one.delta.place: one.weight.rows for product in products for one in branches(product) if one.delta}
+        columns = {one.place: program.types[one.x].width for one in program.ops if isinstance(one, LoraShrink)}
+        products = [one for one in program.ops if isinstance(one, Linear | GatedLinear)]
+        outputs = {
+            one.delta.place: one.weight.rows for product in products for one in projections(product) if one.delta
+        }
         return StepAdapters({place: (columns[place], outputs[place]) for place in outputs})
 
     def tables(self, step: StepContext) -> AdapterTables:

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ..cache_layout import PagedLayer
-from ..device import UnsupportedRecord
+from ..device import UnsupportedOp
 from ..ir import Attention
 from .driver import Driver
 from .grouped import NOBODY, made_with
@@ -42,16 +42,16 @@ KINDS = {**FLOAT_KINDS, "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
 
 
-def check_attention(record: Attention, layer: PagedLayer | None) -> None:
+def check_attention(op: Attention, layer: PagedLayer | None) -> None:
     """Raise UnsupportedRecord, which names what there is no kernel for."""
     kind = "none" if layer is None else layer.kind
     if kind not in KINDS:
-        raise UnsupportedRecord(f"CUDA has no kernels for keys and values of {kind}")
-    for size in (record.head_size, record.v_head_size):
+        raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
+    for size in (op.head_size, op.v_head_size):
         if size > _LARGEST_HEAD:
-            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")
+            raise UnsupportedOp(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")
         if kind not in FLOAT_KINDS and size % _HEAD_STEP:
-            raise UnsupportedRecord(f"CUDA has no kernels for heads of {size} with keys and values of {kind}")
+            raise UnsupportedOp(f"CUDA has no kernels for heads of {size} with keys and values of {kind}")
 
 
 def store_kernel_of(kind: str) -> CudaKernel:
@@ -59,14 +59,14 @@ def store_kernel_of(kind: str) -> CudaKernel:
     return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS, early=True)
 
 
-def turn_kernel() -> CudaKernel:
+def rotate_kernel() -> CudaKernel:
     """The kernel that turns weighted values of 4 bits back."""
     return CudaKernel("attention_store.cu", "turn_back", "TurnArguments", _STORE_THREADS)
 
 
-def divides(record: Attention) -> bool:
+def divides(op: Attention) -> bool:
     """Whether heads have so many columns that lanes can read several at once."""
-    return record.head_size % _HEAD_STEP == record.v_head_size % _HEAD_STEP == 0
+    return op.head_size % _HEAD_STEP == op.v_head_size % _HEAD_STEP == 0
 
 
 def any_kernels(kind: str) -> tuple[CudaKernel, CudaKernel]:
@@ -98,11 +98,11 @@ def tile_columns(head_size: int, v_head_size: int) -> int:
     return -(-v_head_size // (2 * _HEAD_STEP)) * _HEAD_STEP
 
 
-def tile_rows(record: Attention, layer: PagedLayer | None) -> int:
+def tile_rows(op: Attention, layer: PagedLayer | None) -> int:
     """Rows of a sequence that a tile holds; 0 = rows are computed one by one."""
-    if layer is None or layer.kind == "float32" or not divides(record):
+    if layer is None or layer.kind == "float32" or not divides(op):
         return 0
-    return _TILE_ROWS // heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
+    return _TILE_ROWS // heads_together(op.heads, op.kv_heads, _MOST_IN_A_TILE)
 
 
 def pages(layer: PagedLayer, driver: Driver) -> dict[str, int]:
@@ -120,44 +120,44 @@ def heads_together(heads: int, kv_heads: int, most: int = _MOST_TOGETHER) -> int
 
 
 def add_attention(
-    record: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows, fresh: dict[str, Any]
+    op: Attention, layer: PagedLayer, at: CudaLowering, rotated: DeviceRows, out: DeviceRows, fresh: dict[str, Any]
 ) -> None:
     """Add what puts keys and values into pages, and what computes rows over them.
 
     Args:
         fresh: the fields of `FreshRows`.
     """
-    rows = tile_rows(record, layer)
-    kernel, blocks = store_kernel_of(layer.kind), -(-(record.heads + 2 * record.kv_heads) // _WARPS)
-    sizes = {name: getattr(record, name) for name in ("heads", "kv_heads", "head_size", "v_head_size")}
+    rows = tile_rows(op, layer)
+    kernel, blocks = store_kernel_of(layer.kind), -(-(op.heads + 2 * op.kv_heads) // _WARPS)
+    sizes = {name: getattr(op, name) for name in ("heads", "kv_heads", "head_size", "v_head_size")}
     arguments = bind(
         kernel, fresh=fresh, rotated=rotated.address, step=at.table.rows, pages=pages(layer, at.driver), rows=0, **sizes
     )
     counted = COUNTED[rotated.per]
     store = Launch(kernel, arguments, {"rows": counted}, lambda counts: (blocks, counts[counted], 1))
     given: dict[str, Any] = {
-        "rotated": rotated.address, "sinks": at.vector(record.sinks), "out": out.address, "step": at.table.rows,
-        "pages": pages(layer, at.driver), "out_stride": out.stride, "heads": record.heads,
-        "kv_heads": record.kv_heads, "window": record.window,
-        "scale": record.scale or 1 / math.sqrt(record.head_size), "softcap": record.softcap,
-        "smooth": int(record.smooth_softmax),
+        "rotated": rotated.address, "sinks": at.vector(op.sinks), "out": out.address, "step": at.table.rows,
+        "pages": pages(layer, at.driver), "out_stride": out.stride, "heads": op.heads,
+        "kv_heads": op.kv_heads, "window": op.window,
+        "scale": op.scale or 1 / math.sqrt(op.head_size), "softcap": op.softcap,
+        "smooth": int(op.smooth_softmax),
     }  # fmt: skip
-    at.starts.append(SplitLaunch(record, layer, at, given | {"fresh": fresh}, store, decode_only=bool(rows)))
+    at.starts.append(SplitLaunch(op, layer, at, given | {"fresh": fresh}, store, decode_only=bool(rows)))
     if rows:
-        at.starts.append(_tile_launch(record, layer, at, given, rows))
+        at.starts.append(_tile_launch(op, layer, at, given, rows))
     if layer.kind == "int4":
-        turns = -(-record.heads // _WARPS)
+        rounds = -(-op.heads // _WARPS)
         at.launch(
-            turn_kernel(), out.per, lambda count: (turns, count, 1), out=out.address, out_stride=out.stride,
-            heads=record.heads, v_head_size=record.v_head_size,
+            rotate_kernel(), out.per, lambda count: (rounds, count, 1), out=out.address, out_stride=out.stride,
+            heads=op.heads, v_head_size=op.v_head_size,
         )  # fmt: skip
 
 
-def _tile_launch(record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], rows: int) -> Launch:
-    kernel, counted = tile_kernel(layer.kind, record.head_size, record.v_head_size), tiles_name(rows)
-    together = heads_together(record.heads, record.kv_heads, _MOST_IN_A_TILE)
-    blocks = record.heads // together
-    parts = -(-record.v_head_size // tile_columns(record.head_size, record.v_head_size))
+def _tile_launch(op: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], rows: int) -> Launch:
+    kernel, counted = tile_kernel(layer.kind, op.head_size, op.v_head_size), tiles_name(rows)
+    together = heads_together(op.heads, op.kv_heads, _MOST_IN_A_TILE)
+    blocks = op.heads // together
+    parts = -(-op.v_head_size // tile_columns(op.head_size, op.v_head_size))
     arguments = bind(kernel, tiles=at.table.address(counted), together=together, **given)
     return Launch(kernel, arguments, {}, lambda counts: (counts[counted], blocks, parts))
 
@@ -171,39 +171,39 @@ class SplitLaunch:
     """
 
     def __init__(
-        self, record: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], store: Launch, *,
+        self, op: Attention, layer: PagedLayer, at: CudaLowering, given: dict[str, Any], store: Launch, *,
         decode_only: bool,
     ) -> None:  # fmt: skip
-        size = record.v_head_size
+        size = op.v_head_size
         self._join: CudaKernel | None = None
         self._fresh: dict[int, CudaKernel] = {}
         self._store, self._together = store, 1
-        if divides(record):
-            self._together = heads_together(record.heads, record.kv_heads)
-            self._split = split_kernel(layer.kind, record.head_size, size, self._together)
+        if divides(op):
+            self._together = heads_together(op.heads, op.kv_heads)
+            self._split = split_kernel(layer.kind, op.head_size, size, self._together)
             self._fresh = {
-                together: split_kernel(layer.kind, record.head_size, size, together, fresh=True)
+                together: split_kernel(layer.kind, op.head_size, size, together, fresh=True)
                 for together in dict.fromkeys((1, self._together))
             }
         else:
             self._split, self._join = any_kernels(layer.kind)
-        self._heads, self._most_apart = record.heads, _BLOCKS_APART * at.driver.multiprocessors
+        self._heads, self._most_apart = op.heads, _BLOCKS_APART * at.driver.multiprocessors
         self._rows_counted, self._splits_counted = (
             ("decode_rows", "decode_splits") if decode_only else ("tokens", "splits")
         )
-        out = at.values[record.out]
+        out = at.values[op.out]
         # Eight lanes of what joins splits have a chunk of columns.
-        can_group = divides(record) and size % _CHUNK == 0 and layer.kind != "int4"
-        grouped = made_with(at, record.out, out, whole_strides=True) if can_group else NOBODY
+        can_group = divides(op) and size % _CHUNK == 0 and layer.kind != "int4"
+        grouped = made_with(at, op.out, out, whole_strides=True) if can_group else NOBODY
         splits = at.capacity.splits
         self._rows = min(at.capacity.tokens, max(_SPLITS_AT_ONCE // splits, 1))
-        parts = at.workspace(4 * self._rows * record.heads * splits * (size + 4))
+        parts = at.workspace(4 * self._rows * op.heads * splits * (size + 4))
         # Rows whose blocks store keys themselves are started at once, whatever the longest sequence there ever was.
         most_rows = max(self._rows, min(at.capacity.tokens, self._most_apart))
-        self._arrived = at.driver.zeros(4 * most_rows * record.heads)
+        self._arrived = at.driver.zeros(4 * most_rows * op.heads)
         self._arguments = bind(
             self._split, parts=at.driver.address(parts), arrived=at.driver.address(self._arrived), first_row=0,
-            rows=0, splits=0, head_size=record.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
+            rows=0, splits=0, head_size=op.head_size, v_head_size=size, grouped=grouped, grouped_rows=0, **given,
         )  # fmt: skip
 
     @property

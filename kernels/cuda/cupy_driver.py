@@ -192,15 +192,15 @@ class CupyDriver:
         self._cupy, self.index = cupy, index
         self._context = context = DeviceContext(cupy, index)
         # What other threads ask for while launches are captured would be captured, too.
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
         with context:
             self._stream = InContext(context, cupy.cuda.Stream(non_blocking=True))
         self.capability = _capability(cupy, index)
         self._compiler = KernelCompiler(cupy.cuda.nvrtc, self.capability)
         # Calls that say themselves which stream they mean: entering CuPy's takes longer than they do.
         self._raw, self._pointer = cupy.cuda.runtime, int(self._stream.value.ptr)
-        self._entered = _Here(cupy, (self._turn, context, Entered(self._stream)))
-        self._named, self._waiting = _Here(cupy, (self._turn, context)), _Here(cupy, (context,))
+        self._entered = _Here(cupy, (self._lock, context, Entered(self._stream)))
+        self._named, self._waiting = _Here(cupy, (self._lock, context)), _Here(cupy, (context,))
         # Pinned memory of which nobody holds the array any more; the same that copies may use until an event.
         self._unused: deque[Any] = deque()
         self._in_copies: deque[tuple[InContext, list[Any]]] = deque()

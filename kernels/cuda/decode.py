@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..ir import GatedProduct
+from ..ir import GatedLinear
 from .decode_lanes import NOT_NORMED, ROWS, Lanes, Room, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
 from .driver import Driver
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
@@ -109,24 +109,24 @@ def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
     return fits and gate.form == up.form and (gate.rows, gate.columns) == (up.rows, up.columns)
 
 
-def add_gated(at: CudaLowering, record: GatedProduct, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
+def add_gated(at: CudaLowering, op: GatedLinear, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
     """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
-    counted, rows, tiles = COUNTED[out.per], grouped(at, record.x), _gated_tiles(gate)
-    normed, ways = at.normed.get(record.x, NOT_NORMED), lanes(gate, room_of(at.driver), gated=True)
+    counted, rows, tiles = COUNTED[out.per], grouped(at, op.x), _gated_tiles(gate)
+    normed, ways = at.normed.get(op.x, NOT_NORMED), lanes(gate, room_of(at.driver), gated=True)
     # The next product's form is written by blocks that have whole chunks.
-    following = made_with(at, record.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
+    following = made_with(at, op.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
         "gate": gate.fields, "up": up.fields, "x": rows, "normed": normed,
         "grouped": following, "out": out.address,
-        "gate_bias": at.vector(record.gate.bias), "up_bias": at.vector(record.up.bias), "out_stride": out.stride,
+        "gate_bias": at.vector(op.gate.bias), "up_bias": at.vector(op.up.bias), "out_stride": out.stride,
         "rows": 0, "outputs": gate.rows,
     }  # fmt: skip
     choices = [
-        (gated_lanes_kernel(gate, record.activation, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted))
+        (gated_lanes_kernel(gate, op.activation, way, normed=normed != NOT_NORMED), lanes_grid(way, ways, counted))
         for way in ways
     ]
     for groups in GATED_GROUPS:
-        kernel, blocks = gated_kernel(gate, record.activation, groups), -(-gate.rows // (_TILE * tiles))
+        kernel, blocks = gated_kernel(gate, op.activation, groups), -(-gate.rows // (_TILE * tiles))
         choices.append((kernel, _grid(GATED_GROUPS, groups, blocks, ways, counted)))
     for kernel, grid in choices:
         at.starts.append(Launch(kernel, bind(kernel, **given), {"rows": counted}, grid))

@@ -85,11 +85,11 @@ def _gated_shapes(matrix: DeviceMatrix, room: Room) -> list[tuple[int, int, int]
 def _even_shape(matrix: DeviceMatrix, room: Room) -> tuple[int, int, int]:
     """The same, of as many blocks as there are multiprocessors, or twice as many and so on: all have the same work."""
     most = max(min(_MOST_EACH, _MOST_NUMBERS // max(matrix.number_bytes, 1)), 2)
-    turns = -(-matrix.rows // (room.multiprocessors * most))
+    rounds = -(-matrix.rows // (room.multiprocessors * most))
     # Where warps would have no pair, they have a row each.
-    streams = 2 if matrix.rows > turns * room.multiprocessors * _WARPS else 1
+    streams = 2 if matrix.rows > rounds * room.multiprocessors * _WARPS else 1
     units = -(-matrix.rows // streams)
-    blocks = min(turns * room.multiprocessors, units)
+    blocks = min(rounds * room.multiprocessors, units)
     return blocks, -(-units // blocks) * streams, streams
 
 

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device: records become launches of kernels in one stream.
+"""An NVIDIA GPU as a device: ops become launches of kernels in one stream.
 
 Logits stay where a step leaves them, and are sampled there; who wants them on the host asks.
 """
@@ -16,9 +16,18 @@ from numpy.typing import NDArray
 from .. import ir
 from ..cache_layout import PagedLayer
 from ..cpu.program.thread_pool import Threads
-from ..device import DeviceAdapter, Factors, StepCancelled, StepContext, StepError, StepSizes, Turn, UnsupportedRecord
+from ..device import (
+    DeviceAdapter,
+    Factors,
+    KeyRotation,
+    StepCancelled,
+    StepContext,
+    StepError,
+    StepSizes,
+    UnsupportedOp,
+)
 from ..fusion import add_early, fuse_gated_linears, norm_late
-from ..ir import Constants, HostNode, Per, Record, RowProgram, RowsType, Weight, weights_of
+from ..ir import Constants, HostNode, Op, OpProgram, Per, RowsType, Weight, weights_of
 from .adapters import StepAdapters, load_adapter
 from .attention import check_attention, tile_rows
 from .decode import can_gate, room_of
@@ -33,7 +42,7 @@ from .lowering import UNARY, CudaLowering, knows, lower
 from .memory import DeviceBytes, Values, as_float32
 from .moe import check_experts
 from .norms import left_to_products, read_by
-from .rotate_keys import KeyTurner
+from .rotate_keys import KeyRotator
 from .sampling import SAMPLING_KERNELS, CudaChoice, CudaSampler
 from .sources import CudaKernel
 from .speeds import measured
@@ -68,7 +77,7 @@ class CudaExecutor:
         self._weights = DeviceWeights(driver)
         self._logits = LogitsMemory(driver)
         self._sampling: Functions | None = None
-        self._keys = KeyTurner(driver)
+        self._keys = KeyRotator(driver)
         fast = max(_FEWEST, _TOKENS_EACH * driver.multiprocessors)
         self.step_sizes = StepSizes(1 << fast.bit_length() - 1, _MOST_TOKENS)
 
@@ -91,10 +100,10 @@ class CudaExecutor:
         for source, destination in copies:
             self.driver.copy_row(blocks, source, destination)
 
-    def turn_keys(self, blocks: Sequence[int], turns: Sequence[tuple[PagedLayer, Turn]]) -> None:
-        self._keys.turn(blocks, turns)
+    def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
+        self._keys.rotate(blocks, rotations)
 
-    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
+    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
         for part in program.parts:
             check_part(part, layers, program.constants)
         return CudaStep(program, layers, self._weights, self.driver, self._logits)
@@ -107,8 +116,8 @@ class CudaExecutor:
     def host(self, rows: Any) -> NDArray[np.float32]:
         return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
 
-    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        raise UnsupportedRecord(f"CUDA has no function of arrays for {type(record).__name__}")
+    def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
+        raise UnsupportedOp(f"CUDA has no function of arrays for {type(op).__name__}")
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
         return load_adapter(self.driver, factors)
@@ -116,14 +125,14 @@ class CudaExecutor:
     def packed_bytes(self, weight: Weight, constants: Constants) -> int:
         return self._weights.matrix(weight, constants).nbytes
 
-    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
-        if not isinstance(record, ir.Product | ir.GatedProduct | ir.Experts) or record.exact:
+    def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
+        if not isinstance(op, ir.Linear | ir.GatedLinear | ir.MoE) or op.exact:
             return None if prefill else "fp32"
         if prefill:
             return "mma bf16"
-        if not self._weights.matrix(weights_of(record)[0], constants).bits:
+        if not self._weights.matrix(weights_of(op)[0], constants).bits:
             return "fp32"
-        return "dp4a int8" if isinstance(record, ir.Experts) else "mma int8"
+        return "dp4a int8" if isinstance(op, ir.MoE) else "mma int8"
 
     def ceiling(self, what: str) -> float | None:
         return measured(self.driver, what)
@@ -134,27 +143,25 @@ class CudaExecutor:
         self._weights = DeviceWeights(self.driver)
 
 
-def check_part(
-    part: Record | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None
-) -> None:
+def check_part(part: Op | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None) -> None:
     """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         return
     if not knows(part):
-        raise UnsupportedRecord(f"CUDA does not know records of the kind {type(part).__name__}")
+        raise UnsupportedOp(f"CUDA does not know records of the kind {type(part).__name__}")
     for weight in weights_of(part):
         check_weight(weight, constants)
     if isinstance(part, ir.Attention):
         check_attention(part, layers[part.layer])
-    if isinstance(part, ir.Experts):
+    if isinstance(part, ir.MoE):
         check_experts(part, UNARY)
 
 
 class CudaStep:
-    """A program of records, ready to run; see `genai.kernels.device.StepFunction`."""
+    """A program of ops, ready to run; see `genai.kernels.device.StepFunction`."""
 
     def __init__(
-        self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
+        self, program: OpProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
         logits: LogitsMemory,
     ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
@@ -271,7 +278,7 @@ class CudaStep:
     def _are_alike(self, gate: Weight, up: Weight) -> bool:
         return can_gate(*(self._weights.matrix(weight, self._program.constants) for weight in (gate, up)))
 
-    def _takes_norms(self, part: ir.Product | ir.GatedProduct) -> bool:
+    def _takes_norms(self, part: ir.Linear | ir.GatedLinear) -> bool:
         matrices = [self._weights.matrix(weight, self._program.constants) for weight in weights_of(part)]
         room = room_of(self._driver)
         return all(lanes(matrix, room, gated=len(matrices) > 1) for matrix in matrices)
@@ -337,21 +344,21 @@ def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:
     return min(1 << (splits - 1).bit_length(), capacity.splits)
 
 
-def _tile_rows(program: RowProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
+def _tile_rows(program: OpProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
     """Sizes of the tiles that attention takes rows in."""
-    attention = [record for record in program.records if isinstance(record, ir.Attention)]
-    return sorted({tile_rows(record, layers[record.layer]) for record in attention} - {0})
+    attention = [op for op in program.ops if isinstance(op, ir.Attention)]
+    return sorted({tile_rows(op, layers[op.layer]) for op in attention} - {0})
 
 
-def _limits(program: RowProgram, layers: Sequence[PagedLayer | None]) -> Limits:
+def _limits(program: OpProgram, layers: Sequence[PagedLayer | None]) -> Limits:
     tables, positions, blocks = set(), 0, 0
-    for record in program.records:
-        if isinstance(record, ir.Lookup):
-            tables.add((record.ids, record.table.rows))
-        if isinstance(record, ir.Attention):
-            layer = layers[record.layer]
+    for op in program.ops:
+        if isinstance(op, ir.Embedding):
+            tables.add((op.ids, op.table.rows))
+        if isinstance(op, ir.Attention):
+            layer = layers[op.layer]
             assert layer is not None
             blocks = layer.num_blocks
-            if record.rope:
-                positions = len(program.constants.array(record.rope.cos))
+            if op.rope:
+                positions = len(program.constants.array(op.rope.cos))
     return Limits(tuple(tables), positions, blocks)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import ir
-from ..ir import BlockWeight, Branch, FormWeight, HostNode, Per, Record
+from ..ir import BlockWeight, FormWeight, HostNode, Op, Per, Projection
 from .host_nodes import HostPart
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -35,19 +35,19 @@ def arrange_kernel() -> CudaKernel:
     return CudaKernel("activations.cu", "arrange_groups", "GroupArguments", STRIDE // 4)
 
 
-def wanted_of(parts: Iterable[Record | HostPart | HostNode]) -> set[str]:
+def wanted_of(parts: Iterable[Op | HostPart | HostNode]) -> set[str]:
     """The values that products of bytes read."""
     return {
         part.x
         for part in parts
-        if isinstance(part, ir.Product | ir.GatedProduct) and not part.exact
+        if isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
         for branch in _branches(part)
         if isinstance(branch.weight, BlockWeight | FormWeight)
     }
 
 
-def _branches(part: ir.Product | ir.GatedProduct) -> tuple[Branch, ...]:
-    return (part.branch,) if isinstance(part, ir.Product) else (part.gate, part.up)
+def _branches(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
+    return (part.branch,) if isinstance(part, ir.Linear) else (part.gate, part.up)
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:

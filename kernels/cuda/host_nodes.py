@@ -1,4 +1,4 @@
-"""Operators that no record describes, as functions of arrays on the host between kernels. A step waits for each: what
+"""Operators that no op describes, as functions of arrays on the host between kernels. A step waits for each: what
 they read is copied to the host, and what kernels read of their results is copied back."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..device import StepContext
-from ..ir import HostNode, Ids, Record, RowProgram, RowsType
+from ..ir import HostNode, Ids, Op, OpProgram, RowsType
 from .driver import Driver
 from .launches import COUNTED, Counts, Functions
 from .memory import DeviceRows, Values, as_float32
@@ -61,10 +61,10 @@ class HostStart:
             driver.write(rows.view(len(numbers)), numbers)
 
 
-def parts_of(program: RowProgram) -> Iterator[Record | HostPart]:
+def parts_of(program: OpProgram) -> Iterator[Op | HostPart]:
     """The parts of a program in order, host nodes that follow each other as one."""
-    made = {name for record in program.records for name in record.outputs}
-    read = {name for record in program.records for name in record.inputs}
+    made = {name for op in program.ops for name in op.outputs}
+    read = {name for op in program.ops for name in op.inputs}
     for is_host, group in groupby(program.parts, lambda part: isinstance(part, HostNode)):
         parts: Sequence[Any] = list(group)
         if not is_host:
@@ -75,7 +75,7 @@ def parts_of(program: RowProgram) -> Iterator[Record | HostPart]:
         yield HostPart(tuple(parts), tuple(inputs), tuple(outputs))
 
 
-def known_of(program: RowProgram, step: StepContext, given: Mapping[str, Any]) -> dict[str, Any]:
+def known_of(program: OpProgram, step: StepContext, given: Mapping[str, Any]) -> dict[str, Any]:
     """What host nodes know before a step."""
     integers = {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
     return {**given, **{name: integers[ids][None].astype(dtype) for name, (ids, dtype) in program.ids.items()}}

@@ -26,7 +26,7 @@ _OURS = re.compile(r"[0-9a-f]{64}\.(?:cubin|ptx)(?P<unfinished>\.\d+\.[0-9a-f]{3
 
 
 @dataclass(frozen=True)
-class KeptKernel:
+class CachedKernel:
     """A file of a compiled kernel, or what a process that was killed has left of one.
 
     Attributes:
@@ -39,20 +39,20 @@ class KeptKernel:
     is_whole: bool
 
 
-def kept_kernels(folder: Path) -> list[KeptKernel]:
+def cached_kernels(folder: Path) -> list[CachedKernel]:
     """What compilers have written to a folder, what was not used for longest first; nothing that others put there."""
-    now, found = time.time(), list[KeptKernel]()
+    now, found = time.time(), list[CachedKernel]()
     with suppress(OSError):
         for path in folder.iterdir():  # which holds nothing open that an interrupt would leave
             with suppress(OSError):  # removed meanwhile
                 ours, status = _OURS.fullmatch(path.name), path.lstat()
                 if ours and stat.S_ISREG(status.st_mode):
                     idle = now - status.st_mtime
-                    found.append(KeptKernel(path, status.st_size, idle, not ours["unfinished"]))
+                    found.append(CachedKernel(path, status.st_size, idle, not ours["unfinished"]))
     return sorted(found, key=lambda one: (-one.idle, one.path))
 
 
-def unused(kernels: Sequence[KeptKernel]) -> list[KeptKernel]:
+def unused(kernels: Sequence[CachedKernel]) -> list[CachedKernel]:
     """Those that nobody has used for so long that nobody may need them, and leftovers of a day ago."""
     return [one for one in kernels if one.idle > _DAY * (UNUSED_DAYS if one.is_whole else 1)]
 
@@ -68,7 +68,7 @@ def trim(folder: Path, most_bytes: int = MOST_BYTES) -> None:
 
     Several processes may do so at once. What was used in the last hour stays.
     """
-    kernels = kept_kernels(folder)
+    kernels = cached_kernels(folder)
     beyond = sum(one.nbytes for one in kernels) - most_bytes
     for one in kernels:
         is_left_over = not one.is_whole and one.idle > _DAY

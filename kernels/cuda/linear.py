@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..ir import Branch, Per
+from ..ir import Per, Projection
 from .decode import add_decode
 from .launches import COUNTED, Counts, Launch, bind
 from .memory import DeviceRows
@@ -39,7 +39,7 @@ _PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
 _WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
 
 
-def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact: bool) -> None:
+def product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows, *, exact: bool) -> None:
     """out = branch(x).
 
     Raises:
@@ -58,13 +58,13 @@ def product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows, *, exact:
         at.deltas.add(at, branch.delta, out)
 
 
-def prefill_product(at: CudaLowering, x: str, branch: Branch, out: DeviceRows) -> None:
+def prefill_product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows) -> None:
     """The same for the rows with prefill numerics alone."""
     matrix = at.weights.matrix(branch.weight, at.constants)
     _gemm(at, x, matrix, _results(at, branch, matrix, out))
 
 
-def _results(at: CudaLowering, branch: Branch, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
+def _results(at: CudaLowering, branch: Projection, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
     """The fields that kernels of all kinds have: the matrix, and what becomes of sums."""
     addend = at.values[branch.addend] if branch.addend else None
     return {

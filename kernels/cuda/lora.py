@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device import UnsupportedRecord
-from ..ir import Delta, LowRank, Per
+from ..device import UnsupportedOp
+from ..ir import LoraDelta, LoraShrink, Per
 from .adapters import last_tile
 from .driver import Driver
 from .launches import Counts, Functions, bind
@@ -110,25 +110,25 @@ class ExpandLaunch:
         _start(self.kernels, grids, self.arguments, driver, functions)
 
 
-def shrink(at: CudaLowering, record: LowRank) -> None:
+def shrink(at: CudaLowering, op: LoraShrink) -> None:
     """Add a place to the launch before it, if that reads the same value and has room, else a launch.
 
     Raises:
         UnsupportedRecord: rows of something else than tokens.
     """
-    x, last = at.values[record.x], at.starts[-1] if at.starts else None
+    x, last = at.values[op.x], at.starts[-1] if at.starts else None
     if x.per is not Per.TOKEN:
-        raise UnsupportedRecord("CUDA has no kernels for adapters of rows of logits")
-    if not isinstance(last, ShrinkLaunch) or last.x != record.x or last.parts == _MOST_PARTS:
+        raise UnsupportedOp("CUDA has no kernels for adapters of rows of logits")
+    if not isinstance(last, ShrinkLaunch) or last.x != op.x or last.parts == _MOST_PARTS:
         empty = [0] * _MOST_PARTS
         arguments = bind(
             shrink_kernels()[0], x=x.address, step=at.table.address("adapters"), hidden=empty, x_stride=x.stride,
             places=empty, columns=x.width, aligned=int(x.address % 16 == 0 and x.stride % 4 == 0),
             last_tile=last_tile(at.capacity.adapter_numbers),
         )  # fmt: skip
-        last = ShrinkLaunch(record.x, arguments)
+        last = ShrinkLaunch(op.x, arguments)
         at.starts.append(last)
-    last.add(record.place, at.driver.address(_hidden(at, record.out)))
+    last.add(op.place, at.driver.address(_hidden(at, op.out)))
 
 
 def _hidden(at: CudaLowering, name: str) -> Any:
@@ -144,7 +144,7 @@ class Deltas:
     _outs: list[DeviceRows] = field(default_factory=list)
     _held: list[Hashable] = field(default_factory=list)
 
-    def add(self, at: CudaLowering, delta: Delta, out: DeviceRows) -> None:
+    def add(self, at: CudaLowering, delta: LoraDelta, out: DeviceRows) -> None:
         """The launches of a product have been added: so is what its adapters change, soon."""
         if self._launch is None:
             empty = [0] * _MOST_PARTS
@@ -157,7 +157,7 @@ class Deltas:
         hidden = _hidden(at, delta.hidden)
         self._launch.add(delta.place, at.driver.address(hidden), out)
         self._outs.append(out)
-        # The record that made it may be done with both before the launch is there.
+        # The op that made it may be done with both before the launch is there.
         self._held += [at.values.hold(hidden), at.values.hold(out.memory)]
         if self._launch.parts == _MOST_PARTS:
             self.settle(at)

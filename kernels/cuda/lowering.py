@@ -1,4 +1,4 @@
-"""Which launches a record becomes, and which records there are no kernels for."""
+"""Which launches an op becomes, and which ops there are no kernels for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import ir
 from ..cache_layout import PagedLayer
-from ..device import UnsupportedRecord
+from ..device import UnsupportedOp
 from ..ir import Constants, Ids, Per
 from .attention import add_attention
 from .decode import add_gated, can_gate
@@ -40,7 +40,7 @@ BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract"
 
 @dataclass
 class CudaLowering:
-    """Collects the launches of records, in order.
+    """Collects the launches of ops, in order.
 
     Attributes:
         layers: per cache layer its pages, in device memory.
@@ -100,18 +100,18 @@ class CudaLowering:
 
 
 @singledispatch
-def lower(record: ir.Record, at: CudaLowering) -> None:
-    """Add a record's launches; its inputs are in memory already.
+def lower(op: ir.Op, at: CudaLowering) -> None:
+    """Add an op's launches; its inputs are in memory already.
 
     Raises:
         UnsupportedRecord: there are no kernels for it.
     """
-    raise UnsupportedRecord(f"CUDA does not know records of the kind {type(record).__name__}")
+    raise UnsupportedOp(f"CUDA does not know records of the kind {type(op).__name__}")
 
 
-def knows(record: ir.Record) -> bool:
-    """Whether this device lowers such records."""
-    return type(record) in lower.registry
+def knows(op: ir.Op) -> bool:
+    """Whether this device lowers such ops."""
+    return type(op) in lower.registry
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -141,14 +141,14 @@ REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREAD
 
 
 @lower.register
-def _columns(record: ir.Columns, at: CudaLowering) -> None:
-    at.values.alias(record.out, record.x, at.values[record.x].columns(record.first, at.values.types[record.out].width))
+def _columns(op: ir.SliceColumns, at: CudaLowering) -> None:
+    at.values.alias(op.out, op.x, at.values[op.x].columns(op.first, at.values.types[op.out].width))
 
 
 @lower.register
-def _reordered(record: ir.Reordered, at: CudaLowering) -> None:
-    x, out = at.values[record.x], at.values.make(record.out)
-    order = at.driver.address(at.weights.indices(at.constants, record.order))
+def _reordered(op: ir.SelectColumns, at: CudaLowering) -> None:
+    x, out = at.values[op.x], at.values.make(op.out)
+    order = at.driver.address(at.weights.indices(at.constants, op.order))
     at.launch(
         REORDER, out.per, _by_elements(out.width), x=x.address, order=order, out=out.address, x_stride=x.stride,
         out_stride=out.stride, width=out.width,
@@ -156,14 +156,14 @@ def _reordered(record: ir.Reordered, at: CudaLowering) -> None:
 
 
 @lower.register
-def _logits_rows(record: ir.LogitsRows, at: CudaLowering) -> None:
-    x, out = at.values[record.x], at.values.make(record.out)
+def _logits_rows(op: ir.LogitsRows, at: CudaLowering) -> None:
+    x, out = at.values[op.x], at.values.make(op.out)
     _gather(at, "float", x.address, x.stride, "logits_rows", out)
 
 
 @lower.register
-def _lookup(record: ir.Lookup, at: CudaLowering) -> None:
-    matrix, out, ids = at.weights.matrix(record.table, at.constants), at.values.make(record.out), _IDS[record.ids]
+def _lookup(op: ir.Embedding, at: CudaLowering) -> None:
+    matrix, out, ids = at.weights.matrix(op.table, at.constants), at.values.make(op.out), _IDS[op.ids]
     if not matrix.form:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)
         return
@@ -197,13 +197,13 @@ def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, ou
 
 
 @lower.register
-def _unary(record: ir.Unary, at: CudaLowering) -> None:
-    _apply(at, record.function, at.values[record.x], None, at.values.make(record.out), record.parameters)
+def _unary(op: ir.Unary, at: CudaLowering) -> None:
+    _apply(at, op.function, at.values[op.x], None, at.values.make(op.out), op.parameters)
 
 
 @lower.register
-def _gate(record: ir.Gate, at: CudaLowering) -> None:
-    _apply(at, record.activation, at.values[record.gate], at.values[record.up], at.values.make(record.out))
+def _gate(op: ir.Gate, at: CudaLowering) -> None:
+    _apply(at, op.activation, at.values[op.gate], at.values[op.up], at.values.make(op.out))
 
 
 def _apply(
@@ -217,7 +217,7 @@ def _apply(
 ) -> None:
     """Args: first: what counts the rows before the first one; "" = there are none."""
     if function not in UNARY:
-        raise UnsupportedRecord(f"CUDA does not know the function {function}")
+        raise UnsupportedOp(f"CUDA does not know the function {function}")
     numbers = [*parameters, *[0.0] * (_PARAMETERS - len(parameters))]
     at.launch(
         apply_kernel(function),
@@ -236,12 +236,12 @@ def _apply(
 
 
 @lower.register
-def _binary(record: ir.Binary, at: CudaLowering) -> None:
-    if record.function not in BINARY:
-        raise UnsupportedRecord(f"CUDA does not know the function {record.function}")
-    out = at.values.make(record.out)
+def _binary(op: ir.Binary, at: CudaLowering) -> None:
+    if op.function not in BINARY:
+        raise UnsupportedOp(f"CUDA does not know the function {op.function}")
+    out = at.values.make(op.out)
     given: dict[str, Any] = {}
-    for side, name, constant in (("a", record.a, record.a_constant), ("b", record.b, record.b_constant)):
+    for side, name, constant in (("a", op.a, op.a_constant), ("b", op.b, op.b_constant)):
         if name:
             rows = at.values[name]
             given |= {side: rows.address, f"{side}_stride": rows.stride, f"{side}_period": rows.width}
@@ -249,7 +249,7 @@ def _binary(record: ir.Binary, at: CudaLowering) -> None:
             size = at.constants.array(constant).size
             given |= {side: at.vector(constant), f"{side}_stride": 0, f"{side}_period": size}
     at.launch(
-        combine_kernel(record.function), out.per, _by_elements(out.width), out=out.address, out_stride=out.stride,
+        combine_kernel(op.function), out.per, _by_elements(out.width), out=out.address, out_stride=out.stride,
         width=out.width, **given,
     )  # fmt: skip
 
@@ -259,72 +259,72 @@ def _by_elements(width: int) -> Any:
 
 
 @lower.register
-def _norm(record: ir.Norm, at: CudaLowering) -> None:
-    add_norm(record, at)
+def _norm(op: ir.Norm, at: CudaLowering) -> None:
+    add_norm(op, at)
 
 
 # --- products --------------------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _low_rank(record: ir.LowRank, at: CudaLowering) -> None:
-    shrink(at, record)
+def _low_rank(op: ir.LoraShrink, at: CudaLowering) -> None:
+    shrink(at, op)
 
 
 @lower.register
-def _product(record: ir.Product, at: CudaLowering) -> None:
-    product(at, record.x, record.branch, at.values.make(record.out), exact=record.exact)
+def _product(op: ir.Linear, at: CudaLowering) -> None:
+    product(at, op.x, op.branch, at.values.make(op.out), exact=op.exact)
 
 
 @lower.register
-def _gated_product(record: ir.GatedProduct, at: CudaLowering) -> None:
-    out, branches = at.values.make(record.out), (record.gate, record.up)
-    gate_matrix, up_matrix = (at.weights.matrix(branch.weight, at.constants) for branch in branches)
+def _gated_product(op: ir.GatedLinear, at: CudaLowering) -> None:
+    out, projections = at.values.make(op.out), (op.gate, op.up)
+    gate_matrix, up_matrix = (at.weights.matrix(branch.weight, at.constants) for branch in projections)
     at_once = (
-        not record.exact and can_gate(gate_matrix, up_matrix) and not any(one.delta or one.addend for one in branches)
+        not op.exact and can_gate(gate_matrix, up_matrix) and not any(one.delta or one.addend for one in projections)
     )
     if at_once:
-        add_gated(at, record, gate_matrix, up_matrix, out)
+        add_gated(at, op, gate_matrix, up_matrix, out)
         if out.per is not Per.TOKEN:
             return
     gate, key = at.values.temporary(out.width, out.per)
-    for branch, rows in zip(branches, (gate, out), strict=True):
+    for branch, rows in zip(projections, (gate, out), strict=True):
         if at_once:
-            prefill_product(at, record.x, branch, rows)
+            prefill_product(at, op.x, branch, rows)
         else:
-            product(at, record.x, branch, rows, exact=record.exact)
+            product(at, op.x, branch, rows, exact=op.exact)
     at.deltas.settle(at)
-    _apply(at, record.activation, gate, out, out, first="decode_rows" if at_once else "")
+    _apply(at, op.activation, gate, out, out, first="decode_rows" if at_once else "")
     at.values.release(key)
 
 
 @lower.register
-def _experts(record: ir.Experts, at: CudaLowering) -> None:
-    mixture(at, record)
+def _experts(op: ir.MoE, at: CudaLowering) -> None:
+    mixture(at, op)
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
 @lower.register
-def _attention(record: ir.Attention, at: CudaLowering) -> None:
-    query, layer = at.values[record.query], at.layers[record.layer]
+def _attention(op: ir.Attention, at: CudaLowering) -> None:
+    query, layer = at.values[op.query], at.layers[op.layer]
     assert layer is not None
-    if record.key:
-        key, value = at.values[record.key], at.values[record.value]
+    if op.key:
+        key, value = at.values[op.key], at.values[op.value]
     else:
-        widths = [record.heads * record.head_size, record.kv_heads * record.head_size]
-        value = query.columns(sum(widths), record.kv_heads * record.v_head_size)
+        widths = [op.heads * op.head_size, op.kv_heads * op.head_size]
+        value = query.columns(sum(widths), op.kv_heads * op.v_head_size)
         query, key = query.columns(0, widths[0]), query.columns(widths[0], widths[1])
-    rotated, released = at.values.temporary(record.heads * record.head_size, query.per)
-    rope, names = record.rope, ("cos", "sin", "long_cos", "long_sin")
+    rotated, released = at.values.temporary(op.heads * op.head_size, query.per)
+    rope, names = op.rope, ("cos", "sin", "long_cos", "long_sin")
     fresh: dict[str, Any] = {name: at.vector(getattr(rope, name)) if rope else 0 for name in names}
     pairs = at.constants.array(rope.cos).shape[1] if rope else 0
     fresh |= {
         "query": query.address, "key": key.address, "value": value.address, "query_stride": query.stride,
-        "key_stride": key.stride, "value_stride": value.stride, "q_norm": at.vector(record.q_norm),
-        "k_norm": at.vector(record.k_norm), "long_rows": at.table.address("long_rows"), "pairs": pairs,
-        "interleaved": int(rope is not None and rope.interleaved), "epsilon": record.epsilon, "unused": 0,
+        "key_stride": key.stride, "value_stride": value.stride, "q_norm": at.vector(op.q_norm),
+        "k_norm": at.vector(op.k_norm), "long_rows": at.table.address("long_rows"), "pairs": pairs,
+        "interleaved": int(rope is not None and rope.interleaved), "epsilon": op.epsilon, "unused": 0,
     }  # fmt: skip
-    add_attention(record, layer, at, rotated, at.values.make(record.out), fresh)
+    add_attention(op, layer, at, rotated, at.values.make(op.out), fresh)
     at.values.release(released)

@@ -115,7 +115,7 @@ class Values:
         return key
 
     def done(self, inputs: Iterable[str], outputs: Iterable[str]) -> None:
-        """A record has been lowered: what nobody else reads gives its memory back."""
+        """An op has been lowered: what nobody else reads gives its memory back."""
         inputs, outputs = list(inputs), list(outputs)
         self._left.subtract(inputs)
         for name in (*inputs, *outputs):

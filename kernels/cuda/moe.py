@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device import UnsupportedRecord
-from ..ir import Branch, Experts, Per
+from ..device import UnsupportedOp
+from ..ir import MoE, Per, Projection
 from .driver import MOST_IN_GRID, Driver, Grid
 from .launches import COUNTED, Counts, Functions, Launch, bind
 from .linear import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
@@ -47,19 +47,19 @@ _NUMBERS_PER_PAIR = 7
 SWIGLU = "swiglu"
 
 
-def check_experts(record: Experts, functions: tuple[str, ...]) -> None:
+def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
     """Raise UnsupportedRecord, which names what there is no kernel for.
 
     Args:
         functions: of one number, that kernels know.
     """
-    experts = record.first.weight.experts
+    experts = op.first.weight.experts
     if experts > MOST_EXPERTS:
-        raise UnsupportedRecord(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
-    if record.activation not in (SWIGLU, *functions):
-        raise UnsupportedRecord(f"CUDA does not know the function {record.activation}")
-    if any(branch.addend or branch.delta for branch in (record.first, record.second)):
-        raise UnsupportedRecord("CUDA has no kernels for experts with addends or adapters")
+        raise UnsupportedOp(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
+    if op.activation not in (SWIGLU, *functions):
+        raise UnsupportedOp(f"CUDA does not know the function {op.activation}")
+    if any(branch.addend or branch.delta for branch in (op.first, op.second)):
+        raise UnsupportedOp("CUDA has no kernels for experts with addends or adapters")
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
@@ -190,23 +190,23 @@ class ArrangePairs:
             driver.launch(functions[self.kernel], self.kernel, grid, self.arguments)
 
 
-def mixture(at: CudaLowering, record: Experts) -> None:
+def mixture(at: CudaLowering, op: MoE) -> None:
     """Add the launches of a mixture."""
-    out, per_token = at.values.make(record.out), record.per_token
-    first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (record.first, record.second))
-    has_prefill = not record.exact and out.per is Per.TOKEN
-    parts = [_Part("", "decode_rows" if has_prefill else COUNTED[out.per], _DECODE_GROUP, record.exact)]
+    out, per_token = at.values.make(op.out), op.per_token
+    first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (op.first, op.second))
+    has_prefill = not op.exact and out.per is Per.TOKEN
+    parts = [_Part("", "decode_rows" if has_prefill else COUNTED[out.per], _DECODE_GROUP, op.exact)]
     parts += [_Part("decode_rows", "tokens", _PREFILL_GROUP)] if has_prefill else []
-    routing, key = _route(at, record, parts, out.per)
-    widths = record.second.weight.columns, record.second.weight.rows
+    routing, key = _route(at, op, parts, out.per)
+    widths = op.second.weight.columns, op.second.weight.rows
     hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
     keys = [key, hidden[1], results[1]]
     for part in parts:
-        source = _Source(*arranged(at, record.x, first, part.form(first), part.end, first=part.first), per_token)
+        source = _Source(*arranged(at, op.x, first, part.form(first), part.end, first=part.first), per_token)
         target = hidden[0].address, widths[0]
-        _multiply(at, first, record.first, source, target, routing, part, record.activation, record.parameters)
+        _multiply(at, first, op.first, source, target, routing, part, op.activation, op.parameters)
         source, key = _rows_of_pairs(at, hidden[0], second, part, per_token)
-        _multiply(at, second, record.second, source, (results[0].address, widths[1]), routing, part, "copy")
+        _multiply(at, second, op.second, source, (results[0].address, widths[1]), routing, part, "copy")
         keys.append(key)
     at.launch(
         mix_kernel(), out.per, lambda rows: (-(-out.width // _MIX_COLUMNS), rows, 1), results=results[0].address,
@@ -216,9 +216,9 @@ def mixture(at: CudaLowering, record: Experts) -> None:
         at.values.release(key)
 
 
-def _route(at: CudaLowering, record: Experts, parts: list[_Part], per: Per) -> tuple[_Routing, Hashable]:
+def _route(at: CudaLowering, op: MoE, parts: list[_Part], per: Per) -> tuple[_Routing, Hashable]:
     """Choose experts, and put the pairs of each part in order; the key is that of the memory."""
-    scores, per_token = at.values[record.scores], record.per_token
+    scores, per_token = at.values[op.scores], op.per_token
     numbers, key = at.values.temporary(_NUMBERS_PER_PAIR * per_token, per)
     pairs = at.values.capacity[per] * per_token
     before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first: they are read 16 bytes at once
@@ -227,7 +227,7 @@ def _route(at: CudaLowering, record: Experts, parts: list[_Part], per: Per) -> t
         for kernel, blocks in _route_blocks(part):
             arguments = bind(
                 kernel, scores=scores.address, scores_stride=scores.stride, first_row=0, rows=0, experts=scores.width,
-                per_token=per_token, normalized=int(record.normalized), group=part.group, **places,
+                per_token=per_token, normalized=int(op.normalized), group=part.group, **places,
             )  # fmt: skip
             at.starts.append(Launch(kernel, arguments, part.counted, blocks))
     return _Routing(scores.width, per_token, **places), key
@@ -266,8 +266,8 @@ def _rows_of_pairs(
 
 
 def _multiply(
-    at: CudaLowering, matrix: DeviceMatrix, branch: Branch, source: _Source, target: tuple[int, int], routing: _Routing,
-    part: _Part, activation: str, parameters: tuple[float, ...] = (),
+    at: CudaLowering, matrix: DeviceMatrix, branch: Projection, source: _Source, target: tuple[int, int],
+    routing: _Routing, part: _Part, activation: str, parameters: tuple[float, ...] = (),
 ) -> None:  # fmt: skip
     """One product of the pairs of a part.
 

@@ -40,7 +40,7 @@ def left_to_products(
     }
     others = set(outputs)
     for part in parts:
-        is_product = isinstance(part, ir.Product | ir.GatedProduct) and not part.exact
+        is_product = isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
         if is_product and takes(part):
             width = constants.array(norms[part.x].weight).size if part.x in norms else 0
             others |= {name for name in part.inputs if name != part.x}
@@ -55,28 +55,28 @@ def _can_read_fours(x: DeviceRows) -> bool:
     return x.address % _FOUR_BYTES == 0 and x.stride % 4 == x.width % 4 == 0
 
 
-def add_norm(record: ir.Norm, at: CudaLowering) -> None:
+def add_norm(op: ir.Norm, at: CudaLowering) -> None:
     """A norm, and for products what they need to do it themselves."""
-    x, size = at.values[record.x], at.constants.array(record.weight).size
-    skip = at.values[record.skip] if record.skip else None
-    out = at.values.make(record.out) if record.out else None
-    total = at.values.make(record.total) if record.total else None
+    x, size = at.values[op.x], at.constants.array(op.weight).size
+    skip = at.values[op.skip] if op.skip else None
+    out = at.values.make(op.out) if op.out else None
+    total = at.values.make(op.total) if op.total else None
     groups = x.width // size
-    kernel = norm_kernel(record.centred)
-    weight = at.vector(record.weight)
-    is_left = record.out in at.left_norms and _can_read_fours(x)
+    kernel = norm_kernel(op.centred)
+    weight = at.vector(op.weight)
+    is_left = op.out in at.left_norms and _can_read_fours(x)
     if is_left:
-        at.normed[record.out] = {
-            "x": x.address, "weight": weight, "x_stride": x.stride, "width": size, "epsilon": record.epsilon,
+        at.normed[op.out] = {
+            "x": x.address, "weight": weight, "x_stride": x.stride, "width": size, "epsilon": op.epsilon,
         }  # fmt: skip
     arguments = bind(
         kernel,
-        grouped=made_with(at, record.out, out) if out and groups == 1 else NOBODY,
+        grouped=made_with(at, op.out, out) if out and groups == 1 else NOBODY,
         x=x.address,
         skip=skip.address if skip else 0,
-        input_bias=at.vector(record.input_bias),
+        input_bias=at.vector(op.input_bias),
         weight=weight,
-        bias=at.vector(record.bias),
+        bias=at.vector(op.bias),
         out=out.address if out else 0,
         total=total.address if total else 0,
         x_stride=x.stride,
@@ -87,7 +87,7 @@ def add_norm(record: ir.Norm, at: CudaLowering) -> None:
         groups=groups,
         width=size,
         grouped_rows=0,
-        epsilon=record.epsilon,
+        epsilon=op.epsilon,
     )
     counted, decoded = COUNTED[x.per], DECODED[x.per]
 

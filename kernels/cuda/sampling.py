@@ -381,7 +381,7 @@ class _Table:
     def write(self, sections: tuple[NDArray[Any], ...], fields: Mapping[str, int]) -> None:
         """Bring parts of the sizes that were laid out into device memory, and these fields of the header."""
         host = self._staging.next()
-        held = self._held[self._staging.turn]
+        held = self._held[self._staging.half]
         header = host[: self._header.itemsize].view(self._header)[0]
         if not held:
             held += [None] * len(sections)

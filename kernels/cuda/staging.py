@@ -22,21 +22,21 @@ class Staging:
         self._driver, self.memory = driver, driver.zeros(nbytes)
         self._hosts = [driver.host_memory(nbytes) for _ in range(2)]
         self._read = [driver.event() for _ in range(2)]
-        self.turn = 0
+        self.half = 0
 
     def __len__(self) -> int:
         return len(self._hosts[0])
 
     def next(self) -> NDArray[np.uint8]:
         """The host's memory to fill, as it was filled the time before last."""
-        self.turn ^= 1
-        self._read[self.turn].wait()
-        return self._hosts[self.turn]
+        self.half ^= 1
+        self._read[self.half].wait()
+        return self._hosts[self.half]
 
     def send(self, nbytes: int) -> None:
         """Let the device copy so many bytes of what was filled."""
-        self._driver.write(self.memory[:nbytes], self._hosts[self.turn][:nbytes])
-        self._read[self.turn].record()
+        self._driver.write(self.memory[:nbytes], self._hosts[self.half][:nbytes])
+        self._read[self.half].record()
 
     def settle(self) -> None:
         """Wait until the device has read all that was sent: before the host's memory goes back."""

@@ -172,7 +172,7 @@ class StepTable:
             places: where the tokens are, if the host does not know them.
         """
         self._staging.next()
-        host, filled = self._hosts[self._staging.turn], self._filled[self._staging.turn]
+        host, filled = self._hosts[self._staging.half], self._filled[self._staging.half]
         count, is_single = len(step.tokens), _is_single(step)
 
         def put(name: str, numbers: NDArray[Any]) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ..cache_layout import can_turn
+from ..cache_layout import can_rotate
 from .arrays.kernels import array_kernels
 from .attention import (
     FLOAT_KINDS,
     KINDS,
     any_kernels,
     heads_together,
+    rotate_kernel,
     split_kernel,
     store_kernel_of,
     tile_kernel,
-    turn_kernel,
 )
 from .decode import GATED_GROUPS, decode_kernel, gated_kernel, groups_of
 from .decode_lanes import Room, gated_lanes_kernel, lanes, lanes_kernel
@@ -33,7 +33,7 @@ from .lora import expand_kernels, shrink_kernels
 from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel
 from .moe import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .norms import norm_kernel
-from .rotate_keys import turn_keys_kernel
+from .rotate_keys import rotate_keys_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS
@@ -59,7 +59,7 @@ FORMS = (
 )  # fmt: skip
 
 
-def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
+def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
     """All of them that a GPU of such a compute capability (times ten) can run, each once."""
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
@@ -92,11 +92,11 @@ def every_kernel(capability: int = HOPPER) -> list[CudaKernel]:
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    found += [turn_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
+    found += [rotate_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
     for kind in KINDS:
-        found += [store_kernel_of(kind), turn_keys_kernel(kind)]
+        found += [store_kernel_of(kind), rotate_keys_kernel(kind)]
         for size, group in _HEADS:
-            if kind == "int4" and not can_turn(size):
+            if kind == "int4" and not can_rotate(size):
                 continue
             found.append(split_kernel(kind, size, size, heads_together(group, 1)))
             found += [split_kernel(kind, size, size, one, fresh=True) for one in {1, heads_together(group, 1)}]

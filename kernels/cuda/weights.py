@@ -1,4 +1,4 @@
-"""Weights in device memory, copied once however many records name them, and which of them there are kernels for."""
+"""Weights in device memory, copied once however many ops name them, and which of them there are kernels for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device import UnsupportedRecord
+from ..device import UnsupportedOp
 from ..ir import BlockWeight, Constants, DenseWeight, FormWeight, Weight
 from ..weight_layout import BITS
 from ..weights import WeightFormatError
@@ -87,7 +87,7 @@ class DeviceWeights:
             try:
                 known[weight] = self._copy(weight, constants)
             except (FormRefused, WeightFormatError) as error:
-                raise UnsupportedRecord(f"CUDA has no kernels for {error}") from None
+                raise UnsupportedOp(f"CUDA has no kernels for {error}") from None
             constants.packed(weight)
         return known[weight]
 
@@ -153,7 +153,7 @@ class DeviceWeights:
         stored, experts = constants.array(weight.data), max(weight.experts, 1)
         scalar = _SCALAR.get(stored.dtype.name)
         if scalar is None:
-            raise UnsupportedRecord(f"CUDA has no kernels for weights of {stored.dtype.name}")
+            raise UnsupportedOp(f"CUDA has no kernels for weights of {stored.dtype.name}")
         rows, chunks = experts * weight.rows, -(-weight.columns // CHUNK)
         if weight.transposed:
             whole = stored.reshape(rows, weight.columns)
@@ -184,7 +184,7 @@ def check_weight(weight: Weight, constants: Constants | None = None) -> None:
         except FormRefused as error:
             refused = str(error)
     if refused:
-        raise UnsupportedRecord(f"CUDA has no kernels for {refused}")
+        raise UnsupportedOp(f"CUDA has no kernels for {refused}")
 
 
 def pack_kernel(form: BlockForm) -> CudaKernel:

@@ -26,12 +26,12 @@ def rotate(x: Array, cosine: Array, sine: Array, interleaved: bool = False) -> F
     return result
 
 
-def split_heads(record: Attention, query: Array, key: Any = None, value: Any = None) -> list[Array]:
+def split_heads(op: Attention, query: Array, key: Any = None, value: Any = None) -> list[Array]:
     """Query [..., heads, head_size], key and value [..., kv_heads, size]; without a key all three lie in one row."""
     if key is None:
-        widths = np.array([record.heads, record.kv_heads]) * record.head_size
+        widths = np.array([op.heads, op.kv_heads]) * op.head_size
         query, key, value = np.split(query, np.cumsum(widths), axis=-1)
-    counts = (record.heads, record.kv_heads, record.kv_heads)
+    counts = (op.heads, op.kv_heads, op.kv_heads)
     return [x.reshape(*x.shape[:-1], n, x.shape[-1] // n) for x, n in zip((query, key, value), counts, strict=True)]
 
 
@@ -41,19 +41,19 @@ def turned(x: Array, weight: Array | None, epsilon: float, rotation: tuple[Array
     return wide if rotation is None else rotate(wide, *rotation)
 
 
-def attend(record: Attention, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None) -> Float64:
+def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None) -> Float64:
     """Rows q [T, heads, head_size] of a sequence over keys and values [keys, kv_heads, size] up to their positions."""
-    distance, window = positions[:, None] - np.arange(len(k)), record.window
+    distance, window = positions[:, None] - np.arange(len(k)), op.window
     visible = (distance >= 0) & ((distance < window) | (window < 0))
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     out = np.zeros((*q.shape[:2], v.shape[2]))
-    for head in range(record.heads):
-        kv_head = head * record.kv_heads // record.heads
-        scores = q[:, head] @ k[:, kv_head].T * (record.scale or 1 / math.sqrt(record.head_size))
-        if record.softcap > 0:
-            scores = record.softcap * np.tanh(scores / record.softcap)
+    for head in range(op.heads):
+        kv_head = head * op.kv_heads // op.heads
+        scores = q[:, head] @ k[:, kv_head].T * (op.scale or 1 / math.sqrt(op.head_size))
+        if op.softcap > 0:
+            scores = op.softcap * np.tanh(scores / op.softcap)
         scores = np.where(visible, scores, -np.inf)
-        if sinks is not None or record.smooth_softmax:
+        if sinks is not None or op.smooth_softmax:
             sink = 0.0 if sinks is None else float(sinks[head])
             scores = np.concatenate([scores, np.full((len(scores), 1), sink)], axis=1)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -64,17 +64,17 @@ def attend(record: Attention, q: Array, k: Array, v: Array, positions: Array, si
 
 
 def attention(
-    record: Attention, rows: Sequence[Any], layer: PagedLayer, step: StepContext, constant: Callable[[str], Any]
+    op: Attention, rows: Sequence[Any], layer: PagedLayer, step: StepContext, constant: Callable[[str], Any]
 ) -> Float64:
     """Query, key and value (or None) [T, ...] to [T, heads * v_head_size]."""
-    q, k, v = split_heads(record, *rows)
-    rotation = rotations(record.rope, step, constant)
-    q = turned(q, constant(record.q_norm), record.epsilon, rotation)
-    k = turned(k, constant(record.k_norm), record.epsilon, rotation)
+    q, k, v = split_heads(op, *rows)
+    rotation = rotations(op.rope, step, constant)
+    q = turned(q, constant(op.q_norm), op.epsilon, rotation)
+    k = turned(k, constant(op.k_norm), op.epsilon, rotation)
     within(step.slot_mapping, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
     write_pages(layer, step.slot_mapping, k, v)
-    out = attend_pages(record, q, layer, step, constant(record.sinks))
-    return out.reshape(len(out), record.heads * record.v_head_size)
+    out = attend_pages(op, q, layer, step, constant(op.sinks))
+    return out.reshape(len(out), op.heads * op.v_head_size)
 
 
 def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], Any]) -> tuple[Array, Array, bool] | None:
@@ -91,7 +91,7 @@ def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], An
     return cosine, sine, rope.interleaved
 
 
-def attend_pages(record: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
+def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
     """Rows [T, heads, head_size] over the pages of their sequences."""
     out = np.zeros((*q.shape[:2], layer.v_head_size))
     for sequence, length in enumerate(step.context_lens):
@@ -101,7 +101,7 @@ def attend_pages(record: Attention, q: Array, layer: PagedLayer, step: StepConte
         within(pages - 1, len(table), "context longer than its block table")
         within(table[:pages], layer.num_blocks, "block table entry outside the cache")
         keys, values = read_pages(layer, table[:pages])
-        out[rows] = attend(record, q[rows], keys[:length], values[:length], step.positions[rows], sinks)
+        out[rows] = attend(op, q[rows], keys[:length], values[:length], step.positions[rows], sinks)
     return out
 
 

@@ -1,4 +1,4 @@
-"""The reference device: walks over the records of a program and computes each as it is written down."""
+"""The reference device: walks over the ops of a program and computes each as it is written down."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import ir
 from ..cache_layout import PagedLayer
-from ..device import Factors, StepCancelled, StepContext, UnsupportedRecord
+from ..device import Factors, StepCancelled, StepContext, UnsupportedOp
 from ..host_memory import HostMemory, TimedByHost
-from ..ir import Branch, Constants, HostNode, Ids, Record, RowProgram, Weight, constant_names
+from ..ir import Constants, HostNode, Ids, Op, OpProgram, Projection, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
 from .lora import ReferenceAdapter, low_rank
@@ -19,9 +19,9 @@ from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
-    ir.Attention, ir.Binary, ir.Columns, ir.Experts, ir.Gate, ir.GatedProduct,
-    ir.LogitsRows, ir.Lookup, ir.LowRank, ir.Norm, ir.Product,
-    ir.Reordered, ir.Unary,
+    ir.Attention, ir.Binary, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear,
+    ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
+    ir.SelectColumns, ir.Unary,
 )  # fmt: skip
 
 
@@ -35,11 +35,11 @@ class ReferenceExecutor(HostMemory):
     def __init__(self, threads: int | None = None) -> None:
         self._weights: dict[Constants, ReferenceWeights] = {}
 
-    def compile(self, program: RowProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
-        unknown = sorted({type(record).__name__ for record in program.records if not isinstance(record, KNOWN)})
+    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
+        unknown = sorted({type(op).__name__ for op in program.ops if not isinstance(op, KNOWN)})
         if unknown:
-            raise UnsupportedRecord(f"the reference does not know records of the kinds {', '.join(unknown)}")
-        return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.records))
+            raise UnsupportedOp(f"the reference does not know records of the kinds {', '.join(unknown)}")
+        return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.ops))
 
     def _weights_of(self, constants: Constants) -> ReferenceWeights:
         return self._weights.setdefault(constants, ReferenceWeights(constants))
@@ -47,11 +47,11 @@ class ReferenceExecutor(HostMemory):
     def sampler(self, vocab_size: int) -> ReferenceSampler:
         return ReferenceSampler(vocab_size)
 
-    def array_function(self, record: Record, constants: Constants) -> Callable[..., Any]:
-        if not isinstance(record, ir.Experts):
-            raise UnsupportedRecord(f"the reference has no function of arrays for {type(record).__name__}")
-        product = self._weights_of(constants).hold([record]).product
-        return lambda x, scores: mixture(record, x, scores, product).astype(np.float32)
+    def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
+        if not isinstance(op, ir.MoE):
+            raise UnsupportedOp(f"the reference has no function of arrays for {type(op).__name__}")
+        product = self._weights_of(constants).hold([op]).product
+        return lambda x, scores: mixture(op, x, scores, product).astype(np.float32)
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> ReferenceAdapter:
         return ReferenceAdapter(factors)
@@ -60,7 +60,7 @@ class ReferenceExecutor(HostMemory):
         """See Executor.packed_bytes: weights are read as they are stored."""
         return sum(constants.array(name).nbytes for name in constant_names(weight))
 
-    def arithmetic(self, record: Record, constants: Constants, *, prefill: bool) -> str | None:
+    def arithmetic(self, op: Op, constants: Constants, *, prefill: bool) -> str | None:
         return None if prefill else "fp32"
 
     def ceiling(self, what: str) -> float | None:
@@ -78,7 +78,7 @@ class ReferenceStep(TimedByHost):
 
     takes_choices = False
 
-    def __init__(self, program: RowProgram, layers: Sequence[PagedLayer | None], weights: ReferenceWeights) -> None:
+    def __init__(self, program: OpProgram, layers: Sequence[PagedLayer | None], weights: ReferenceWeights) -> None:
         self._program, self._layers, self._weights = program, layers, weights
         self._values: dict[str, Any] = {}
         self._cancelled = False
@@ -118,32 +118,32 @@ class ReferenceStep(TimedByHost):
         array = self._weights.array(name)
         return 0.0 if array is None else array.reshape(-1).astype(np.float64)
 
-    def _product(self, x: str, branch: Branch) -> Any:
+    def _product(self, x: str, branch: Projection) -> Any:
         out = self._weights.product(self[x], branch) + self[branch.addend]
         for rows, columns, added in self._values[branch.delta.hidden] if branch.delta else ():
             out[rows, columns] += added
         return out
 
-    def _compute(self, record: Record, step: StepContext) -> None:
-        """What the record means."""
+    def _compute(self, op: Op, step: StepContext) -> None:
+        """What the op means."""
         types = self._program.types
-        match record:
-            case ir.Lookup(table, ids, out):
+        match op:
+            case ir.Embedding(table, ids, out):
                 wanted = step.tokens if ids is Ids.TOKENS else step.positions
                 within(wanted, table.rows, "index outside its table")
                 self[out] = self._weights.rows(table, wanted)
-            case ir.Columns(x, first, out):
+            case ir.SliceColumns(x, first, out):
                 self[out] = self[x][:, first : first + types[out].width]
-            case ir.Reordered(x, order, out):
+            case ir.SelectColumns(x, order, out):
                 self[out] = self[x][:, self._weights.array(order)]
             case ir.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]
-            case ir.LowRank(x, place, out):
+            case ir.LoraShrink(x, place, out):
                 self._values[out] = list(low_rank(self[x], place, step))
-            case ir.Product(x, branch, out):
+            case ir.Linear(x, branch, out):
                 self[out] = self._product(x, branch)
-            case ir.GatedProduct(x, gate, up, activation, out):
+            case ir.GatedLinear(x, gate, up, activation, out):
                 self[out] = UNARY[activation](self._product(x, gate)) * self._product(x, up)
             case ir.Norm(x, weight, epsilon, out, centred, bias, skip, input_bias, total):
                 scale, summed = self._vector(weight), self[x] + self[skip] + self._vector(input_bias)
@@ -160,6 +160,6 @@ class ReferenceStep(TimedByHost):
             case ir.Attention(query, key, value, out, layer):
                 pages, rows = self._layers[layer], [self[name] if name else None for name in (query, key, value)]
                 assert pages is not None
-                self[out] = attention(record, rows, pages, step, self._weights.array)
-            case ir.Experts(x, scores, out):
-                self[out] = mixture(record, self[x], self[scores], self._weights.product)
+                self[out] = attention(op, rows, pages, step, self._weights.array)
+            case ir.MoE(x, scores, out):
+                self[out] = mixture(op, self[x], self[scores], self._weights.product)

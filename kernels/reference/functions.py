@@ -1,4 +1,4 @@
-"""The functions of numbers that records name, in float64."""
+"""The functions of numbers that ops name, in float64."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BINARY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in _BI
 
 
 def norm(x: Array, weight: Array, epsilon: float, bias: Array | float = 0.0, centred: bool = False) -> Float64:
-    """RMS norm over the last axis; layer norm if `centred`: see `records.Norm`."""
+    """RMS norm over the last axis; layer norm if `centred`: see `ops.Norm`."""
     wide = x.astype(np.float64)
     if centred:
         wide = wide - np.mean(wide, axis=-1, keepdims=True)

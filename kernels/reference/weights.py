@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import BlockWeight, Branch, Constants, Experts, FormWeight, Record, Weight, constant_names
+from ..ir import BlockWeight, Constants, FormWeight, MoE, Op, Projection, Weight, constant_names
 from ..weights import stored_weight, unpack_bits
 from .functions import UNARY, Array, Float64
 
@@ -19,7 +19,7 @@ _SLAB, _KEPT = 1 << 19, 64
 def dequantize_weight(
     data: Array, scales: Array, points: Array | None = None, *, n: int, k: int, bits: int, block_size: int
 ) -> Float64:
-    """Rows of a matrix [n, k] in blocks along k; see `records.BlockWeight`."""
+    """Rows of a matrix [n, k] in blocks along k; see `ops.BlockWeight`."""
     blocks = -(-k // block_size)
     zeros = np.full((n, 1), 2 ** (bits - 1)) if points is None else points.reshape(n, -1)
     if points is not None and points.dtype == np.uint8:
@@ -32,16 +32,16 @@ def dequantize_weight(
 
 
 class ReferenceWeights:
-    """The constants that records name; the program may drop its own."""
+    """The constants that ops name; the program may drop its own."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
         self._arrays: dict[str, Array] = {}
         self._slab = lru_cache(_KEPT)(lambda weight, first, last: self.rows(weight, slice(first, last)))
 
-    def hold(self, records: Iterable[Record]) -> ReferenceWeights:
-        """Keep what records name."""
-        for name in {name for record in records for name in constant_names(record)} - self._arrays.keys():
+    def hold(self, ops: Iterable[Op]) -> ReferenceWeights:
+        """Keep what ops name."""
+        for name in {name for op in ops for name in constant_names(op)} - self._arrays.keys():
             self._arrays[name] = self._constants.array(name)
         return self
 
@@ -62,7 +62,7 @@ class ReferenceWeights:
         n, k = len(parts[0]), weight.columns
         return dequantize_weight(*parts, n=n, k=k, bits=weight.bits, block_size=weight.block_size)
 
-    def product(self, x: Float64, branch: Branch, expert: int = 0) -> Float64:
+    def product(self, x: Float64, branch: Projection, expert: int = 0) -> Float64:
         """x @ weight.T + bias of an expert: [T, columns] to [T, rows]; a slab of rows at a time."""
         weight, height = branch.weight, max(1, _SLAB // branch.weight.columns)
         begin, end = expert * weight.rows, (expert + 1) * weight.rows
@@ -72,7 +72,7 @@ class ReferenceWeights:
 
 
 def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray[np.int64], Float64]:
-    """The k best experts of each token and their shares, both [T, k]; see `records.Experts`."""
+    """The k best experts of each token and their shares, both [T, k]; see `ops.MoE`."""
     scores = scores.astype(np.float64)
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     best = np.take_along_axis(scores, chosen, axis=1)
@@ -80,18 +80,18 @@ def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray
     return chosen, np.exp(best - best[:, :1]) / np.exp(over - best[:, :1]).sum(axis=1, keepdims=True)
 
 
-def mixture(record: Experts, x: Array, scores: Array, product: Callable[[Float64, Branch, int], Float64]) -> Float64:
+def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projection, int], Float64]) -> Float64:
     """Rows [T, H] with scores [T, experts] to rows; an expert that no token is sent to takes no part."""
-    chosen, shares = routing_weights(scores, record.per_token, normalized=record.normalized)
-    out = np.zeros((len(x), record.second.weight.rows))
+    chosen, shares = routing_weights(scores, op.per_token, normalized=op.normalized)
+    out = np.zeros((len(x), op.second.weight.rows))
     for expert in np.unique(chosen).tolist():
         tokens, places = np.nonzero(chosen == expert)
-        hidden = product(x[tokens].astype(np.float64), record.first, expert)
-        if record.activation == "swiglu":
-            alpha, beta, limit = record.parameters or (1.0, 0.0, np.inf)
+        hidden = product(x[tokens].astype(np.float64), op.first, expert)
+        if op.activation == "swiglu":
+            alpha, beta, limit = op.parameters or (1.0, 0.0, np.inf)
             gate, up = np.minimum(hidden[:, 0::2], limit), np.clip(hidden[:, 1::2], -limit, limit)
             hidden = UNARY["quick_gelu"](gate, alpha) * (up + beta)
         else:
-            hidden = UNARY[record.activation](hidden, *record.parameters)
-        out[tokens] += shares[tokens, places, None] * product(hidden, record.second, expert)
+            hidden = UNARY[op.activation](hidden, *op.parameters)
+        out[tokens] += shares[tokens, places, None] * product(hidden, op.second, expert)
     return out

@@ -20,7 +20,7 @@ from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.spec import ExpertsSpec
 from genai.errors import ContextOverflowError, GenaiError, UnsupportedModelError
 from genai.evaluate.model_diff import diff_models
-from genai.kernels.ir import Experts as ExpertsRecord, Product
+from genai.kernels.ir import Linear, MoE as ExpertsRecord
 from genai.models.model import Model
 from tools.random_weights import RandomWeights
 
@@ -70,9 +70,9 @@ def test_of_experts_those_count_that_a_token_chooses(tmp_path: Path) -> None:
             found.append(traffic)
             program, executor = model.decoder.program, model.decoder.executor  # type: ignore[union-attr]
             arithmetic = {
-                type(record): executor.arithmetic(record, program.constants, prefill=False)
-                for record in program.records
-                if not getattr(record, "exact", True)
+                type(op): executor.arithmetic(op, program.constants, prefill=False)
+                for op in program.ops
+                if not getattr(op, "exact", True)
             }
     two, four = found
     experts = 2 * 3 * 128 * 128
@@ -80,7 +80,7 @@ def test_of_experts_those_count_that_a_token_chooses(tmp_path: Path) -> None:
     assert four.products_per_token - two.products_per_token == experts
     assert four.weight_bytes - two.weight_bytes == experts * (32 * 4 // 8 + 2) // 32
     # The experts compute most of a prompt, and there as in decoding with the activations that other products have.
-    assert two.arithmetic == arithmetic[ExpertsRecord] == arithmetic[Product]
+    assert two.arithmetic == arithmetic[ExpertsRecord] == arithmetic[Linear]
 
 
 def test_traffic_is_unknown_where_the_host_computes(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from genai.convert.prequantized import fp8
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import UnsupportedModelError
-from genai.kernels.ir import HostNode, Reordered
+from genai.kernels.ir import HostNode, SelectColumns
 from genai.quant.block_types import dequantise, type_of
 from genai.weight_files.safetensors import SafetensorsFile
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss
@@ -137,7 +137,7 @@ def test_columns_in_another_order_stay_in_the_program(tmp_path: Path) -> None:
     source, _ = write(tmp_path, "gptq_act_order")
     with genai.Model(build_model(source, tmp_path / "kept")) as model:
         program = model.decoder.program
-        assert sum(isinstance(record, Reordered) for record in program.records) == 2 * 4
+        assert sum(isinstance(record, SelectColumns) for record in program.records) == 2 * 4
         assert not [part for part in program.parts if isinstance(part, HostNode)]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import genai as og
 from genai.engine.decoder import compute
-from genai.engine.scheduler import Run
+from genai.engine.scheduler import Pending
 from genai.errors import (
     CacheCapacityError,
     ContextOverflowError,
@@ -529,9 +529,9 @@ def test_a_prompt_takes_the_numerics_of_what_it_finds_and_keeps_them(form_folder
         compute(model.decoder, [reply])
         model.decoder.publish(reply)
         later.append(tokens)
-        assert later.pending() == Run(101, True)
+        assert later.pending() == Pending(101, True)
         assert model.decoder.reuse(later) == 96
         found = compute(model.decoder, [later])[0]
         later.drop_cache()
-        assert later.pending() == Run(40, True)
+        assert later.pending() == Pending(40, True)
         assert np.array_equal(compute(model.decoder, [later])[0], found)

@@ -141,10 +141,10 @@ class FakeJob:
         self.ends.append(error)
 
 
-def run(jobs: Sequence[FakeJob], decoder: FakeDecoder, most: int = 32, steps: int = 5000) -> Engine:
+def run(requests: Sequence[FakeJob], decoder: FakeDecoder, most: int = 32, steps: int = 5000) -> Engine:
     engine = Engine(decoder, BatchSampler(VOCAB), most)  # type: ignore[arg-type]
-    for job in jobs:
-        engine.submit(job)  # type: ignore[arg-type]
+    for request in requests:
+        engine.submit(request)  # type: ignore[arg-type]
     for _ in range(steps):
         if not engine.has_work:
             break
@@ -154,41 +154,41 @@ def run(jobs: Sequence[FakeJob], decoder: FakeDecoder, most: int = 32, steps: in
     return engine
 
 
-def everyone(jobs: Sequence[FakeJob]) -> Iterator[FakeJob]:
-    for job in jobs:
-        yield job
-        yield from everyone(job.siblings)
+def everyone(requests: Sequence[FakeJob]) -> Iterator[FakeJob]:
+    for request in requests:
+        yield request
+        yield from everyone(request.siblings)
 
 
-def alone(job: FakeJob) -> list[int]:
-    copy = FakeJob(job.prompt, job.count, sample=job.sample)
+def alone(request: FakeJob) -> list[int]:
+    copy = FakeJob(request.prompt, request.count, sample=request.sample)
     run([copy], FakeDecoder())
     return copy.output
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_loads(seed: int) -> None:
-    """Whatever the capacity, the chunks and the number of places: every job gets its tokens, once."""
+    """Whatever the capacity, the chunks and the number of places: every request gets its tokens, once."""
     rng = random.Random(seed)
-    jobs = []
+    requests = []
     for _ in range(rng.randrange(1, 12)):
         prompt = [rng.randrange(40) for _ in range(rng.randrange(1, 30))]
         count = rng.randrange(1, 20)
         siblings = [FakeJob(prompt, count, sample=i) for i in range(1, rng.choice([1, 1, 3, 6]))]
         options = {"prompt_logprobs": 0} if rng.random() < 0.3 else {}
-        jobs.append(FakeJob(prompt, count, siblings=siblings, **options))
-    all_jobs = list(everyone(jobs))
-    longest = max(len(job.prompt) + job.count for job in all_jobs)
+        requests.append(FakeJob(prompt, count, siblings=siblings, **options))
+    all_jobs = list(everyone(requests))
+    longest = max(len(request.prompt) + request.count for request in all_jobs)
     decoder = FakeDecoder(capacity=rng.choice([longest, 2 * longest, 10**6]), chunk=rng.choice([1, 5, 16, 1000]))
     most = rng.choice([1, 2, 4, 32])
-    run(jobs, decoder, most)
+    run(requests, decoder, most)
     assert decoder.most_running <= most
-    for job in all_jobs:
-        assert job.ends == [None]
-        assert job.output == alone(job)
-        if job.wants_prompt_logits or job.params.prompt_logprobs is not None:
-            for i in range(len(job.prompt)):
-                np.testing.assert_array_equal(job.prompt_rows[i], row_of(job.prompt[: i + 1]))
+    for request in all_jobs:
+        assert request.ends == [None]
+        assert request.output == alone(request)
+        if request.wants_prompt_logits or request.params.prompt_logprobs is not None:
+            for i in range(len(request.prompt)):
+                np.testing.assert_array_equal(request.prompt_rows[i], row_of(request.prompt[: i + 1]))
 
 
 def test_the_youngest_waits_and_the_oldest_goes_on() -> None:
@@ -227,21 +227,21 @@ def test_one_that_cannot_fit_alone_fails_alone() -> None:
     ],
 )
 def test_what_fails_ends_alone(make: Any, kind: type[Exception]) -> None:
-    jobs = [FakeJob([1, 2, 3], 6), make(), FakeJob([4], 9)]
+    requests = [FakeJob([1, 2, 3], 6), make(), FakeJob([4], 9)]
     bad_siblings = [FakeJob([5], 3), FakeJob([5], 3)]
-    jobs[1].siblings = bad_siblings
-    run(jobs, FakeDecoder())
-    assert isinstance(jobs[1].ends[0], kind) and len(jobs[1].ends) == 1
-    assert all(len(job.ends) == 1 for job in bad_siblings)
-    for job in (jobs[0], jobs[2]):
-        assert job.ends == [None] and job.output == alone(job)
+    requests[1].siblings = bad_siblings
+    run(requests, FakeDecoder())
+    assert isinstance(requests[1].ends[0], kind) and len(requests[1].ends) == 1
+    assert all(len(request.ends) == 1 for request in bad_siblings)
+    for request in (requests[0], requests[2]):
+        assert request.ends == [None] and request.output == alone(request)
 
 
 def test_cancelled_jobs_leave_at_the_next_step() -> None:
     running, waiting, other = FakeJob([1], 50), FakeJob([2], 5), FakeJob([3], 5)
     engine = Engine(FakeDecoder(), BatchSampler(VOCAB), 2)  # type: ignore[arg-type]
-    for job in (running, other, waiting):
-        engine.submit(job)  # type: ignore[arg-type]
+    for request in (running, other, waiting):
+        engine.submit(request)  # type: ignore[arg-type]
     engine.step()
     running.cancelled = waiting.cancelled = True
     engine.step()
@@ -259,8 +259,8 @@ def test_abandon_tells_all() -> None:
     engine.submit(waiting)  # type: ignore[arg-type]
     engine.step()
     engine.abandon(ValueError("broken"))
-    for job in (running, waiting, *siblings):
-        assert len(job.ends) == 1 and isinstance(job.ends[0], ValueError)
+    for request in (running, waiting, *siblings):
+        assert len(request.ends) == 1 and isinstance(request.ends[0], ValueError)
     assert not engine.has_work
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from genai.engine.engine import Engine
-from genai.engine.prefill_budget import Pace
+from genai.engine.prefill_budget import PrefillBudget
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.scheduler import Run, plan_step
+from genai.engine.scheduler import Pending, plan_step
 from tests.engine.test_engine_loop import VOCAB, FakeDecoder, FakeJob, FakeSequence
 
 QUIET, PER_TOKEN = 0.020, 0.003
@@ -21,15 +21,15 @@ class Clock:
     """Steps of a machine on which a step takes so long, and each token of a prompt so much more."""
 
     def __init__(self, *, watched: int, prompts: list[int]) -> None:
-        self.pace, self.watched, self.prompts = Pace(), watched, prompts
+        self.prefill_budget, self.watched, self.prompts = PrefillBudget(), watched, prompts
         self.gaps: list[float] = []
 
     def run(self, most: int = 10**6) -> float:
         """Seconds until all prompts are read."""
         while any(self.prompts) and len(self.gaps) < most:
-            runs = [Run(1, False)] * self.watched + [Run(left, True) for left in self.prompts if left]
+            runs = [Pending(1, False)] * self.watched + [Pending(left, True) for left in self.prompts if left]
             reading = len(runs) - self.watched
-            budget = self.pace.prefill_budget(reading=reading, watched=self.watched)
+            budget = self.prefill_budget.prefill_budget(reading=reading, watched=self.watched)
             step = plan_step(runs, 256, budget)
             assert sum(not part.prefill for part in step) == self.watched
             tokens = sum(part.num_tokens for part in step if part.prefill)
@@ -39,7 +39,7 @@ class Clock:
                     left[part.sequence - self.watched] -= part.num_tokens
             self.prompts = left
             seconds = QUIET * (self.watched > 0) + tokens * PER_TOKEN
-            self.pace.note(tokens, seconds)
+            self.prefill_budget.note(tokens, seconds)
             self.gaps.append(seconds)
         return sum(self.gaps)
 
@@ -63,25 +63,25 @@ def test_nobody_watches() -> None:
     clock = Clock(watched=0, prompts=[2048])
     clock.run()
     assert len(clock.gaps) == 8
-    assert Pace().prefill_budget(reading=3, watched=0) == sys.maxsize
+    assert PrefillBudget().prefill_budget(reading=3, watched=0) == sys.maxsize
 
 
 def test_the_first_prompt_does_not_wait() -> None:
-    assert Pace().prefill_budget(reading=1, watched=1) > 0
+    assert PrefillBudget().prefill_budget(reading=1, watched=1) > 0
 
 
 def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
-    pace = Pace()
+    prefill_budget = PrefillBudget()
     for tokens, seconds in ((256, 30.0), (0, QUIET), (256, 256 * PER_TOKEN)):
-        pace.note(tokens, seconds)
+        prefill_budget.note(tokens, seconds)
     for _ in range(40):
-        pace.note(0, QUIET)
-    assert pace.prefill_budget(reading=1, watched=1) > 50
+        prefill_budget.note(0, QUIET)
+    assert prefill_budget.prefill_budget(reading=1, watched=1) > 50
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])
 def test_a_plan_holds_no_more_of_prompts(budget: int) -> None:
-    runs = [Run(40, True), Run(3, False), Run(7, True), Run(1, False)]
+    runs = [Pending(40, True), Pending(3, False), Pending(7, True), Pending(1, False)]
     step = plan_step(runs, 64, budget)
     assert sum(part.num_tokens for part in step if part.prefill) == min(budget, 47)
     assert sum(part.num_tokens for part in step if not part.prefill) == 4
@@ -90,9 +90,9 @@ def test_a_plan_holds_no_more_of_prompts(budget: int) -> None:
 class PromptSequence(FakeSequence):
     """Long parts have prefill numerics."""
 
-    def pending(self) -> Run:
+    def pending(self) -> Pending:
         count = len(self.tokens) - self.num_computed
-        return Run(count, self.num_computed < len(self.prompt))
+        return Pending(count, self.num_computed < len(self.prompt))
 
     def append(self, tokens, *, together: int = 0) -> None:
         self.prompt = getattr(self, "prompt", list(tokens))

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 
 import pytest
 
-from genai.engine.scheduler import Demand, Run, Scheduler, StepPlan, most_blocks, plan_step
+from genai.engine.scheduler import CacheDemand, Pending, Scheduler, StepPlan, peak_blocks, plan_step
 from genai.kvcache.pool import BlockPool, CacheFull
 from genai.kvcache.table import BlockTable
 from tests.integrity import check_pool
 
 
-def plan_steps(pending: list[Run], budget: int) -> list[StepPlan]:
+def plan_steps(pending: list[Pending], budget: int) -> list[StepPlan]:
     left, steps = list(pending), []
     while step := plan_step(left, budget):
         steps.append(step)
         for index, count, prefill in step:
             assert prefill == left[index].prefill
-            left[index] = Run(left[index].num_tokens - count, prefill)
+            left[index] = Pending(left[index].num_tokens - count, prefill)
     return steps
 
 
@@ -25,7 +25,7 @@ def plan_steps(pending: list[Run], budget: int) -> list[StepPlan]:
 def test_every_pending_token_is_planned_once_and_in_order(seed: int) -> None:
     rng = random.Random(seed)
     counts = [rng.choice([0, 1, 1, rng.randint(2, 40)]) for _ in range(rng.randint(1, 12))]
-    pending = [Run(count, rng.random() < 0.5) for count in counts]
+    pending = [Pending(count, rng.random() < 0.5) for count in counts]
     budget = rng.randint(1, 24)
     steps = plan_steps(pending, budget)
     done = [0] * len(pending)
@@ -40,28 +40,28 @@ def test_every_pending_token_is_planned_once_and_in_order(seed: int) -> None:
 
 
 def test_decode_goes_before_prefill() -> None:
-    decode = [Run(count, False) for count in (5, 1, 1)]
+    decode = [Pending(count, False) for count in (5, 1, 1)]
     assert plan_steps(decode, 4) == [[(1, 1, False), (2, 1, False), (0, 2, False)], [(0, 3, False)]]
 
 
 def test_decode_rows_go_before_prefill() -> None:
-    runs = [Run(40, True), Run(3, False), Run(1, True), Run(1, False)]
+    runs = [Pending(40, True), Pending(3, False), Pending(1, True), Pending(1, False)]
     (step,) = plan_steps(runs, 100)
     assert [part.sequence for part in step] == [3, 1, 2, 0]
 
 
 def test_full_steps_are_as_few_as_the_budget_allows() -> None:
-    assert len(plan_steps([Run(100, True), Run(28, False)], 32)) == 4
+    assert len(plan_steps([Pending(100, True), Pending(28, False)], 32)) == 4
 
 
 def test_nothing_pending_is_no_step() -> None:
-    assert plan_steps([Run(0, True), Run(0, False)], 8) == []
+    assert plan_steps([Pending(0, True), Pending(0, False)], 8) == []
 
 
 # --- who runs ----------------------------------------------------------------------------------------------------
 
 
-def simulated_most(held: int, growing: list[tuple[Demand, int]], block_size: int) -> int:
+def simulated_most(held: int, growing: list[tuple[CacheDemand, int]], block_size: int) -> int:
     """Token by token."""
     most, now = held, [(demand, steps, demand.tokens) for demand, steps in growing]
     blocks = {index: demand.blocks for index, (demand, _) in enumerate(growing)}
@@ -85,9 +85,9 @@ def test_the_most_blocks_are_those_of_a_simulation_token_by_token(seed: int) -> 
     for _ in range(rng.randint(1, 8)):
         tokens = rng.randint(1, 60)
         blocks = -(-tokens // size)
-        growing.append((Demand(tokens, tokens, 1000, blocks, rng.randint(0, blocks)), rng.randint(1, 50)))
+        growing.append((CacheDemand(tokens, tokens, 1000, blocks, rng.randint(0, blocks)), rng.randint(1, 50)))
     held = sum(demand.blocks for demand, _ in growing)
-    assert most_blocks(held, growing, size) == simulated_most(held, growing, size)
+    assert peak_blocks(held, growing, size) == simulated_most(held, growing, size)
 
 
 @dataclass(eq=False)
@@ -104,70 +104,78 @@ class SimulatedJob:
     preempted: int = 0
     ended: bool = False
 
-    def demand(self) -> Demand:
+    def demand(self) -> CacheDemand:
         assert self.table is not None
         limit = self.prompt + self.limit
-        return Demand(self.tokens, self.prompt, limit, self.table.usable_blocks, self.table.own_blocks)
+        return CacheDemand(self.tokens, self.prompt, limit, self.table.usable_blocks, self.table.own_blocks)
 
 
 class Simulation:
-    """The engine's loop without a model: every running job gets a token per step if its prompt is computed."""
+    """The engine's loop without a model: every running request gets a token per step if its prompt is computed."""
 
     def __init__(self, blocks: int, most: int = 8, block_size: int = 4, budget: int = 16) -> None:
         self.pool, self.block_size, self.budget = BlockPool(blocks), block_size, budget
         self.scheduler = Scheduler[SimulatedJob](self.pool, block_size, most, SimulatedJob.demand)
-        self.jobs: list[SimulatedJob] = []
+        self.requests: list[SimulatedJob] = []
         self.most, self.preemptions, self.steps = most, 0, 0
 
-    def submit(self, job: SimulatedJob) -> None:
-        self.jobs.append(job)
-        self.scheduler.submit(job, priority=job.priority)
+    def submit(self, request: SimulatedJob) -> None:
+        self.requests.append(request)
+        self.scheduler.submit(request, priority=request.priority)
 
-    def end(self, job: SimulatedJob) -> None:
-        assert not job.ended
-        job.ended = True
-        self.scheduler.remove(job)
-        if job.table is not None:
-            job.table.release()
+    def end(self, request: SimulatedJob) -> None:
+        assert not request.ended
+        request.ended = True
+        self.scheduler.remove(request)
+        if request.table is not None:
+            request.table.release()
 
     def step(self) -> None:
         self.steps += 1
-        for job in [*self.scheduler.running, *self.scheduler.waiting]:
-            if self.steps >= job.cancelled_at:
-                self.end(job)
-        while (job := self.scheduler.candidate()) is not None:
-            if job.table is None:
-                job.table, job.tokens = BlockTable(self.pool, self.block_size), job.prompt
-            if not self.scheduler.admit(job):
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            if self.steps >= request.cancelled_at:
+                self.end(request)
+        while (request := self.scheduler.candidate()) is not None:
+            if request.table is None:
+                request.table, request.tokens = BlockTable(self.pool, self.block_size), request.prompt
+            if not self.scheduler.admit(request):
                 break
         computed = self.compute()
-        for job in computed:
-            assert job.table is not None
-            if job.table.length == job.tokens:
-                job.tokens += 1
-                if job.tokens - job.prompt >= job.count:
-                    self.end(job)
-        tables = [job.table.held_blocks for job in self.jobs if job.table is not None and not job.ended]
+        for request in computed:
+            assert request.table is not None
+            if request.table.length == request.tokens:
+                request.tokens += 1
+                if request.tokens - request.prompt >= request.count:
+                    self.end(request)
+        tables = [
+            request.table.held_blocks for request in self.requests if request.table is not None and not request.ended
+        ]
         check_pool(self.pool, tables)
         assert len(self.scheduler.running) <= self.most
-        assert {*self.scheduler.running, *self.scheduler.waiting} == {job for job in self.jobs if not job.ended}
+        assert {*self.scheduler.running, *self.scheduler.waiting} == {
+            request for request in self.requests if not request.ended
+        }
 
     def compute(self) -> list[SimulatedJob]:
         while self.scheduler.running:
             running = list(self.scheduler.running)
-            pending = [Run(job.tokens - job.table.length, False) for job in running if job.table is not None]
+            pending = [
+                Pending(request.tokens - request.table.length, False)
+                for request in running
+                if request.table is not None
+            ]
             taken: list[tuple[SimulatedJob, int]] = []
             try:
                 for part in plan_step(pending, self.budget):
-                    job = running[part.sequence]
-                    assert job.table is not None
-                    taken.append((job, job.table.length))
-                    job.table.append(part.num_tokens)
-                return [job for job, _ in taken]
+                    request = running[part.sequence]
+                    assert request.table is not None
+                    taken.append((request, request.table.length))
+                    request.table.append(part.num_tokens)
+                return [request for request, _ in taken]
             except CacheFull:
-                for job, length in taken:
-                    assert job.table is not None
-                    job.table.truncate(length)
+                for request, length in taken:
+                    assert request.table is not None
+                    request.table.truncate(length)
                 victim = self.scheduler.preempt()
                 if victim is None:
                     self.end(running[0])  # alone, and still no room: it fails
@@ -180,29 +188,29 @@ class Simulation:
 
 
 def test_ten_thousand_random_jobs() -> None:
-    """Tiny caches, cancellations, priorities: every job ends once, all blocks come back, none waits for ever."""
+    """Tiny caches, cancellations, priorities: every request ends once, all blocks come back, none waits for ever."""
     rng, total = random.Random(0), 0
     while total < 10_000:
         simulation = Simulation(rng.randint(6, 60), most=rng.randint(1, 8), budget=rng.choice([1, 7, 16, 256]))
         for _ in range(rng.randint(1, 60)):
             limit = rng.choice([1, 5, 20, 300])
-            job = SimulatedJob(rng.randint(1, 30), limit, rng.randint(1, min(limit, 40)), rng.choice([0, 0, 0, 1]))
+            request = SimulatedJob(rng.randint(1, 30), limit, rng.randint(1, min(limit, 40)), rng.choice([0, 0, 0, 1]))
             if rng.random() < 0.2:
-                job.cancelled_at = rng.randint(1, 400)
-            simulation.submit(job)
+                request.cancelled_at = rng.randint(1, 400)
+            simulation.submit(request)
             for _ in range(rng.choice([0, 0, 1, 5])):
                 simulation.step()
-        work = sum(job.prompt + job.count for job in simulation.jobs)
+        work = sum(request.prompt + request.count for request in simulation.requests)
         while simulation.scheduler.running or simulation.scheduler.waiting:
             simulation.step()
             assert simulation.steps < 40 * work + 1000, "somebody waits for ever"
-        assert all(job.ended for job in simulation.jobs)
+        assert all(request.ended for request in simulation.requests)
         assert simulation.pool.num_free == simulation.pool.num_blocks
-        total += len(simulation.jobs)
+        total += len(simulation.requests)
 
 
 def test_limits_that_are_kept_are_never_preempted() -> None:
-    """Jobs that use all of a short limit, which the pool cannot hold all at once."""
+    """Requests that use all of a short limit, which the pool cannot hold all at once."""
     simulation = Simulation(40, budget=256)
     for _ in range(30):
         simulation.submit(SimulatedJob(10, 50, 50))
@@ -218,30 +226,30 @@ def test_jobs_overtake_only_by_priority() -> None:
     blocking = SimulatedJob(12, 12, 12)
     simulation.submit(blocking)
     simulation.step()
-    for job in (first, second, urgent):
-        simulation.submit(job)
+    for request in (first, second, urgent):
+        simulation.submit(request)
     order: list[SimulatedJob] = []
     while simulation.scheduler.running or simulation.scheduler.waiting:
         simulation.step()
-        order += [job for job in simulation.jobs if job.table is not None and job not in order]
+        order += [request for request in simulation.requests if request.table is not None and request not in order]
     assert order == [blocking, urgent, first, second]
 
 
 def test_the_last_by_priority_and_arrival_is_preempted_and_keeps_its_place() -> None:
     scheduler = Scheduler[SimulatedJob](None, 1, 4, SimulatedJob.demand)
-    jobs = [SimulatedJob(1, 300, 1) for _ in range(4)]
-    for job, priority in zip(jobs, (1, 0, 0, 1), strict=True):
-        job.table = BlockTable(BlockPool(1), 1)
-        scheduler.submit(job, priority=priority)
+    requests = [SimulatedJob(1, 300, 1) for _ in range(4)]
+    for request, priority in zip(requests, (1, 0, 0, 1), strict=True):
+        request.table = BlockTable(BlockPool(1), 1)
+        scheduler.submit(request, priority=priority)
     while (candidate := scheduler.candidate()) is not None:
         assert scheduler.admit(candidate)
-    assert [jobs.index(job) for job in scheduler.running] == [0, 3, 1, 2]
-    assert scheduler.preempt() is jobs[2]
-    assert scheduler.preempt() is jobs[1]
-    assert scheduler.waiting == [jobs[1], jobs[2]]
+    assert [requests.index(request) for request in scheduler.running] == [0, 3, 1, 2]
+    assert scheduler.preempt() is requests[2]
+    assert scheduler.preempt() is requests[1]
+    assert scheduler.waiting == [requests[1], requests[2]]
     assert scheduler.candidate() is None  # the pool is full until somebody leaves
-    scheduler.remove(jobs[0])
-    assert scheduler.candidate() is jobs[1]
+    scheduler.remove(requests[0])
+    assert scheduler.candidate() is requests[1]
 
 
 def test_copies_stand_beside_what_they_are_copies_of() -> None:

@@ -17,15 +17,15 @@ Interrupted = Callable[[Callable[[], object], int], bool]
 
 
 class _Engine:
-    """Takes jobs and has nothing to do with them."""
+    """Takes requests and has nothing to do with them."""
 
     has_work = False
 
     def __init__(self) -> None:
-        self.jobs: list[Any] = []
+        self.requests: list[Any] = []
 
-    def submit(self, job: Any) -> None:
-        self.jobs.append(job)
+    def submit(self, request: Any) -> None:
+        self.requests.append(request)
 
     def interrupt(self, *, everything: bool) -> None:
         pass
@@ -41,7 +41,7 @@ class _Engine:
 def _worker(engine: _Engine) -> Worker:
     worker = Worker(lambda: engine)  # type: ignore[arg-type, return-value]
     worker.submit(["first"])  # type: ignore[list-item]
-    _eventually(lambda: engine.jobs == ["first"])
+    _eventually(lambda: engine.requests == ["first"])
     return worker
 
 
@@ -84,7 +84,7 @@ def test_an_interrupt_anywhere_in_the_first_call_leaves_one_thread_that_works(in
         worker = Worker(lambda engine=engine: engine)  # type: ignore[misc]
         came = interrupted(partial(worker.submit, ["first"]), place)  # type: ignore[list-item]
         worker.submit(["second"])  # type: ignore[list-item]
-        _eventually(lambda engine=engine: engine.jobs in (["second"], ["first", "second"]))  # type: ignore[misc]
+        _eventually(lambda engine=engine: engine.requests in (["second"], ["first", "second"]))  # type: ignore[misc]
         assert threads() == before + 1, f"interrupted at place {place}"
         assert _ends(worker), f"interrupted at place {place}"
         if not came:

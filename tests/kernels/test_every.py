@@ -9,7 +9,7 @@ import pytest
 
 from genai import LLM
 from genai.kernels.cpu.jit.native import LIBRARY, Compiled
-from genai.kernels.cpu.warmup import every_kernel
+from genai.kernels.cpu.warmup import all_kernels
 
 
 @pytest.mark.parametrize("accuracy", ["auto", "fp32"])
@@ -24,10 +24,10 @@ def test_all_that_the_bundled_model_needs(accuracy: str, bundled_folder: Path, m
     monkeypatch.setattr(LIBRARY, "prepare", note)
     with LLM(bundled_folder, accuracy=accuracy, threads=2) as llm:
         llm.generate("Tell me a story. " * 20, max_tokens=2, temperature=0.7, min_p=0.1, logprobs=2, prompt_logprobs=0)
-    assert {made.name for made in needed} <= {made.name for made in every_kernel()}
-    assert needed <= set(every_kernel())
+    assert {made.name for made in needed} <= {made.name for made in all_kernels()}
+    assert needed <= set(all_kernels())
 
 
 def test_each_once() -> None:
-    names = [made.name for made in every_kernel()]
+    names = [made.name for made in all_kernels()]
     assert len(names) == len(set(names)) > 300

@@ -9,7 +9,7 @@ from genai.kernels.cache_layout import PAGE_TOKENS
 from genai.kernels.host_memory import HostMemory
 from genai.kernels.reference.attention import rotate
 from genai.kernels.reference.pages import read_pages, write_pages
-from genai.kvcache.rotation import turn_back
+from genai.kvcache.rotation import rotate_back
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 
 # Per kind of pages: how far turned keys may be from exact ones, in parts of the largest.
@@ -25,10 +25,10 @@ def test_turned_pages(kind: str, interleaved: bool) -> None:
     slots = np.arange(5 * PAGE_TOKENS)
     write_pages(layer, slots, rng.standard_normal((len(slots), 2, 16)), rng.standard_normal((len(slots), 2, 8)))
     before = [pages.copy() for pages in (layer.keys, layer.values)]
-    turn = turn_back(np.cos(angles), np.sin(angles), interleaved, 7)
+    turn = rotate_back(np.cos(angles), np.sin(angles), interleaved, 7)
     keys, _ = read_pages(layer, np.array([3, 1]))
     wanted = rotate(keys.astype(np.float64), turn.cosine, turn.sine, interleaved)
-    HostMemory().turn_keys([3, 1], [(layer, turn)])
+    HostMemory().rotate_keys([3, 1], [(layer, turn)])
     found, _ = read_pages(layer, np.array([3, 1]))
     assert np.abs(found - wanted).max() <= NEAR[kind] * np.abs(wanted).max()
     assert np.abs(keys - wanted).max() > 0.1

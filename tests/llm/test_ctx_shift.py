@@ -21,7 +21,7 @@ from genai.errors import OptionError, StateError, UnsupportedModelError
 from genai.evaluate import perplexity
 from genai.kernels.host_memory import HostMemory
 from genai.kvcache.pool import BlockPool, CacheFull
-from genai.kvcache.rotation import turn_back
+from genai.kvcache.rotation import rotate_back
 from genai.kvcache.table import BlockTable
 from genai.llm.chat import ChatSession
 from tools.bundled_model.tasks.stories import story
@@ -156,10 +156,10 @@ def test_tables_forget_blocks() -> None:
 
 def test_rotations_that_do_not_add_up_are_refused() -> None:
     angles = np.arange(20)[:, None] * np.array([1.0, 0.1])
-    turn = turn_back(np.cos(angles) * 1.2, np.sin(angles) * 1.2, False, 3)
+    turn = rotate_back(np.cos(angles) * 1.2, np.sin(angles) * 1.2, False, 3)
     np.testing.assert_allclose(turn.cosine, np.cos(angles[3]), atol=1e-6)
     with pytest.raises(ValueError, match="do not add up"):
-        turn_back(np.cos(angles**1.1), np.sin(angles**1.1), False, 3)
+        rotate_back(np.cos(angles**1.1), np.sin(angles**1.1), False, 3)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_perplexity_is_that_of_windows_read_anew(bundled: genai.Model, monkeypat
     shifted = perplexity(bundled, text, window=128, ctx_shift=32)
     assert shifted.windows == 1 and shifted.stride == 32 and shifted.tokens > 500
     assert abs(shifted.perplexity / anew - 1) < 0.1
-    monkeypatch.setattr(HostMemory, "turn_keys", lambda *arguments: None)
+    monkeypatch.setattr(HostMemory, "rotate_keys", lambda *arguments: None)
     assert perplexity(bundled, text, window=128, ctx_shift=32).perplexity > 1.5 * anew, "keys at the wrong places"
     for wrong in ({"ctx_shift": 100}, {"ctx_shift": True}, {"ctx_shift": 0, "stride": 10}):
         with pytest.raises(OptionError):

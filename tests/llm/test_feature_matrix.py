@@ -171,7 +171,7 @@ def test_a_pair_works_or_is_refused_by_name(
     if "chunks" in names:
         monkeypatch.setattr(llm.model.decoder, "token_budget", 16)
     if "preemption" in names:
-        monkeypatch.setattr(Scheduler, "_fits", lambda self, job: True)
+        monkeypatch.setattr(Scheduler, "_fits", lambda self, generation: True)
     try:
         alone_as_well = {"saved state", "prefix cache", "chunks"} & {*names} and "preemption" not in names
         with Company(llm, is_wanted=not alone_as_well):

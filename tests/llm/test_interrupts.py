@@ -37,11 +37,11 @@ class _Worker:
     def __init__(self, *, at_once: bool) -> None:
         self.at_once = at_once
 
-    def submit(self, jobs: list[_Generation]) -> None:
+    def submit(self, generations: list[_Generation]) -> None:
         def deliver() -> None:
             for piece in "abc":
-                jobs[0].sink.text(jobs[0], piece)
-            jobs[0].sink.finished(jobs[0], None)
+                generations[0].sink.text(generations[0], piece)
+            generations[0].sink.finished(generations[0], None)
 
         if self.at_once:
             deliver()

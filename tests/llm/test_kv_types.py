@@ -18,8 +18,8 @@ from genai.evaluate.divergence import keep_kv_quality
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.linear.calls import has_bfloat_products
 from genai.kernels.cuda.driver import NoDevice
-from genai.kernels.device import UnsupportedRecord
-from genai.kernels.ir import RowProgram
+from genai.kernels.device import UnsupportedOp
+from genai.kernels.ir import OpProgram
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.models import kv_quality, loading
 from genai.models.config import Config
@@ -208,13 +208,13 @@ def test_what_cpus_do_not_compute_is_refused_before_anything_is_read(
 
 
 def test_the_cpu_computes_what_its_types_say() -> None:
-    program = RowProgram((), {}, None, ())  # type: ignore[arg-type]
+    program = OpProgram((), {}, None, ())  # type: ignore[arg-type]
     for name, kind in KV_TYPES.items():
         storage = PagedStorage(CacheLayout((LayerShape(1, 32, 32, kind),), 32), 1)
         if name in kv_types_on("cpu"):
             CpuExecutor(1).compile(program, storage.layers)
         else:
-            with pytest.raises(UnsupportedRecord, match=f"no kernels for keys and values of {kind}"):
+            with pytest.raises(UnsupportedOp, match=f"no kernels for keys and values of {kind}"):
                 CpuExecutor(1).compile(program, storage.layers)
     assert kv_types_on("cuda") == kv_types_on("reference") == tuple(KV_TYPES)
 

@@ -194,23 +194,23 @@ class _Job:
 
 
 class _Engine:
-    """Ends jobs in any order, at any time a map waits."""
+    """Ends requests in any order, at any time a map waits."""
 
     def __init__(self, order: random.Random) -> None:
-        self.order, self.jobs, self.most = order, deque[_Job](), 0
+        self.order, self.generations, self.most = order, deque[_Job](), 0
 
-    def submit(self, jobs: list[_Job]) -> None:
-        self.jobs.extend(jobs)
-        self.most = max(self.most, len(self.jobs))
-        while self.jobs and (len(self.jobs) > 5 or self.order.random() < 0.5):
+    def submit(self, generations: list[_Job]) -> None:
+        self.generations.extend(generations)
+        self.most = max(self.most, len(self.generations))
+        while self.generations and (len(self.generations) > 5 or self.order.random() < 0.5):
             self.end_one()
 
     def end_one(self) -> None:
-        self.jobs.rotate(self.order.randrange(len(self.jobs)))
-        job = self.jobs.popleft()
-        job.is_over = True
-        job.sink.text(job, "t")
-        job.sink.finished(job, job.fails)
+        self.generations.rotate(self.order.randrange(len(self.generations)))
+        generation = self.generations.popleft()
+        generation.is_over = True
+        generation.sink.text(generation, "t")
+        generation.sink.finished(generation, generation.fails)
 
     def wake(self) -> None:
         pass
@@ -226,7 +226,7 @@ class _Bell:
         pass
 
     def get(self, timeout: float) -> None:
-        if self.engine.jobs:
+        if self.engine.generations:
             self.engine.end_one()
 
 

@@ -25,7 +25,7 @@ from ...onnx.uses import used_names
 from ...onnx.writer import to_proto
 from ...optimize.shapes import infer_shapes
 from ...session.cuda_partition import CUDA_PROVIDER, CudaProvider
-from ...session.partition import islands, keep_apart
+from ...session.partition import keep_apart, partition
 from .assignment import PROVIDED, OrtEpAssignedSubgraph
 from .errors import EPFail, InvalidArgument
 from .options import SessionOptions
@@ -229,7 +229,7 @@ def hand_over(model: OnnxModel, chosen: Chosen, *, recording: bool) -> Divided:
         if name == CPU_PROVIDER:
             break
         provider = make_provider(name, options)
-        parts = islands(model.graph, provider.taken(model))
+        parts = partition(model.graph, provider.taken(model))
         if provider.keeps_values:
             keeping.append(name)
             keep_apart(model.graph, parts, provider.on_host)

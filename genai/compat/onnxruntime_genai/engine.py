@@ -330,7 +330,7 @@ class Request(Single):
 
 
 class _Turn:
-    """A job of the engine; see genai.engine.engine.Job."""
+    """A request of the engine; see genai.engine.engine.Request."""
 
     adapters: AdapterMix | None = None
     wants_prompt_logits = False

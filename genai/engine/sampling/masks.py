@@ -109,5 +109,5 @@ class MaskFiller:
             from llguidance import LLExecutor
 
             self._threads = LLExecutor(max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2)))
-        jobs = [(matcher.automaton, row) for row, matcher in enumerate(matchers)]
-        self._threads.unsafe_compute_mask_ptr(jobs, masks.ctypes.data, 4 * self._words, len(masks))
+        requests = [(matcher.automaton, row) for row, matcher in enumerate(matchers)]
+        self._threads.unsafe_compute_mask_ptr(requests, masks.ctypes.data, 4 * self._words, len(masks))

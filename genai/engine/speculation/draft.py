@@ -23,7 +23,7 @@ _MOST_BEHIND = 32
 
 
 class Followed(Protocol):
-    """What a draft sees of a job, see engine.Job."""
+    """What a draft sees of a request, see engine.Request."""
 
     sequence: Any
     row: RowSampler
@@ -31,7 +31,7 @@ class Followed(Protocol):
 
 @dataclass
 class _Follower:
-    """A job's sequence in the draft model; `refused` once it cannot be drafted any more."""
+    """A request's sequence in the draft model; `refused` once it cannot be drafted any more."""
 
     sequence: Any
     row: RowSampler
@@ -39,7 +39,7 @@ class _Follower:
 
 
 class DraftModel:
-    """Drafts for jobs of another model with the same vocabulary.
+    """Drafts for requests of another model with the same vocabulary.
 
     Args:
         decoder, sampler: of the draft model. context_size: most tokens of a sequence there.
@@ -56,10 +56,12 @@ class DraftModel:
         self.costs = StepCosts()
         self.read_seconds = 0.0
 
-    def read(self, jobs: Sequence[Followed]) -> None:
+    def read(self, requests: Sequence[Followed]) -> None:
         """Compute a part of what is far behind: prompts, and what came while nothing was drafted."""
         self.read_seconds = 0.0
-        behind = [own for job in jobs if not (own := self._follow(job)).refused and _lag(own) > _MOST_BEHIND]
+        behind = [
+            own for request in requests if not (own := self._follow(request)).refused and _lag(own) > _MOST_BEHIND
+        ]
         if not behind:
             return
         began = time.perf_counter()
@@ -71,43 +73,43 @@ class DraftModel:
             _refuse(behind)
         self.read_seconds = time.perf_counter() - began
 
-    def room(self, job: Followed) -> int:
-        """How many tokens it could draft for a job now."""
-        own = self._followers.get(job)
+    def room(self, request: Followed) -> int:
+        """How many tokens it could draft for a request now."""
+        own = self._followers.get(request)
         if own is None or own.refused or not 0 < _lag(own) <= _MOST_BEHIND:
             return 0
         return max(self._context_size - len(own.sequence.tokens) - 1, 0)
 
-    def draft(self, jobs: Sequence[Followed], depths: Sequence[int]) -> list[list[int]]:
-        """So many tokens for each job, or fewer; jobs are those of the last `read`, with room."""
-        found: list[list[int]] = [[] for _ in jobs]
+    def draft(self, requests: Sequence[Followed], depths: Sequence[int]) -> list[list[int]]:
+        """So many tokens for each request, or fewer; requests are those of the last `read`, with room."""
+        found: list[list[int]] = [[] for _ in requests]
         over: set[int] = set()
-        for job in jobs:
-            self._begin_grammar(job)
+        for request in requests:
+            self._begin_grammar(request)
         for depth in range(max(depths, default=0)):
             going = [i for i, own in enumerate(found) if len(own) == depth < depths[i] and i not in over]
             if not going:
                 break
-            own = [self._followers[jobs[index]] for index in going]
+            own = [self._followers[requests[index]] for index in going]
             for index, one, token in zip(going, own, self._step(own), strict=False):
                 if token < self._vocab_size and (one.row.matcher is None or one.row.matcher.num_allowed([token])):
                     one.sequence.append([token])
                     found[index].append(token)
                     if one.row.follow(token):
                         over.add(index)
-        for job in jobs:
-            self._followers[job].row.matcher = None  # it is the job's that goes on
+        for request in requests:
+            self._followers[request].row.matcher = None  # it is the request's that goes on
         return found
 
-    def _begin_grammar(self, job: Followed) -> None:
-        """Let a draft obey the job's grammar from here on; masks fit vocabularies of the same size only."""
-        matcher = job.row.matcher
+    def _begin_grammar(self, request: Followed) -> None:
+        """Let a draft obey the request's grammar from here on; masks fit vocabularies of the same size only."""
+        matcher = request.row.matcher
         if matcher is not None and self._decoder.vocab_size == self._vocab_size:
-            self._followers[job].row.matcher = matcher.fork()
+            self._followers[request].row.matcher = matcher.fork()
 
-    def forget(self, job: Followed) -> None:
-        """A job is over: what was computed may serve the next one that begins alike."""
-        own = self._followers.pop(job, None)
+    def forget(self, request: Followed) -> None:
+        """A request is over: what was computed may serve the next one that begins alike."""
+        own = self._followers.pop(request, None)
         if own is not None:
             self._decoder.publish(own.sequence)
             own.sequence.close()
@@ -129,15 +131,15 @@ class DraftModel:
         tokens: list[int] = sampled.tokens.tolist()
         return tokens
 
-    def _follow(self, job: Followed) -> _Follower:
-        """Let the draft's sequence have the job's tokens; what it drafted otherwise goes."""
-        begins = job not in self._followers
+    def _follow(self, request: Followed) -> _Follower:
+        """Let the draft's sequence have the request's tokens; what it drafted otherwise goes."""
+        begins = request not in self._followers
         if begins:
-            self._followers[job] = self._begin(job)
-        own = self._followers[job]
+            self._followers[request] = self._begin(request)
+        own = self._followers[request]
         if own.refused:
             return own
-        have, want = own.sequence.tokens, job.sequence.tokens
+        have, want = own.sequence.tokens, request.sequence.tokens
         same = _common(have, want)
         if same < len(have):
             own.sequence.rewind(same)
@@ -150,10 +152,12 @@ class DraftModel:
                 self._decoder.reuse(own.sequence)
         return own
 
-    def _begin(self, job: Followed) -> _Follower:
-        """What follows a job, without its tokens."""
-        sequence, plan = self._decoder.open(), _narrowed(job.row.plan, self._decoder.vocab_size)
-        row = RowSampler(plan, sequence.tokens, seed=job.row.seed, row=job.row.row, prompt_length=job.row.prompt_length)
+    def _begin(self, request: Followed) -> _Follower:
+        """What follows a request, without its tokens."""
+        sequence, plan = self._decoder.open(), _narrowed(request.row.plan, self._decoder.vocab_size)
+        row = RowSampler(
+            plan, sequence.tokens, seed=request.row.seed, row=request.row.row, prompt_length=request.row.prompt_length
+        )
         return _Follower(sequence, row, plan.params.top_k > self._decoder.vocab_size)
 
 

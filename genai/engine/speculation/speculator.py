@@ -26,7 +26,7 @@ def first_chance(kind: str, step: int = 0) -> float:
 
 
 class Speculated(Protocol):
-    """What is seen of a job, see engine.Job."""
+    """What is seen of a request, see engine.Request."""
 
     sequence: Any
     row: RowSampler
@@ -34,23 +34,23 @@ class Speculated(Protocol):
 
     @property
     def max_length(self) -> int:
-        """See engine.Job."""
+        """See engine.Request."""
 
 
 class StepOutcome(NamedTuple):
-    """A step's proposals to one job.
+    """A step's proposals to one request.
 
     Attributes:
-        proposed: how many were computed. taken: tokens that the job was given.
+        proposed: how many were computed. taken: tokens that the request was given.
     """
 
-    job: Any
+    request: Any
     proposed: int
     taken: int
 
     def with_more(self, kept: int) -> StepOutcome:
         """The same with so many more tokens taken."""
-        return StepOutcome(self.job, self.proposed, self.taken + kept)
+        return StepOutcome(self.request, self.proposed, self.taken + kept)
 
 
 class _Offer(NamedTuple):
@@ -88,8 +88,8 @@ class Speculator:
         self._began = self._spent = 0.0
         self._step = self._pause = 0
 
-    def propose(self, jobs: Sequence[Speculated]) -> bool:
-        """Set the proposals of the jobs' sequences; none where the step also reads prompts, or nothing is gained.
+    def propose(self, requests: Sequence[Speculated]) -> bool:
+        """Set the proposals of the requests' sequences; none where the step also reads prompts, or nothing is gained.
 
         Returns:
             Whether it wants to hear how the step went, see settle.
@@ -97,30 +97,30 @@ class Speculator:
         if self._pause:
             self._pause -= 1
             return False
-        if not jobs or not all(map(takes_guesses, jobs)):
+        if not requests or not all(map(takes_guesses, requests)):
             return False
         self._began = time.perf_counter()
         self._kinds = {}
         self._spent = 0.0
-        if self._costs.knows(len(jobs)):
+        if self._costs.knows(len(requests)):
             if self._draft is not None:
-                self._draft.read(jobs)
+                self._draft.read(requests)
                 self._began += self._draft.read_seconds
-            offers = [self._offer(job) for job in jobs]
+            offers = [self._offer(request) for request in requests]
             if any(offer.most for offer in offers):
-                self._choose(jobs, offers)
+                self._choose(requests, offers)
             self._spent = time.perf_counter() - self._began
         return True
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
-        """A step is over, for all its jobs."""
+        """A step is over, for all its requests."""
         taken = rows = 0
         self._step += 1
-        for job, proposed, tokens in outcomes:
+        for request, proposed, tokens in outcomes:
             taken, rows = taken + tokens, rows + 1 + proposed
-            if (kind := self._kinds.get(job)) is not None:
+            if (kind := self._kinds.get(request)) is not None:
                 kept = tokens - 1
-                for acceptance in (self._of(job), self._everywhere):
+                for acceptance in (self._of(request), self._everywhere):
                     acceptance.note(kind, self._step, kept, rejected=kept < proposed)
         if outcomes:
             self._reckon(len(outcomes), rows, taken)
@@ -143,81 +143,81 @@ class Speculator:
             self._account.settle(plain, saved - self._spent)
             self._pause = self._account.wait(plain)
 
-    def forget(self, job: Speculated) -> None:
-        """A job is over."""
-        self._acceptance.pop(job, None)
-        self._kinds.pop(job, None)
+    def forget(self, request: Speculated) -> None:
+        """A request is over."""
+        self._acceptance.pop(request, None)
+        self._kinds.pop(request, None)
         if self._draft is not None:
-            self._draft.forget(job)
+            self._draft.forget(request)
 
-    def _chance(self, job: Speculated, kind: str) -> float:
-        return self._of(job).chance(kind, self._step)
+    def _chance(self, request: Speculated, kind: str) -> float:
+        return self._of(request).chance(kind, self._step)
 
-    def _of(self, job: Speculated) -> Acceptance:
-        found = self._acceptance.get(job)
+    def _of(self, request: Speculated) -> Acceptance:
+        found = self._acceptance.get(request)
         if found is None:
-            found = self._acceptance[job] = Acceptance(self._everywhere)
+            found = self._acceptance[request] = Acceptance(self._everywhere)
         return found
 
-    def _offer(self, job: Speculated) -> _Offer:
-        """The best that could be proposed to a job."""
-        most = min(self._most_tokens, job.max_length - len(job.sequence.tokens) - 1)
+    def _offer(self, request: Speculated) -> _Offer:
+        """The best that could be proposed to a request."""
+        most = min(self._most_tokens, request.max_length - len(request.sequence.tokens) - 1)
         if most < 1:
             return _Offer("", None, 0)
-        match = self._match(job, most)
-        room = min(most, self._draft.room(job)) if self._draft is not None else 0
+        match = self._match(request, most)
+        room = min(most, self._draft.room(request)) if self._draft is not None else 0
         if match is None:
             return _Offer(DRAFT, None, room)
         kind = str(max(least for least in _CHANCES if least <= match.length))
-        if room and self._chance(job, DRAFT) > self._chance(job, kind):
+        if room and self._chance(request, DRAFT) > self._chance(request, kind):
             return _Offer(DRAFT, None, room)
         return _Offer(kind, match, len(match.tokens))
 
-    def _match(self, job: Speculated, most: int) -> Match | None:
+    def _match(self, request: Speculated, most: int) -> Match | None:
         if not self._lookup and self._text is None:
             return None
-        history = job.row.history()
-        own = _allowed(job, match_history(history, most)) if self._lookup else None
-        other = _allowed(job, self._text.match(history, most)) if self._text is not None else None
+        history = request.row.history()
+        own = _allowed(request, match_history(history, most)) if self._lookup else None
+        other = _allowed(request, self._text.match(history, most)) if self._text is not None else None
         if own is None or (other is not None and other.length > own.length):
             return other
         return own
 
-    def _choose(self, jobs: Sequence[Speculated], offers: Sequence[_Offer]) -> None:
+    def _choose(self, requests: Sequence[Speculated], offers: Sequence[_Offer]) -> None:
         prospects = [
-            Prospect(offer.most, self._chance(job, offer.kind) if offer.most else 0.0, offer.kind == DRAFT)
-            for job, offer in zip(jobs, offers, strict=True)
+            Prospect(offer.most, self._chance(request, offer.kind) if offer.most else 0.0, offer.kind == DRAFT)
+            for request, offer in zip(requests, offers, strict=True)
         ]
         depths = choose_depths(prospects, self._most_rows, self._costs.seconds, self._draft_seconds)
         drafted = [index for index, depth in enumerate(depths) if depth and prospects[index].drafted]
         drafts: dict[int, Sequence[int]] = {}
         if self._draft is not None and drafted:
-            found = self._draft.draft([jobs[index] for index in drafted], [depths[index] for index in drafted])
+            found = self._draft.draft([requests[index] for index in drafted], [depths[index] for index in drafted])
             drafts = dict(zip(drafted, found, strict=True))
-        for index, (job, offer, depth) in enumerate(zip(jobs, offers, depths, strict=True)):
+        for index, (request, offer, depth) in enumerate(zip(requests, offers, depths, strict=True)):
             tokens = drafts.get(index, ())
             if offer.match is not None:
                 tokens = offer.match.tokens[:depth].tolist()
-            elif tokens and job.row.matcher is not None:
-                tokens = tokens[: job.row.matcher.num_allowed(tokens)]
+            elif tokens and request.row.matcher is not None:
+                tokens = tokens[: request.row.matcher.num_allowed(tokens)]
             if tokens:
-                job.sequence.propose(tokens)
-                self._kinds[job] = offer.kind
+                request.sequence.propose(tokens)
+                self._kinds[request] = offer.kind
 
     def _draft_seconds(self, rows: int) -> float:
         """Of a step of the draft model; what was never measured is tried."""
         return 0.0 if self._draft is None else self._draft.costs.plain(rows)
 
 
-def _allowed(job: Speculated, match: Match | None) -> Match | None:
-    """As much of a match as the job's grammar allows."""
-    if match is None or job.row.matcher is None:
+def _allowed(request: Speculated, match: Match | None) -> Match | None:
+    """As much of a match as the request's grammar allows."""
+    if match is None or request.row.matcher is None:
         return match
-    count = job.row.matcher.num_allowed(match.tokens.tolist())
+    count = request.row.matcher.num_allowed(match.tokens.tolist())
     return match._replace(tokens=match.tokens[:count]) if count else None
 
 
-def takes_guesses(job: Speculated) -> bool:
+def takes_guesses(request: Speculated) -> bool:
     """Whether its last token alone is to be computed, and is not the prompt's: what that gives is shared."""
-    run = job.sequence.pending()
-    return run.num_tokens == 1 and not run.prefill and job.row.num_generated > 0 and not job.wants_prompt_logits
+    run = request.sequence.pending()
+    return run.num_tokens == 1 and not run.prefill and request.row.num_generated > 0 and not request.wants_prompt_logits

@@ -1,4 +1,4 @@
-"""Records as functions of arrays: activations, norms, softmax, lookups, products with block-quantised weights, experts.
+"""Ops as functions of arrays: activations, norms, softmax, lookups, products with block-quantised weights, experts.
 
 The calls for each form of operands are kept.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import Float32, check
-from ...ir import Constants, Experts
+from ...ir import Constants, MoE
 from ...weight_layout import BlockMatrix
 from ..jit.arguments import Address, Arguments, Binding, BoundVector
 from ..jit.memory import keep_first, load, store
@@ -24,7 +24,7 @@ from ..linear.activations import input_bytes, input_call, inputs_at
 from ..linear.calls import Affine, decode_call
 from ..linear.embedding import gather_blocks
 from ..moe.mixture import mixture_phases, mixture_size
-from ..program.bound_program import Kept, NodeProgram, first_element, run_alone
+from ..program.bound_program import BoundPrograms, NodeProgram, first_element, run_alone
 from ..program.calls import Call, Items, Rows, program_of
 from ..program.lower import mixture_of
 from ..program.packed_weights import PackedWeights
@@ -218,7 +218,7 @@ class BlockLinear:
         if bias is not None:
             check("bias", bias, (matrix.rows,))
         self._matrix, self._bias, self._exact, self._threads = matrix, bias, exact, threads
-        self._programs: Kept[NodeProgram] = Kept()
+        self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
         """The product, as a new array. Infinities and NaNs of a row reach all its results.
@@ -251,13 +251,13 @@ class BlockLinear:
         return NodeProgram(phases, weights * _NANOSECONDS_PER_WEIGHT, weights * _NANOSECONDS_PER_PRODUCT)
 
 
-class ExpertsOfArrays:
+class MoEOfArrays:
     """A mixture of experts: x float32 [T, H] and scores [T, E] to [T, H]."""
 
-    def __init__(self, record: Experts, weights: PackedWeights, constants: Constants, threads: Threads) -> None:
-        self._mixture = mixture_of(record, weights, constants)
+    def __init__(self, op: MoE, weights: PackedWeights, constants: Constants, threads: Threads) -> None:
+        self._mixture = mixture_of(op, weights, constants)
         self._threads = threads
-        self._programs: Kept[NodeProgram] = Kept(_KEPT)
+        self._programs: BoundPrograms[NodeProgram] = BoundPrograms(_KEPT)
 
     def __call__(self, x: Float32, scores: Float32) -> Float32:
         """The weighted sums of the chosen experts' results."""

@@ -31,7 +31,7 @@ from .arguments import (
     position_of,
     sequence_of,
 )
-from .hadamard import turn
+from .hadamard import rotate
 from .heads import head_bytes, head_stride
 from .int8_products import most_packed_rows
 from .packing import PACKED_WEIGHTS, pack_stride
@@ -265,5 +265,5 @@ def merge_splits(arguments: AttentionArguments, context: int, begin: int, end: i
                 sink = memory.read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
                 _merge(partials + h * partial_bytes, step, splits, width, sink, sinks != 0, out + 4 * h * width)
                 if arguments.turned != 0:
-                    turn(out + 4 * h * width, width)
+                    rotate(out + 4 * h * width, width)
     return 0

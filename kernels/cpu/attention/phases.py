@@ -122,9 +122,9 @@ _LINE = 64
 
 
 def attention_phases(
-    record: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
+    op: Attention, rows: Sequence[Rows], out: Rows, layer: PagedLayer, constant: Callable[[str], Float32 | None]
 ) -> Phases:
-    """What `records.Attention` says, as calls. Decode rows are computed in float32, over packed pages in integers.
+    """What `ops.Attention` says, as calls. Decode rows are computed in float32, over packed pages in integers.
     Prefill rows are computed in float32 if the pages are float32, or without AMX; else products take bfloat16 and sum
     in float32.
 
@@ -137,12 +137,12 @@ def attention_phases(
         layer: the pages; query heads h * group to (h + 1) * group - 1 use KV head h.
         constant: what a name stands for, contiguous; None for "".
     """
-    found = [constant(name) for name in (record.sinks, record.q_norm, record.k_norm)]
+    found = [constant(name) for name in (op.sinks, op.q_norm, op.k_norm)]
     sinks, q_norm, k_norm = (None if one is None else one.reshape(-1) for one in found)
-    _check(record, (*rows, out), layer, {"sinks": sinks, "q_norm": q_norm, "k_norm": k_norm})
-    if sinks is None and record.smooth_softmax:
-        sinks = np.zeros(record.heads, np.float32)
-    scale, group = record.scale or 1 / math.sqrt(layer.head_size), record.heads // layer.kv_heads
+    _check(op, (*rows, out), layer, {"sinks": sinks, "q_norm": q_norm, "k_norm": k_norm})
+    if sinks is None and op.smooth_softmax:
+        sinks = np.zeros(op.heads, np.float32)
+    scale, group = op.scale or 1 / math.sqrt(layer.head_size), op.heads // layer.kv_heads
     shared: dict[str, Any] = {
         **dict(zip(("query", "key", "value"), rows, strict=True)),
         "out": out,
@@ -159,15 +159,15 @@ def attention_phases(
         "value_page": layer.values.strides[1],
         "turned": layer.kind == "int4",
         "weight_groups": layer.packed.value_groups if layer.packed else 0,
-        "query_factor": scale / record.softcap if record.softcap else scale * _LOG2_E,
-        "score_cap": record.softcap * _LOG2_E,
-        "window": record.window,
+        "query_factor": scale / op.softcap if op.softcap else scale * _LOG2_E,
+        "score_cap": op.softcap * _LOG2_E,
+        "window": op.window,
         "sinks": None if sinks is None else np.ascontiguousarray(sinks * np.float32(_LOG2_E)),
         "q_norm": q_norm,
         "k_norm": k_norm,
-        "epsilon": record.epsilon,
+        "epsilon": op.epsilon,
         "make_ready": make_heads_ready,
-        **({} if record.rope is None else _rope_arguments(record.rope, layer.head_size, constant)),
+        **({} if op.rope is None else _rope_arguments(op.rope, layer.head_size, constant)),
     }
     return _phases(shared, layer, group)
 
@@ -199,14 +199,14 @@ def _rope_arguments(rope: Rope, head_size: int, constant: Callable[[str], Float3
     }
 
 
-def _check(record: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapping[str, Float32 | None]) -> None:
-    heads, kv_heads, head_size, v_head_size = record.heads, layer.kv_heads, layer.head_size, layer.v_head_size
+def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapping[str, Float32 | None]) -> None:
+    heads, kv_heads, head_size, v_head_size = op.heads, layer.kv_heads, layer.head_size, layer.v_head_size
     if heads < 1 or kv_heads < 1 or heads % kv_heads:
         raise ValueError(f"there are {heads} query heads, expected a multiple of the cache's {kv_heads} KV heads")
-    if record.window == 0 or record.window < -1:
-        raise ValueError(f"window is {record.window}, expected -1 or a positive number of tokens")
-    if record.softcap < 0:
-        raise ValueError(f"softcap is {record.softcap}, expected 0 or a positive number")
+    if op.window == 0 or op.window < -1:
+        raise ValueError(f"window is {op.window}, expected -1 or a positive number of tokens")
+    if op.softcap < 0:
+        raise ValueError(f"softcap is {op.softcap}, expected 0 or a positive number")
     widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
     for name, given, width in zip(("query", "key", "value", "out"), rows, widths, strict=True):
         if given.width != width:

@@ -36,7 +36,7 @@ from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from . import amx_products, vector_products
 from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_visible, list_pages, position_of
-from .hadamard import turn
+from .hadamard import rotate
 from .pages import value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page
 from .products import any_above, between, most_rows
@@ -280,7 +280,7 @@ def _attend_blocks(tiles: bool) -> NativeOp:
             out += 4 * (head * group + r % group) * width
             _finish_row(scratch, r, width, out)
             if arguments.turned != 0:
-                turn(out, width)
+                rotate(out, width)
         return 0
 
     def attend_blocks(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:

@@ -17,7 +17,7 @@ from ..program.calls import Rows, row_at
 from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from .arguments import AttentionArguments
-from .hadamard import turn
+from .hadamard import rotate
 from .heads import head_bytes, head_stride
 from .packing import round_head_of
 from .pages import PACKED_BITS, item_bytes, key_columns, value_columns
@@ -116,7 +116,7 @@ def _packed_of(bits: int) -> _Storing:
         for i in range(0, size, LANES):
             memory.store_float32(ready + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
         if bits == 4:
-            turn(ready, size)
+            rotate(ready, size)
         columns: Any = value_columns(bits, size)
         round_head(ready, size, work, page + PAGE_TOKENS * columns + 2 * token)
         # A byte each: the tokens beside this one may be written by other threads meanwhile.

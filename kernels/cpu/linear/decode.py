@@ -60,7 +60,7 @@ class TileArguments(Arguments):
 
     configurations: Address = 0
     scratch: int = 0
-    turned_bytes: int = 0
+    transposed_bytes: int = 0
     together: int = 0
 
 
@@ -109,9 +109,9 @@ class _Noted(NamedTuple):
     before: int
     last: Any
 
-    def ask(self, e: Emitter, turn: Any) -> None:
+    def ask(self, e: Emitter, round_: Any) -> None:
         b = e.builder
-        number = b.sub(self.last, turn)
+        number = b.sub(self.last, round_)
         with b.if_then(b.icmp_unsigned("<", number, self.count), likely=False):  # of a number below 0, too
             run = e.load(e.at(e.at(self.address, b.mul(number, INT64(8))), 16), INT64)
             for line in range(RUN_LINES):
@@ -138,13 +138,13 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
         row_at = [e.at(x, b.mul(stride, INT64(m))) for m in range(rows - 1)]
         row_at.append(e.at(x, b.mul(stride, last)))
         to_next = b.mul(tile, INT64(ahead))
-        turns = b.mul(records, INT64(kind.steps_per_record * STREAMS // tiles))
-        last_turn = b.sub(turns, INT64(_STEPS_TO_COME))
+        rounds = b.mul(records, INT64(kind.steps_per_record * STREAMS // tiles))
+        last_round = b.sub(rounds, INT64(_STEPS_TO_COME))
         for first in range(0, STREAMS, tiles):
             some, target = streams[first : first + tiles], e.at(out, first * _VECTOR_BYTES)
             grids = [grid if stream < STREAMS // 2 else gated_grid for stream in range(first, first + tiles)]
             loaded = [kind.grid(e, address) for address in grids]
-            noted = _Noted(asked, e.load(asked, INT64), first // tiles, last_turn)
+            noted = _Noted(asked, e.load(asked, INT64), first // tiles, last_round)
             _emit_pass(e, kind, some, loaded, records, row_at, scales, corrections, target, to_next, noted)
 
     return micro_kernel(emit)
@@ -290,7 +290,7 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
     Returns how many rows it took. Weights that several blocks of rows need come in parts that stay in the cache.
     """
     half, whole = (decode_amx.tiles_kernel(layout, rows) for rows in decode_amx.SHAPES)
-    turn = decode_amx.turn_kernel()
+    round_ = decode_amx.transpose_kernel()
     side_by_side = STREAMS // 2 if gate else STREAMS
     points = layout.zero_points
 
@@ -307,8 +307,8 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
         rows = all_rows - left if left < decode_amx.MIN_ROWS else all_rows
         records, tile, stride = arguments.records, arguments.tile_stride, arguments.x.stride
         scales = scratch + arguments.tiles.scratch
-        corrections = scales + arguments.tiles.turned_bytes
-        sums = corrections + arguments.tiles.turned_bytes
+        corrections = scales + arguments.tiles.transposed_bytes
+        sums = corrections + arguments.tiles.transposed_bytes
         for first in range(begin, end, arguments.tiles.together):
             last = min(first + arguments.tiles.together, end)
             for row in range(0, rows, TILE_ROWS):
@@ -316,9 +316,9 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
                 configure_tiles(arguments.tiles.configurations + decode_amx.CONFIGURATION_BYTES * count)
                 x = row_at(arguments.x, row)
                 blocks = BLOCKS_PER_RECORD * records
-                turn((x + arguments.scales, stride, count, blocks, scales))
+                round_((x + arguments.scales, stride, count, blocks, scales))
                 if points:
-                    turn((x + arguments.corrections, stride, count, blocks, corrections))
+                    round_((x + arguments.corrections, stride, count, blocks, corrections))
                 for run in range(first, last, _RUN_GROUPS):
                     groups = min(_RUN_GROUPS, last - run)
                     tiles, offset = groups * side_by_side, run * side_by_side * tile
@@ -359,9 +359,9 @@ def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
     assert isinstance(kind, IntegerBlocks)
     table = decode_amx.configurations(kind.layout)
     first = max(SCRATCH_BYTES, decode_amx.scratch_bytes(kind.layout))
-    turned = decode_amx.turned_bytes(BLOCKS_PER_RECORD * records)
+    turned = decode_amx.transposed_bytes(BLOCKS_PER_RECORD * records)
     together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
-    arguments = TileArguments(configurations=table, scratch=first, turned_bytes=turned, together=together)
+    arguments = TileArguments(configurations=table, scratch=first, transposed_bytes=turned, together=together)
     return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
 
 

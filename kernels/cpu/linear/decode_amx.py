@@ -75,13 +75,13 @@ def configurations(layout: RecordLayout) -> NDArray[np.uint8]:
     return table
 
 
-def turned_bytes(blocks: int) -> int:
-    """Bytes of a number per row and block, by blocks (see `turn_kernel`)."""
+def transposed_bytes(blocks: int) -> int:
+    """Bytes of a number per row and block, by blocks (see `transpose_kernel`)."""
     return -(-blocks // LANES) * LANES * TILE_ROW_BYTES
 
 
 @once
-def turn_kernel() -> Any:
+def transpose_kernel() -> Any:
     """Numbers that lie by rows turned, so that those of a block lie side by side: [blocks][16 rows].
 
     Its arguments: the address of the first row's numbers, the stride; rows, 1 to 16, of which the last one is repeated;

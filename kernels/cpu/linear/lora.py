@@ -10,7 +10,7 @@ are float32, in the order of columns and of ranks: a row's result does not depen
 
 With many adapters in a step their factors are a large part of what it reads. So A lies in the order in which it is
 read. B comes from memory while the base's products are computed: whoever adds a group of columns notes the lines of the
-next group (`start_asking`), and the product's micro-kernel asks for a few of them with each record of weights. Asking
+next group (`start_asking`), and the product's micro-kernel asks for a few of them with each op of weights. Asking
 for all of them at once would wait: a core has room for a few dozen lines that are on their way.
 """
 

@@ -159,9 +159,9 @@ def _product(mixture: Mixture, layer: ExpertLayer, x: Inputs, out: Rows, slots: 
     parts = len(matrices.parts)
     if bias is not None:
         bias = np.ascontiguousarray(bias.reshape(matrices.experts, matrices.rows, parts).transpose(0, 2, 1))
-    branches = [Affine(matrix, None if bias is None else bias[0, i]) for i, matrix in enumerate(matrices.parts)]
-    gate, gated = (_gate(mixture), branches[1]) if parts == 2 else ("", None)
-    call = decode_call(x, branches[0], out, gate=gate, gated=gated, swiglu=mixture.swiglu)
+    projections = [Affine(matrix, None if bias is None else bias[0, i]) for i, matrix in enumerate(matrices.parts)]
+    gate, gated = (_gate(mixture), projections[1]) if parts == 2 else ("", None)
+    call = decode_call(x, projections[0], out, gate=gate, gated=gated, swiglu=mixture.swiglu)
     stride = 0 if bias is None else bias.strides[0]
     return experts_call(call, slots, weight_stride=matrices.expert_bytes, bias_stride=stride)
 

@@ -103,7 +103,7 @@ def _program_alone(
     return NodeProgram([[Call(op, arguments, items, scratch)]])
 
 
-class Kept(Generic[T]):
+class BoundPrograms(Generic[T]):
     """What was made for some keys, such as shapes and types: the next call mostly asks for one of the last few.
 
     Args:

@@ -62,8 +62,8 @@ def _work(call: int, counters: int, shared: int, context: int, scratch: int, thr
     grain = entry(call, GRAIN)
     share = -(-items // (threads * grain)) * grain
     part = grain * (1 if threads == 1 else _PART)
-    for turn in range(threads if items > 0 else 0):
-        owner = (thread + turn) % threads
+    for offset in range(threads if items > 0 else 0):
+        owner = (thread + offset) % threads
         counter, size = counters + owner * _COUNTER_BYTES, min(share, items - owner * share)
         done = current(counter)
         while done < size:
@@ -103,8 +103,8 @@ def _patience(shared: int, thread: int, limit: int) -> Any:
     """How often to look before sleeping: not once while another thread of the last run needs this core."""
     core = current(_place(shared, thread, CORE))
     threads = entry(shared, THREADS)
-    for turn in range(1, threads if core >= 0 else 1):
-        if current(_place(shared, (thread + turn) % threads, CORE)) == core:
+    for offset in range(1, threads if core >= 0 else 1):
+        if current(_place(shared, (thread + offset) % threads, CORE)) == core:
             return 0
     return entry(shared, limit)
 

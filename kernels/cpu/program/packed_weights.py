@@ -1,4 +1,4 @@
-"""Weights in the form that products read, packed once however many records name them."""
+"""Weights in the form that products read, packed once however many ops name them."""
 
 from __future__ import annotations
 

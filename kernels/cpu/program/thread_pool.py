@@ -95,7 +95,7 @@ class _Pool:
     """
 
     def __init__(self, spins: int = SPINS) -> None:
-        self.turn = threading.RLock()  # a signal handler may fork inside a run of the same thread
+        self.lock = threading.RLock()  # a signal handler may fork inside a run of the same thread
         self.workspace = _Workspace(MAX_THREADS, spins)
         self._started = 1
 
@@ -103,7 +103,7 @@ class _Pool:
         """As _Workspace.run, by so many threads."""
         if not driver.serve.ready:
             LIBRARY.prepare([driver.run_program, driver.serve])  # before the turn, which a fork waits for
-        with self.turn:
+        with self.lock:
             while self._started < threads:
                 with InterruptsDeferred():  # a thread that was started and is not counted would be started again
                     number, shared = self._started, self.workspace.shared  # a thread knows nothing else
@@ -120,7 +120,7 @@ _OWN = threading.local()
 
 def _begin_fork() -> None:
     with InterruptsDeferred():
-        _POOL.turn.acquire()  # a fork waits for the run in progress
+        _POOL.lock.acquire()  # a fork waits for the run in progress
 
 
 def _end_fork_in_child() -> None:
@@ -131,7 +131,7 @@ def _end_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_begin_fork, after_in_parent=lambda: _POOL.turn.release(), after_in_child=_end_fork_in_child
+        before=_begin_fork, after_in_parent=lambda: _POOL.lock.release(), after_in_child=_end_fork_in_child
     )
 
 

@@ -38,14 +38,14 @@ class _Buffer:
 
 @dataclass
 class Lowering:
-    """Collects the calls of records, in order.
+    """Collects the calls of ops, in order.
 
     Memory of values that nobody reads any more is used again. A barrier stands only where a call needs what another one
     since the last barrier has made, or would overwrite what it reads.
 
     Attributes:
         capacity: the largest number of rows, by what they are counted in.
-        types: of all values. constants, weights: what records name, and its packed form.
+        types: of all values. constants, weights: what ops name, and its packed form.
         layers: per cache layer its pages.
         places: where every value was put.
         bound: values for which every run gives the memory, in contiguous rows.
@@ -154,7 +154,7 @@ class Lowering:
         return best
 
     def done(self, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-        """A record with these inputs and outputs has been lowered: what nobody else reads gives its memory back."""
+        """An op with these inputs and outputs has been lowered: what nobody else reads gives its memory back."""
         self._left.subtract(inputs)
         for name in (*inputs, *outputs):
             if not self._left[name]:

@@ -116,8 +116,8 @@ def uniforms(seed: Any, row: Any, position: Any) -> Any:
     # NumPy's generator counts before it draws.
     a, b, c, d = position + _ONE, _ZERO, _ZERO, _ZERO
     key_0, key_1 = seed, row
-    for turn in range(_ROUNDS):
-        if turn:
+    for round_ in range(_ROUNDS):
+        if round_:
             key_0, key_1 = key_0 + _WEYL_0, key_1 + _WEYL_1
         high_0, low_0 = _high_product(_MULTIPLIER_0, a), _MULTIPLIER_0 * a
         high_1, low_1 = _high_product(_MULTIPLIER_1, c), _MULTIPLIER_1 * c

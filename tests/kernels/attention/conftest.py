@@ -64,8 +64,8 @@ class AttentionStep:
         table.room(StepField.PARTIALS, 0, np.float32).fill(np.nan)
         return table
 
-    def record(self, options: dict[str, Any]) -> tuple[Attention, Callable[[str], Any]]:
-        """The record that these options make, and its constants; "rope": tables by their names, and `interleaved`."""
+    def op(self, options: dict[str, Any]) -> tuple[Attention, Callable[[str], Any]]:
+        """The op that these options make, and its constants; "rope": tables by their names, and `interleaved`."""
         tables = dict(options.get("rope") or {})
         interleaved = tables.pop("interleaved", False)
         constants = tables | {name: options[name] for name in ("sinks", "q_norm", "k_norm") if name in options}
@@ -74,8 +74,8 @@ class AttentionStep:
         rope = Rope(*four, interleaved=interleaved) if tables else None
         plain = {name: value for name, value in options.items() if name not in (*names, "rope", "heads")}
         sizes = options.get("heads", self.query.shape[1]), self.layer.kv_heads, self.layer.head_size
-        record = Attention("", "", "", "", 0, *sizes, self.layer.v_head_size, rope=rope, **names, **plain)
-        return record, constants.get
+        op = Attention("", "", "", "", 0, *sizes, self.layer.v_head_size, rope=rope, **names, **plain)
+        return op, constants.get
 
     def run(self, threads: int = 1, context: ContextTable | None = None, **options: Any) -> np.ndarray:
         """Attention [T, heads, v_head_size] by the operators; the new keys and values are in the pages afterwards."""
@@ -91,9 +91,9 @@ class AttentionStep:
         rows = Rows(packed.ctypes.data, 4 * sum(widths), sum(widths), held=packed)
         starts = np.cumsum([0, *widths]).tolist()
         parts = [rows.columns(start, width) for start, width in zip(starts, widths, strict=False)]
-        record, constant = self.record(options)
+        op, constant = self.op(options)
         target = Rows(out.ctypes.data, 4 * out.shape[1], out.shape[1], held=out)
-        program = program_of(attention_phases(record, parts, target, self.layer, constant))
+        program = program_of(attention_phases(op, parts, target, self.layer, constant))
         Threads(threads).run(program, context or self.context(), nanoseconds=1e6)  # work that all threads share
         np.testing.assert_array_equal(packed, before)
         return out.reshape(tokens, heads, self.layer.v_head_size)
@@ -114,13 +114,13 @@ class AttentionStep:
 
     def turned(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
         """Heads normed and rotated by the reference, in float64."""
-        record, constant = self.record(options)
-        return turned(x, norm, record.epsilon, rotations(record.rope, self.step, constant))
+        op, constant = self.op(options)
+        return turned(x, norm, op.epsilon, rotations(op.rope, self.step, constant))
 
     def expected(self, **options: Any) -> np.ndarray:
         """The same by the reference, in float64, over the pages as they are now."""
         query = self.turned(self.query, options.get("q_norm"), options)
-        return attend_pages(self.record(options)[0], query, self.layer, self.step, options.get("sinks"))
+        return attend_pages(self.op(options)[0], query, self.layer, self.step, options.get("sinks"))
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:
         """Tokens [first, last) of those that a sequence brings, as a step of their own over the same pages."""

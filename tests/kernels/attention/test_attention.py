@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.kernels.cache_layout import can_turn
+from genai.kernels.cache_layout import can_rotate
 from genai.kernels.cpu.attention.decode import SPLIT_TOKENS
 from genai.kernels.cpu.attention.panels import BLOCK_TOKENS, CHUNK_TOKENS
 from genai.kernels.cpu.attention.prefill import uses_tiles
@@ -84,7 +84,7 @@ SHAPES = [
 def test_any_head_shape(
     make_step: MakeStep, dtype: Any, heads: int, kv_heads: int, head_size: int, v_head_size: int
 ) -> None:
-    if dtype == "int4" and not (can_turn(head_size) and can_turn(v_head_size)):
+    if dtype == "int4" and not (can_rotate(head_size) and can_rotate(v_head_size)):
         pytest.skip("heads of this size cannot be turned")
     shape = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "v_head_size": v_head_size}
     step = make_step([(1, 40), (3, 3), (40, 140)], dtype=dtype, **shape)

@@ -118,6 +118,6 @@ def test_what_does_not_fit(make_step: MakeStep, change: dict[str, Any], message:
     widths = {"query": 32, "key": 16, "value": 8, "out": 16}
     *rows, out = (change.get(name, _rows(width)) for name, width in widths.items())
     step = make_step([(1, 1)], head_size=8, v_head_size=4)
-    record, constant = step.record({name: value for name, value in change.items() if name not in widths})
+    op, constant = step.op({name: value for name, value in change.items() if name not in widths})
     with pytest.raises(ValueError, match=message):
-        attention_phases(record, rows, out, step.layer, constant)
+        attention_phases(op, rows, out, step.layer, constant)

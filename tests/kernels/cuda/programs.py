@@ -1,4 +1,4 @@
-"""Programs of records with made-up constants, run by the CUDA executor on a host and by the reference."""
+"""Programs of ops with made-up constants, run by the CUDA executor on a host and by the reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genai.kernels.cuda import linear
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.device import StepContext
 from genai.kernels.float_bits import stored_floats
-from genai.kernels.ir import BlockWeight, Record, RowProgram, RowsType, Weight
+from genai.kernels.ir import BlockWeight, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import write_pages
 from genai.kernels.weights import pack_bits
@@ -68,13 +68,13 @@ def rows_of(width: int) -> RowsType:
 
 
 def program(
-    records: Sequence[Record], widths: Mapping[str, int], constants: MadeUpConstants, outputs: Sequence[str]
-) -> RowProgram:
+    ops: Sequence[Op], widths: Mapping[str, int], constants: MadeUpConstants, outputs: Sequence[str]
+) -> OpProgram:
     """What nobody makes is given."""
-    made = {name for record in records for name in record.outputs}
-    read = dict.fromkeys(name for record in records for name in record.inputs if name not in made)
+    made = {name for op in ops for name in op.outputs}
+    read = dict.fromkeys(name for op in ops for name in op.inputs if name not in made)
     types = {name: rows_of(width) for name, width in widths.items()}
-    return RowProgram(tuple(records), types, constants, tuple(outputs), given=tuple(read))
+    return OpProgram(tuple(ops), types, constants, tuple(outputs), given=tuple(read))
 
 
 def step_of(

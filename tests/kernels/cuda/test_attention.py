@@ -33,29 +33,29 @@ def attention(**options: Any) -> Attention:
     return Attention(query="q", key="k", value="v", out="out", **{**shape, **options})
 
 
-def constants_for(record: Attention, rng: np.random.Generator) -> MadeUpConstants:
+def constants_for(op: Attention, rng: np.random.Generator) -> MadeUpConstants:
     arrays = {}
-    if record.rope is not None:
-        pairs = 12 if record.head_size == 64 else record.head_size // 2  # part of a head is rotated, or all of it
+    if op.rope is not None:
+        pairs = 12 if op.head_size == 64 else op.head_size // 2  # part of a head is rotated, or all of it
         for name in ("cos", "sin", "long cos", "long sin"):
             arrays[name] = np.cos(rng.uniform(0, 6, (1000, pairs))).astype(np.float32)
-    for name, size in (("norm", record.head_size), ("sinks", record.heads)):
+    for name, size in (("norm", op.head_size), ("sinks", op.heads)):
         arrays[name] = rng.standard_normal(size).astype(np.float32)
     return MadeUpConstants(arrays)
 
 
-def rows_for(record: Attention, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    heads = {"q": record.heads, "k": record.kv_heads, "v": record.kv_heads}
-    sizes = {"q": record.head_size, "k": record.head_size, "v": record.v_head_size}
+def rows_for(op: Attention, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    heads = {"q": op.heads, "k": op.kv_heads, "v": op.kv_heads}
+    sizes = {"q": op.head_size, "k": op.head_size, "v": op.v_head_size}
     return {name: rng.standard_normal((tokens, heads[name] * sizes[name])).astype(np.float32) for name in heads}
 
 
 def run(
-    executor: Any, record: Attention, constants: MadeUpConstants, layer: PagedLayer, step: StepContext,
+    executor: Any, op: Attention, constants: MadeUpConstants, layer: PagedLayer, step: StepContext,
     rows: dict[str, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
-    widths = {name: array.shape[1] for name, array in rows.items()} | {"out": record.heads * record.v_head_size}
-    whole = program([record], widths, constants, ["out"])
+    widths = {name: array.shape[1] for name, array in rows.items()} | {"out": op.heads * op.v_head_size}
+    whole = program([op], widths, constants, ["out"])
     pages = layer
     if isinstance(executor, CudaExecutor):  # where the device is the host there is more between blocks
         device: Any = DeviceArray if isinstance(executor.driver, HostDriver) else executor.driver.upload
@@ -125,8 +125,8 @@ SWEEP = [name if name in CORE else pytest.param(name, marks=pytest.mark.drawn(4)
 ROWS_LOSE, TILES_LOSE, BFLOAT_TILES_LOSE = 3e-6, 5e-4, 4e-3
 
 
-def made_layer(record: Attention, kind: str, rng: np.random.Generator) -> PagedLayer:
-    sizes = BLOCKS, record.kv_heads, record.head_size, record.v_head_size
+def made_layer(op: Attention, kind: str, rng: np.random.Generator) -> PagedLayer:
+    sizes = BLOCKS, op.kv_heads, op.head_size, op.v_head_size
     if kind.startswith("int"):
         return packed_layer_of(rng, *sizes, int(kind.removeprefix("int")))
     return layer_of(rng, *sizes, kind)
@@ -136,7 +136,7 @@ def copy_of(layer: PagedLayer) -> PagedLayer:
     return PagedLayer(layer.keys.copy(), layer.values.copy(), layer.packed)
 
 
-def check_pages(record: Attention, mine: PagedLayer, wanted: PagedLayer) -> None:
+def check_pages(op: Attention, mine: PagedLayer, wanted: PagedLayer) -> None:
     """What was stored is what the reference has stored, but for numbers on the edge between two."""
     ours, theirs = (read_pages(layer, np.arange(layer.num_blocks)) for layer in (mine, wanted))
     limit = {"float32": 1e-6, "float16": 1e-4, "bfloat16": 1e-3, "float8": 1e-2, "int8": 1e-3, "int4": 1e-2}[mine.kind]
@@ -147,16 +147,16 @@ def check_pages(record: Attention, mine: PagedLayer, wanted: PagedLayer) -> None
 
 
 def attended(
-    record: Attention, constants: MadeUpConstants, layer: PagedLayer, step: StepContext, rows: dict[str, np.ndarray]
+    op: Attention, constants: MadeUpConstants, layer: PagedLayer, step: StepContext, rows: dict[str, np.ndarray]
 ) -> np.ndarray:
     """What the reference gives over pages that hold the step's own keys and values."""
 
     def constant(name: str) -> Any:
         return constants.arrays[name] if name else None
 
-    query = rows["q"].reshape(-1, record.heads, record.head_size)
-    query = turned(query, constant(record.q_norm), record.epsilon, rotations(record.rope, step, constant))
-    found = attend_pages(record, query, layer, step, constant(record.sinks))
+    query = rows["q"].reshape(-1, op.heads, op.head_size)
+    query = turned(query, constant(op.q_norm), op.epsilon, rotations(op.rope, step, constant))
+    found = attend_pages(op, query, layer, step, constant(op.sinks))
     return found.reshape(len(found), -1)
 
 
@@ -164,19 +164,19 @@ def attended(
 def test_against_the_reference(driver: HostDriver, case: str) -> None:
     options = dict(CASES[case])
     kind = options.pop("kind", "float32")
-    record, rng = attention(**options), np.random.default_rng(len(case))
+    op, rng = attention(**options), np.random.default_rng(len(case))
     driver.order = len(case) % 3
-    constants = constants_for(record, rng)
-    layer = made_layer(record, kind, rng)
+    constants = constants_for(op, rng)
+    layer = made_layer(op, kind, rng)
     other = copy_of(layer)
     step = step_of([5, 300, 33, 70], [5, 3, 1, 2], num_blocks=BLOCKS, rng=rng)
     step = replace(step, rope_table=np.array([0, 1, 1, 0], np.int32))
-    rows = rows_for(record, 11, rng)
-    ours = run(CudaExecutor(driver, 1), record, constants, layer, step, rows)
-    theirs = run(ReferenceExecutor(), record, constants, other, step, rows)
-    check_pages(record, layer, other)
+    rows = rows_for(op, 11, rng)
+    ours = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
+    theirs = run(ReferenceExecutor(), op, constants, other, step, rows)
+    check_pages(op, layer, other)
     if layer.keys.dtype.kind == "u":  # where a number was on the edge between two, it may be the other one
-        theirs = attended(record, constants, layer, step, rows)
+        theirs = attended(op, constants, layer, step, rows)
     assert relative_error(ours, theirs) < (1e-5 if layer.packed else ROWS_LOSE)
 
 
@@ -185,32 +185,32 @@ def test_prompts_against_the_reference(driver: HostDriver, case: str) -> None:
     """Beside rows with decode numerics."""
     options = dict(CASES[case])
     kind = options.pop("kind", "float32")
-    record, rng = attention(**options), np.random.default_rng(len(case))
+    op, rng = attention(**options), np.random.default_rng(len(case))
     driver.order = len(case) % 3
-    constants, layer = constants_for(record, rng), made_layer(record, kind, rng)
+    constants, layer = constants_for(op, rng), made_layer(op, kind, rng)
     other = copy_of(layer)
     step = step_of([33, 70, 200, 37, 90], [1, 2, 35, 37, 20], num_blocks=BLOCKS, rng=rng, prefill=3)
     step = replace(step, rope_table=np.array([0, 1, 1, 0, 1], np.int32))
-    rows = rows_for(record, len(step.tokens), rng)
-    ours = run(CudaExecutor(driver, 1), record, constants, layer, step, rows)
-    theirs = run(ReferenceExecutor(), record, constants, other, step, rows)
-    check_pages(record, layer, other)
+    rows = rows_for(op, len(step.tokens), rng)
+    ours = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
+    theirs = run(ReferenceExecutor(), op, constants, other, step, rows)
+    check_pages(op, layer, other)
     if layer.keys.dtype.kind == "u":
-        theirs = attended(record, constants, layer, step, rows)
+        theirs = attended(op, constants, layer, step, rows)
     tiles = any("attend_tile" in name for name in driver.launched)
-    assert tiles == (kind != "float32" and divides(record))
+    assert tiles == (kind != "float32" and divides(op))
     assert relative_error(ours[:3], theirs[:3]) < (1e-5 if layer.packed else ROWS_LOSE)
     lost = BFLOAT_TILES_LOSE if kind == "bfloat16" else TILES_LOSE
     assert relative_error(ours[3:], theirs[3:]) < (lost if tiles else ROWS_LOSE)
 
 
 def test_bits_depend_on_the_own_sequence_only(driver: HostDriver) -> None:
-    record, rng = attention(rope=ROPE), np.random.default_rng(0)
-    constants = constants_for(record, rng)
+    op, rng = attention(rope=ROPE), np.random.default_rng(0)
+    constants = constants_for(op, rng)
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "float16")
     step = step_of([300, 40, 520], [1, 2, 1], num_blocks=BLOCKS, rng=rng)
-    rows, executor = rows_for(record, 4, rng), CudaExecutor(driver, 1)
-    together = run(executor, record, constants, layer, step, rows)
+    rows, executor = rows_for(op, 4, rng), CudaExecutor(driver, 1)
+    together = run(executor, op, constants, layer, step, rows)
     for sequence, (first, end) in enumerate(((0, 1), (1, 3), (3, 4))):
         part = replace(
             step, tokens=step.tokens[first:end], positions=step.positions[first:end],
@@ -218,22 +218,22 @@ def test_bits_depend_on_the_own_sequence_only(driver: HostDriver) -> None:
             block_tables=step.block_tables[sequence : sequence + 1], slot_mapping=step.slot_mapping[first:end],
             logits_indices=np.zeros(0, np.int64), num_decode_sequences=1, rope_table=step.rope_table[:1],
         )  # fmt: skip
-        alone = run(executor, record, constants, layer, part, {name: array[first:end] for name, array in rows.items()})
+        alone = run(executor, op, constants, layer, part, {name: array[first:end] for name, array in rows.items()})
         assert np.array_equal(alone, together[first:end])
 
 
 def test_what_is_not_visible_may_hold_anything(driver: HostDriver) -> None:
-    record, rng = attention(window=20), np.random.default_rng(1)
+    op, rng = attention(window=20), np.random.default_rng(1)
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "float32")
     step = step_of([70], [1], num_blocks=BLOCKS, rng=rng)
-    rows, constants = rows_for(record, 1, rng), MadeUpConstants()
-    expected = run(CudaExecutor(driver, 1), record, constants, layer, step, rows)
+    rows, constants = rows_for(op, 1, rng), MadeUpConstants()
+    expected = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
     used = step.block_tables[0]
     for block in set(range(BLOCKS)) - set(used.tolist()):
         layer.keys[block], layer.values[block] = np.nan, np.inf
     layer.values[used[2], :, 6:], layer.keys[used[2], :, :, 6:] = np.nan, np.nan  # behind the row
     layer.values[used[1], :, :17], layer.values[used[0]] = np.inf, np.nan  # before its window
-    assert np.array_equal(run(CudaExecutor(driver, 1), record, constants, layer, step, rows), expected)
+    assert np.array_equal(run(CudaExecutor(driver, 1), op, constants, layer, step, rows), expected)
 
 
 def part_of(step: StepContext, sequence: int, first: int, end: int, *, prefill: bool) -> StepContext:
@@ -254,37 +254,37 @@ NARROW = ["float16", pytest.param("bfloat16", marks=pytest.mark.drawn(2)), "floa
 @pytest.mark.parametrize("kind", NARROW)
 def test_how_a_prompt_is_cut_changes_no_bit(driver: HostDriver, kind: str) -> None:
     """With others in the step, alone, and in parts."""
-    record, rng = attention(rope=ROPE, window=50, sinks="sinks"), np.random.default_rng(3)
-    constants = constants_for(record, rng)
-    before = made_layer(record, kind, rng)
+    op, rng = attention(rope=ROPE, window=50, sinks="sinks"), np.random.default_rng(3)
+    constants = constants_for(op, rng)
+    before = made_layer(op, kind, rng)
     step = step_of([40, 60, 110], [1, 60, 100], num_blocks=BLOCKS, rng=rng, prefill=2)
-    rows, executor = rows_for(record, 161, rng), CudaExecutor(driver, 1)
-    together = run(executor, record, constants, copy_of(before), step, rows)
+    rows, executor = rows_for(op, 161, rng), CudaExecutor(driver, 1)
+    together = run(executor, op, constants, copy_of(before), step, rows)
     for ends in ([100], [33, 100], [1, 7, 64, 100]):
         layer, found, first = copy_of(before), [], 0
         for end in ends:
             own = {name: array[61 + first : 61 + end] for name, array in rows.items()}
-            found.append(run(executor, record, constants, layer, part_of(step, 2, first, end, prefill=True), own))
+            found.append(run(executor, op, constants, layer, part_of(step, 2, first, end, prefill=True), own))
             first = end
         assert np.array_equal(np.concatenate(found), together[61:])
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float8", "int8", "int4"])
 def test_what_a_row_of_a_prompt_does_not_see_may_hold_anything(driver: HostDriver, kind: str) -> None:
-    record, rng = attention(window=20, head_size=32, v_head_size=32), np.random.default_rng(1)
-    layer = made_layer(record, kind, rng)
+    op, rng = attention(window=20, head_size=32, v_head_size=32), np.random.default_rng(1)
+    layer = made_layer(op, kind, rng)
     step = step_of([70], [30], num_blocks=BLOCKS, rng=rng, prefill=1)
-    rows, constants = rows_for(record, 30, rng), MadeUpConstants()
-    expected = run(CudaExecutor(driver, 1), record, constants, copy_of(layer), step, rows)
+    rows, constants = rows_for(op, 30, rng), MadeUpConstants()
+    expected = run(CudaExecutor(driver, 1), op, constants, copy_of(layer), step, rows)
     used = step.block_tables[0]
     for block in set(range(BLOCKS)) - set(used.tolist()):
         layer.keys[block], layer.values[block] = NO_NUMBERS.get(kind, (255, 255))
     poison(layer, int(used[2]), slice(6, None))  # behind the last row
     poison(layer, int(used[0]), slice(0, 21))  # before the first one's window
-    assert np.array_equal(run(CudaExecutor(driver, 1), record, constants, layer, step, rows), expected)
+    assert np.array_equal(run(CudaExecutor(driver, 1), op, constants, layer, step, rows), expected)
     # A row in the middle is the first whose value is no number: others do not see it, or all that do are none either.
     rows["v"][15] = np.nan
-    found = run(CudaExecutor(driver, 1), record, constants, layer, step, rows)
+    found = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
     assert np.array_equal(found[:15], expected[:15])
     assert np.isnan(found[15:]).all()
 
@@ -306,13 +306,13 @@ def poison(layer: PagedLayer, block: int, tokens: slice) -> None:
 
 
 def test_one_value_that_is_infinite_reaches_its_own_column_only(driver: HostDriver) -> None:
-    record, rng = attention(head_size=32, v_head_size=40, heads=2, kv_heads=1), np.random.default_rng(1)
-    layer = made_layer(record, "float16", rng)
+    op, rng = attention(head_size=32, v_head_size=40, heads=2, kv_heads=1), np.random.default_rng(1)
+    layer = made_layer(op, "float16", rng)
     step = step_of([70], [60], num_blocks=BLOCKS, rng=rng, prefill=1)
-    rows = rows_for(record, 60, rng)
-    expected = run(CudaExecutor(driver, 1), record, MadeUpConstants(), copy_of(layer), step, rows)
+    rows = rows_for(op, 60, rng)
+    expected = run(CudaExecutor(driver, 1), op, MadeUpConstants(), copy_of(layer), step, rows)
     rows["v"][50, 7] = np.inf
-    found = run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows).reshape(60, 2, 40)
+    found = run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows).reshape(60, 2, 40)
     hit = np.zeros(found.shape, bool)
     hit[50:, :, 7] = True
     assert (found[hit] == np.inf).all() and np.array_equal(found[~hit], expected.reshape(found.shape)[~hit])
@@ -321,15 +321,15 @@ def test_one_value_that_is_infinite_reaches_its_own_column_only(driver: HostDriv
 @pytest.mark.parametrize(("kind", "size"), [("float16", 64), ("float16", 128), ("bfloat16", 64), ("float8", 64)])
 def test_tiles_lose_no_more_than_pages_have_lost(driver: HostDriver, kind: str, size: int) -> None:
     """Both against float64 with keys and values as they were."""
-    record = attention(head_size=size, v_head_size=size, scale=2 / size**0.5)
+    op = attention(head_size=size, v_head_size=size, scale=2 / size**0.5)
     rng = np.random.default_rng(5)
-    exact = made_layer(record, "float32", rng)
+    exact = made_layer(op, "float32", rng)
     half = PagedLayer(stored_floats(exact.keys, kind), stored_floats(exact.values, kind))
     step = step_of([150], [80], num_blocks=BLOCKS, rng=rng, prefill=1)
-    rows = rows_for(record, 80, rng)
-    wanted = run(ReferenceExecutor(), record, MadeUpConstants(), exact, step, rows)
-    rounded = run(ReferenceExecutor(), record, MadeUpConstants(), copy_of(half), step, rows)
-    ours = run(CudaExecutor(driver, 1), record, MadeUpConstants(), half, step, rows)
+    rows = rows_for(op, 80, rng)
+    wanted = run(ReferenceExecutor(), op, MadeUpConstants(), exact, step, rows)
+    rounded = run(ReferenceExecutor(), op, MadeUpConstants(), copy_of(half), step, rows)
+    ours = run(CudaExecutor(driver, 1), op, MadeUpConstants(), half, step, rows)
     assert relative_error(ours, rounded) < 1.2 * relative_error(rounded, wanted)
 
 
@@ -342,7 +342,7 @@ EDGES += [1.0625, 1.1875, 1.0 + 2.0**-9, 1.0 + 3 * 2.0**-9, 3.38e38, 3.4e38, np.
 @pytest.mark.parametrize("kind", ["bfloat16", "float8"])
 def test_numbers_are_rounded_as_elsewhere(driver: HostDriver, kind: str, prefill: bool) -> None:
     """One token alone is what attention gives: its value, as the page holds it."""
-    record, rng = attention(heads=1, kv_heads=1, head_size=32, v_head_size=64), np.random.default_rng(2)
+    op, rng = attention(heads=1, kv_heads=1, head_size=32, v_head_size=64), np.random.default_rng(2)
     codes = np.arange(256, dtype=np.uint8) if kind == "float8" else np.arange(0, 65536, 251, dtype=np.uint16)
     numbers = np.concatenate([
         read_floats(codes, kind), EDGES, np.negative(EDGES), read_floats(codes, kind)[:100] * (1 + 2.0**-5),
@@ -353,7 +353,7 @@ def test_numbers_are_rounded_as_elsewhere(driver: HostDriver, kind: str, prefill
     step = step_of([1] * count, [1] * count, num_blocks=BLOCKS, rng=rng, prefill=count if prefill else 0)
     layer = layer_of(rng, BLOCKS, 1, 32, 64, kind)
     rows = {"q": np.ones((count, 32), np.float32), "k": np.ones((count, 32), np.float32), "v": values}
-    found = run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows)
+    found = run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows)
     stored = layer.values[step.slot_mapping // 32, 0, step.slot_mapping % 32]
     wanted = stored_floats(values, kind)
     kept = read_floats(wanted, kind)
@@ -367,28 +367,28 @@ def test_numbers_are_rounded_as_elsewhere(driver: HostDriver, kind: str, prefill
 
 def test_bfloat16_has_what_float16_has_not(driver: HostDriver) -> None:
     """Prompts too; the largest number of float8 is 448."""
-    record, rng = attention(scale=1.0), np.random.default_rng(8)
+    op, rng = attention(scale=1.0), np.random.default_rng(8)
     step = step_of([70], [40], num_blocks=BLOCKS, rng=rng, prefill=1)
-    rows = rows_for(record, 40, rng)
+    rows = rows_for(op, 40, rng)
     rows = {"q": rows["q"] * np.float32(1e-9), "k": rows["k"] * np.float32(1e8), "v": rows["v"] * np.float32(1e20)}
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "bfloat16")
-    found = run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows)
-    wanted = attended(record, MadeUpConstants(), layer, step, rows)
+    found = run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows)
+    wanted = attended(op, MadeUpConstants(), layer, step, rows)
     assert np.abs(wanted).max() > 1e18 and relative_error(found, wanted) < BFLOAT_TILES_LOSE
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "float8")
-    run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows)
+    run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows)
     assert np.abs(read_floats(layer.keys, "float8")).max() == 448.0
 
 
 def test_queries_of_any_size_fit_into_float16(driver: HostDriver) -> None:
     """They are brought near 1 by a power of two each; one of zeros stays as it is."""
-    record, rng = attention(scale=1.0), np.random.default_rng(7)
-    layer = made_layer(record, "float16", rng)
+    op, rng = attention(scale=1.0), np.random.default_rng(7)
+    layer = made_layer(op, "float16", rng)
     step = step_of([40], [20], num_blocks=BLOCKS, rng=rng, prefill=1)
-    rows = rows_for(record, 20, rng)
+    rows = rows_for(op, 20, rng)
     for factor in (0.0, 1e-9, 1e9):
         scaled = rows | {"q": rows["q"] * np.float32(factor)}
-        small = replace(record, scale=1 / factor if factor else 1.0)
+        small = replace(op, scale=1 / factor if factor else 1.0)
         ours = run(CudaExecutor(driver, 1), small, MadeUpConstants(), copy_of(layer), step, scaled)
         theirs = run(ReferenceExecutor(), small, MadeUpConstants(), copy_of(layer), step, scaled)
         assert relative_error(ours, theirs) < 2e-3
@@ -413,11 +413,11 @@ def test_tiles_hold_rows_of_one_sequence_and_the_longest_come_first() -> None:
     ],
 )
 def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[str, Any], text: str) -> None:
-    record, rng = attention(), np.random.default_rng(1)
+    op, rng = attention(), np.random.default_rng(1)
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "float32")
     step = replace(step_of([5], [1], num_blocks=BLOCKS), **change)
     with pytest.raises(StepError, match=text):
-        run(CudaExecutor(driver, 1), record, MadeUpConstants(), layer, step, rows_for(record, 1, rng))
+        run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows_for(op, 1, rng))
     assert not driver.launched
 
 
@@ -426,19 +426,19 @@ def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[s
 def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Few of them have blocks of their own, which put keys and values into pages, too."""
     case = CASES[name]
-    record, rng = attention(**without_kind(case)), np.random.default_rng(0)
-    constants, layer = constants_for(record, rng), made_layer(record, case.get("kind", "float32"), rng)
+    op, rng = attention(**without_kind(case)), np.random.default_rng(0)
+    constants, layer = constants_for(op, rng), made_layer(op, case.get("kind", "float32"), rng)
     step = step_of([1, 130, 300, 33], [1, 1, 1, 1], num_blocks=BLOCKS, rng=rng)
-    rows, found, layers = rows_for(record, 4, rng), [], []
-    together = heads_together(record.heads, record.kv_heads)
+    rows, found, layers = rows_for(op, 4, rng), [], []
+    together = heads_together(op.heads, op.kv_heads)
     # Two blocks on each of them; there are four rows of four splits (a power of two).
-    some, enough = -(-4 * 4 * record.heads // together // 2), 1000
+    some, enough = -(-4 * 4 * op.heads // together // 2), 1000
     for multiprocessors, order in ((0, 0), (some, 3), (enough, 0), (enough, 5)):  # counts of blocks are zero again
         monkeypatch.setattr(driver, "multiprocessors", multiprocessors)
         driver.order = order
         del driver.launched[:]
         layers.append(copy_of(layer))
-        found.append(run(CudaExecutor(driver, 1), record, constants, layers[-1], step, rows))
+        found.append(run(CudaExecutor(driver, 1), op, constants, layers[-1], step, rows))
         names = [one.removeprefix("attention_") for one in driver.launched]
         kinds = [one.split("_")[1] for one in names if "turn_back" not in one]
         assert kinds == (["attend"] if multiprocessors else ["store", "attend"]), names
@@ -454,21 +454,21 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
 
 def test_short_sequences_after_one_that_was_long(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for splits is there for as few rows then as the long one leaves, and more of them are started at once."""
-    record, rng = attention(heads=2, kv_heads=1, head_size=8, v_head_size=8), np.random.default_rng(0)
+    op, rng = attention(heads=2, kv_heads=1, head_size=8, v_head_size=8), np.random.default_rng(0)
     monkeypatch.setattr(driver, "multiprocessors", 132)
     blocks, layer = 64, layer_of(rng, 64, 1, 8, 8, "float16")
-    whole = program([record], {"q": 16, "k": 8, "v": 8, "out": 16}, MadeUpConstants(), ["out"])
+    whole = program([op], {"q": 16, "k": 8, "v": 8, "out": 16}, MadeUpConstants(), ["out"])
     pages = PagedLayer(driver.upload(layer.keys), driver.upload(layer.values))
     compiled = CudaExecutor(driver, 1).compile(whole, [pages])
     long = step_of([100], [1], num_blocks=blocks, rng=rng)
     tables = np.zeros((1, 8192), np.int32)  # of 256 Ki tokens
     tables[:, : long.block_tables.shape[1]] = long.block_tables
-    compiled.run(replace(long, block_tables=tables), rows_for(record, 1, rng))
+    compiled.run(replace(long, block_tables=tables), rows_for(op, 1, rng))
     for count in (1, 6, 40):
-        step, rows = step_of([20] * count, [1] * count, num_blocks=blocks, rng=rng), rows_for(record, count, rng)
+        step, rows = step_of([20] * count, [1] * count, num_blocks=blocks, rng=rng), rows_for(op, count, rng)
         before = PagedLayer(driver.download(pages.keys), driver.download(pages.values))
         ours = compiled.run(step, rows)["out"].reshape(count, -1)
-        theirs = run(ReferenceExecutor(), record, MadeUpConstants(), before, step, rows)
+        theirs = run(ReferenceExecutor(), op, MadeUpConstants(), before, step, rows)
         assert relative_error(ours, theirs) < 3e-3
     driver.check()
 
@@ -478,13 +478,13 @@ def test_rows_that_see_each_other_s_keys_find_them_in_pages(
     driver: HostDriver, monkeypatch: pytest.MonkeyPatch, new: list[int], prefill: int
 ) -> None:
     """Guessed tokens, and prompts of one token, which other kernels compute."""
-    record, rng = attention(heads=4, kv_heads=2, head_size=32), np.random.default_rng(0)
-    constants, layer = constants_for(record, rng), made_layer(record, "float16", rng)
+    op, rng = attention(heads=4, kv_heads=2, head_size=32), np.random.default_rng(0)
+    constants, layer = constants_for(op, rng), made_layer(op, "float16", rng)
     monkeypatch.setattr(driver, "multiprocessors", 1000)
     step = step_of([130, 40], new, num_blocks=BLOCKS, rng=rng, prefill=prefill)
-    rows, copies = rows_for(record, sum(new), rng), [copy_of(layer) for _ in range(2)]
-    ours = run(CudaExecutor(driver, 1), record, constants, copies[0], step, rows)
+    rows, copies = rows_for(op, sum(new), rng), [copy_of(layer) for _ in range(2)]
+    ours = run(CudaExecutor(driver, 1), op, constants, copies[0], step, rows)
     assert any("store_heads" in name for name in driver.launched)
-    theirs = run(ReferenceExecutor(1), record, constants, copies[1], step, rows)
+    theirs = run(ReferenceExecutor(1), op, constants, copies[1], step, rows)
     assert relative_error(ours, theirs) < 3e-3
     assert np.array_equal(copies[0].values, copies[1].values)

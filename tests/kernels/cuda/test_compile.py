@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genai.kernels.cuda.warmup import every_kernel
+from genai.kernels.cuda.warmup import all_kernels
 from tools.cuda_kernels import PAGE, WORK, Use, compiled, family, occupancy, page
 
 from ...drawing import Draw
@@ -19,7 +19,7 @@ ALL_REGISTERS, MOST_OF_A_LANE = 65536, 255
 def test_kernels_compile(architecture: str, whole: bool, draw: Draw) -> None:
     """A kernel per function, or all of them (of which a run compiles some)."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not there: pip install .[cuda-ci]")
-    kernels = every_kernel(int(architecture.strip("sm_a")))
+    kernels = all_kernels(int(architecture.strip("sm_a")))
     if whole:
         drawn = draw.part([f"{architecture} {kernel.name}" for kernel in kernels], 24)
         kernels = [kernel for kernel in kernels if f"{architecture} {kernel.name}" in drawn]
@@ -37,7 +37,7 @@ def test_kernels_compile(architecture: str, whole: bool, draw: Draw) -> None:
 
 def test_the_page_has_every_kernel() -> None:
     """Also what it does on paper."""
-    kernels, text = every_kernel(), PAGE.read_text(encoding="utf-8")
+    kernels, text = all_kernels(), PAGE.read_text(encoding="utf-8")
     assert {family(kernel) for kernel in kernels} == set(WORK)
     assert all(text.count(f"\n| `{name}` |") == 2 for name in WORK)
     assert f"all {len(kernels)} kernels" in text
@@ -51,5 +51,5 @@ def test_occupancy_and_the_least_time() -> None:
     product = WORK["decode_few"]
     assert product.seconds == product.nbytes / 4.3e12
     assert WORK["gemm"].seconds > 200e-6
-    text = page(every_kernel(), {kernel.name: Use(40, 0, 0) for kernel in every_kernel()})
+    text = page(all_kernels(), {kernel.name: Use(40, 0, 0) for kernel in all_kernels()})
     assert "| `norm` | 2 | 512 | 40 | 0 B | 0.0 KiB | 75 % |" in text

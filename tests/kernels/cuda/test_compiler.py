@@ -165,10 +165,10 @@ def test_reading_a_kernel_is_using_it(folder: Path) -> None:
     KernelCompiler(Nvrtc(), 90).images(["a"])
     (file,) = folder.iterdir()
     aged(file, 40)
-    assert [one.path for one in cuda_cache.unused(cuda_cache.kept_kernels(folder))] == [file]
+    assert [one.path for one in cuda_cache.unused(cuda_cache.cached_kernels(folder))] == [file]
     other = Nvrtc()
     KernelCompiler(other, 90).images(["a"])
-    assert not other.asked and not cuda_cache.unused(cuda_cache.kept_kernels(folder))
+    assert not other.asked and not cuda_cache.unused(cuda_cache.cached_kernels(folder))
 
 
 def test_what_is_not_ours_stays(folder: Path, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def behind_a_shift(model: genai.Model, pages: list[Any], *, turns: bool = True) 
     other = decoder.fork(sequence)
     with pytest.MonkeyPatch.context() as patch:
         if not turns:
-            patch.setattr(decoder.executor, "turn_keys", lambda *_: None)
+            patch.setattr(decoder.executor, "rotate_keys", lambda *_: None)
         decoder.forget(sequence)
     logits = compute(decoder, [sequence, other])
     first, second = (np.array(decoder.executor.host(one[-1:])) for one in logits)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.ir import Branch, Gate, Norm, Product, Record, Weight
+from genai.kernels.ir import Gate, Linear, Norm, Op, Projection, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver
@@ -26,12 +26,12 @@ def one_set_of_bits(
 ) -> None:
     """Rows give the same alone as with others."""
     rows = next(iter(weights.values())).rows
-    records: list[Record] = [Product("x", Branch(weight), name, False) for name, weight in weights.items()]
+    ops: list[Op] = [Linear("x", Projection(weight), name, False) for name, weight in weights.items()]
     widths = {"x": columns} | dict.fromkeys(weights, rows)
     x = np.random.default_rng(1).standard_normal((max(counts), columns)).astype(np.float32)
     found: list[dict[str, Any]] = []
     for count in counts:
-        run = compared(driver, records, widths, constants, {"x": x[:count]}, count)
+        run = compared(driver, ops, widths, constants, {"x": x[:count]}, count)
         for name, (ours, theirs) in run.items():
             assert relative_error(ours, theirs) < ROUNDED, (name, count)
         found.append(run)
@@ -57,7 +57,9 @@ def test_blocks_share_many_outputs(driver: HostDriver, monkeypatch: pytest.Monke
     assert rows * blocks > 1 << 32
     weight = constants.block_weight(rng, rows, 32)
     x = rng.standard_normal((1, 32)).astype(np.float32)
-    run = compared(driver, [Product("x", Branch(weight), "out", False)], {"x": 32, "out": rows}, constants, {"x": x}, 1)
+    run = compared(
+        driver, [Linear("x", Projection(weight), "out", False)], {"x": 32, "out": rows}, constants, {"x": x}, 1
+    )
     ours, theirs = run["out"]
     assert relative_error(ours, theirs) < ROUNDED
 
@@ -75,29 +77,29 @@ def test_the_same_of_other_forms(driver: HostDriver) -> None:
 
 def layer(
     constants: MadeUpConstants, inner: int, bits: int, activation: str = "silu"
-) -> tuple[list[Record], dict[str, int]]:
+) -> tuple[list[Op], dict[str, int]]:
     """A norm, a gated pair and what reads it."""
     rng, hidden = np.random.default_rng(0), 96
     constants.arrays["norm"] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
     weights = [constants.block_weight(rng, inner, hidden, bits=bits) for _ in range(2)]
     down = constants.block_weight(rng, 24, inner, bits=bits)
-    records: list[Record] = [
+    ops: list[Op] = [
         Norm("x", "norm", 1e-5, "normed", skip="skip", total="total"),
-        Product("normed", Branch(weights[0]), "gate", False), Product("normed", Branch(weights[1]), "up", False),
+        Linear("normed", Projection(weights[0]), "gate", False), Linear("normed", Projection(weights[1]), "up", False),
         Gate(gate="gate", up="up", activation=activation, out="gated"),
-        Product("gated", Branch(down), "down", False),
+        Linear("gated", Projection(down), "down", False),
     ]  # fmt: skip
     widths = {"x": hidden, "skip": hidden, "normed": hidden, "total": hidden}
-    return records, widths | {"gate": inner, "up": inner, "gated": inner, "down": 24}
+    return ops, widths | {"gate": inner, "up": inner, "gated": inner, "down": 24}
 
 
 @pytest.mark.parametrize(("inner", "bits", "tokens"), [(1024, 4, 1), (1024, 4, 12), (1024, 8, 2), (200, 4, 40)])
 def test_a_gate_between_products(driver: HostDriver, inner: int, bits: int, tokens: int) -> None:
     """One kernel makes the pair; where rows are whole, nobody arranges what the norm and the gate have made."""
     constants, rng = MadeUpConstants(), np.random.default_rng(tokens)
-    records, widths = layer(constants, inner, bits)
+    ops, widths = layer(constants, inner, bits)
     given = {name: rng.standard_normal((tokens, 96)).astype(np.float32) for name in ("x", "skip")}
-    what, step = program(records, widths, constants, ["total", "down"]), step_of([1] * tokens, [1] * tokens)
+    what, step = program(ops, widths, constants, ["total", "down"]), step_of([1] * tokens, [1] * tokens)
     ours, theirs = (
         executor.compile(what).run(step, given) for executor in (CudaExecutor(driver, 1), ReferenceExecutor(1))
     )
@@ -113,9 +115,9 @@ def test_a_gate_between_products(driver: HostDriver, inner: int, bits: int, toke
 def test_a_gate_that_others_read(driver: HostDriver) -> None:
     """What stands between the products is wanted: they stay two."""
     constants, rng = MadeUpConstants(), np.random.default_rng(0)
-    records, widths = layer(constants, 64, 4, "gelu_tanh")
+    ops, widths = layer(constants, 64, 4, "gelu_tanh")
     given = {name: rng.standard_normal((3, 96)).astype(np.float32) for name in ("x", "skip")}
-    for name, (ours, theirs) in compared(driver, records, widths, constants, given, 3).items():
+    for name, (ours, theirs) in compared(driver, ops, widths, constants, given, 3).items():
         assert relative_error(ours, theirs) < ROUNDED, name
     assert not any("gated" in name for name in driver.launched)
 
@@ -123,9 +125,9 @@ def test_a_gate_that_others_read(driver: HostDriver) -> None:
 def test_prompts_and_decoded_rows_side_by_side(driver: HostDriver) -> None:
     """Rows with prefill numerics go their own way, and leave the others as they are."""
     constants, rng = MadeUpConstants(), np.random.default_rng(0)
-    records, widths = layer(constants, 1024, 4)
+    ops, widths = layer(constants, 1024, 4)
     given = {name: rng.standard_normal((42, 96)).astype(np.float32) for name in ("x", "skip")}
-    what = program(records, widths, constants, ["down"])
+    what = program(ops, widths, constants, ["down"])
     alone = (
         CudaExecutor(driver, 1).compile(what).run(step_of([1] * 2, [1] * 2), {name: x[:2] for name, x in given.items()})
     )
@@ -146,15 +148,15 @@ def test_pairs_of_all_forms(driver: HostDriver) -> None:
         name: [form_weight(constants, rng, name, 64, 96) for _ in range(2)] for name in ("Q4_K", "Q6_K", "NF4")
     }
     pairs["wide"] = [constants.block_weight(rng, 64, 96, bits=8, **points) for _ in range(2)]
-    records: list[Record] = []
+    ops: list[Op] = []
     widths = {"x": 96}
     for name, (gate, up) in pairs.items():
         sides = f"{name} gate", f"{name} up"
-        records += [Product("x", Branch(gate), sides[0], False), Product("x", Branch(up), sides[1], False)]
-        records.append(Gate(gate=sides[0], up=sides[1], activation="silu", out=name))
+        ops += [Linear("x", Projection(gate), sides[0], False), Linear("x", Projection(up), sides[1], False)]
+        ops.append(Gate(gate=sides[0], up=sides[1], activation="silu", out=name))
         widths |= dict.fromkeys((*sides, name), 64)
     given = {"x": rng.standard_normal((12, 96)).astype(np.float32)}
-    what, step = program(records, widths, constants, list(pairs)), step_of([1] * 12, [1] * 12)
+    what, step = program(ops, widths, constants, list(pairs)), step_of([1] * 12, [1] * 12)
     ours, theirs = (
         executor.compile(what).run(step, given) for executor in (CudaExecutor(driver, 1), ReferenceExecutor(1))
     )

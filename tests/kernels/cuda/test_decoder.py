@@ -11,14 +11,14 @@ import pytest
 
 import genai
 from genai.engine.decoder import compute
-from genai.engine.scheduler import Run, plan_step
+from genai.engine.scheduler import Pending, plan_step
 from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from genai.kernels.cuda import executor
 from genai.kernels.cuda.attention import check_attention
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
-from genai.kernels.ir import Attention, Product, weights_of
+from genai.kernels.ir import Attention, Linear, weights_of
 from genai.models import info, loading
 from genai.models.folders import bundled_adapter
 
@@ -62,7 +62,7 @@ def test_a_decoder_reads_prompts_in_steps_of_its_gpu_s_size(load: Load, driver: 
     driver.multiprocessors = 72
     with load() as model:
         assert model.decoder.token_budget == 1024 and model.decoder.most_tokens == 8192
-        (run,) = plan_step([Run(5000, True)], model.decoder.token_budget)
+        (run,) = plan_step([Pending(5000, True)], model.decoder.token_budget)
         assert run.num_tokens == 1024
 
 
@@ -118,11 +118,11 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
         sequence = decoder.open()
         sequence.append([1, 2, 3])
         decoder.step([sequence], plan_step([sequence.pending()], 512))
-        kinds = [type(record).__name__ for record in decoder.program.records]
+        kinds = [type(op).__name__ for op in decoder.program.ops]
         products = sum("gemv" in name for name in driver.launched)
-        assert products == kinds.count("Product") == sum(isinstance(r, Product) for r in decoder.program.records)
+        assert products == kinds.count("Linear") == sum(isinstance(r, Linear) for r in decoder.program.ops)
         for kind, kernel in (("Norm", "norm_"), ("Attention", "attend_split"),
-                             ("Attention", "store_heads"), ("Gate", "apply_"), ("Lookup", "lookup_blocks"),
+                             ("Attention", "store_heads"), ("Gate", "apply_"), ("Embedding", "lookup_blocks"),
                              ("LogitsRows", "lookup_dense")):  # fmt: skip
             assert sum(kernel in name for name in driver.launched) == kinds.count(kind), kernel
 
@@ -142,8 +142,8 @@ def test_tokens_over_small_caches_are_the_reference_s(load: Load, bundled_folder
 
 
 def test_what_it_cannot_do_is_refused_by_name(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(record: Attention, layer: object) -> None:
-        check_attention(replace(record, head_size=260), layer)  # type: ignore[arg-type]
+    def refused(op: Attention, layer: object) -> None:
+        check_attention(replace(op, head_size=260), layer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(executor, "check_attention", refused)
     with pytest.raises(UnsupportedModelError) as raised:
@@ -218,7 +218,7 @@ def matrices_of(model: genai.Model) -> list[DeviceMatrix]:
     """The weights in device memory."""
     executor, program = model.decoder.executor, model.decoder.program
     assert isinstance(executor, CudaExecutor)
-    weights = {weight for record in program.records for weight in weights_of(record)}
+    weights = {weight for op in program.ops for weight in weights_of(op)}
     return [executor._weights.matrix(weight, program.constants) for weight in weights]
 
 

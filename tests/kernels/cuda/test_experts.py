@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.moe import route_kernels
-from genai.kernels.device import UnsupportedRecord
-from genai.kernels.ir import BlockWeight, Branch, Delta, DenseWeight, Experts
+from genai.kernels.device import UnsupportedOp
+from genai.kernels.ir import BlockWeight, DenseWeight, LoraDelta, MoE, Projection
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.weights import routing_weights
 
@@ -30,8 +30,8 @@ class Layers:
     """The two layers of a mixture, and what its experts are."""
 
     constants: MadeUpConstants
-    first: Branch
-    second: Branch
+    first: Projection
+    second: Projection
 
 
 def layers(
@@ -41,7 +41,7 @@ def layers(
     """Random ones; of floats if `dtype`, otherwise of codes of a form that `block_weight` takes."""
     constants = MadeUpConstants()
 
-    def branch(name: str, rows: int, columns: int) -> Branch:
+    def branch(name: str, rows: int, columns: int) -> Projection:
         weight: BlockWeight | DenseWeight
         if dtype:
             constants.arrays[name] = (rng.standard_normal((experts, rows, columns)) / columns**0.5).astype(dtype)
@@ -51,22 +51,22 @@ def layers(
             weight = replace(whole, rows=rows, experts=experts, interleaved=gated)
         if bias:
             constants.arrays[f"{name} bias"] = rng.standard_normal((experts, rows)).astype(np.float32)
-        return Branch(weight, f"{name} bias" if bias else "")
+        return Projection(weight, f"{name} bias" if bias else "")
 
     return Layers(constants, branch("first", width * (1 + gated), hidden), branch("second", hidden, width))
 
 
-def record_of(of: Layers, per_token: int = 2, *, exact: bool, normalized: bool = True, **options: Any) -> Experts:
+def moe_op(of: Layers, per_token: int = 2, *, exact: bool, normalized: bool = True, **options: Any) -> MoE:
     options = {"activation": "swiglu", **options}
-    return Experts("x", "scores", "out", per_token, normalized, of.first, of.second, exact=exact, **options)
+    return MoE("x", "scores", "out", per_token, normalized, of.first, of.second, exact=exact, **options)
 
 
 def both(
-    driver: HostDriver, of: Layers, record: Experts, x: NDArray[Any], scores: NDArray[Any], prefill: int = 0
+    driver: HostDriver, of: Layers, op: MoE, x: NDArray[Any], scores: NDArray[Any], prefill: int = 0
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """The mixture by both executors; the last `prefill` tokens have prefill numerics."""
     widths = {"x": x.shape[1], "scores": scores.shape[1], "out": x.shape[1]}
-    whole = program([record], widths, of.constants, ["out"])
+    whole = program([op], widths, of.constants, ["out"])
     lengths = [count for count in (len(x) - prefill, prefill) if count]
     step, given = step_of(lengths, lengths, prefill=int(prefill > 0)), {"x": x, "scores": scores}
     ours = CudaExecutor(driver, 1).compile(whole).run(step, given)["out"]
@@ -94,7 +94,7 @@ def test_codes(driver: HostDriver, form: dict[str, Any], tokens: int, order: int
     of = layers(rng, **form)
     x, scores = normal(rng, tokens, HIDDEN), normal(rng, tokens, EXPERTS)
     for exact in (True, False):
-        ours, theirs = both(driver, of, record_of(of, exact=exact), x, scores)
+        ours, theirs = both(driver, of, moe_op(of, exact=exact), x, scores)
         assert relative_error(ours, theirs) < (2e-6 if exact else 2e-2)
 
 
@@ -105,7 +105,7 @@ def test_floats(driver: HostDriver, dtype: str, tokens: int) -> None:
     rng = np.random.default_rng(0)
     of = layers(rng, hidden=51, width=37, bias=True, dtype=dtype)
     x, scores = normal(rng, tokens, 51), normal(rng, tokens, EXPERTS)
-    ours, theirs = both(driver, of, record_of(of, 3, exact=True, normalized=False), x, scores)
+    ours, theirs = both(driver, of, moe_op(of, 3, exact=True, normalized=False), x, scores)
     assert relative_error(ours, theirs) < 2e-6
 
 
@@ -114,7 +114,7 @@ def test_activations_without_gates(driver: HostDriver, activation: str) -> None:
     rng = np.random.default_rng(0)
     of = layers(rng, width=37, gated=False, bias=True)
     x, scores = normal(rng, 5, HIDDEN), normal(rng, 5, EXPERTS)
-    ours, theirs = both(driver, of, record_of(of, exact=True, activation=activation), x, scores)
+    ours, theirs = both(driver, of, moe_op(of, exact=True, activation=activation), x, scores)
     assert relative_error(ours, theirs) < 2e-6
 
 
@@ -123,7 +123,7 @@ def test_parameters_of_swiglu(driver: HostDriver, parameters: tuple[float, float
     rng = np.random.default_rng(0)
     of = layers(rng, bias=True)
     x, scores = 4 * normal(rng, 9, HIDDEN), normal(rng, 9, EXPERTS)
-    ours, theirs = both(driver, of, record_of(of, exact=True, parameters=parameters), x, scores)
+    ours, theirs = both(driver, of, moe_op(of, exact=True, parameters=parameters), x, scores)
     assert relative_error(ours, theirs) < 2e-6
 
 
@@ -132,7 +132,7 @@ def test_any_number_of_experts(driver: HostDriver, experts: int, per_token: int,
     rng = np.random.default_rng(0)
     of = layers(rng, experts=experts, hidden=32, width=32)
     x, scores = normal(rng, 9, 32), normal(rng, 9, experts)
-    ours, theirs = both(driver, of, record_of(of, per_token, exact=True, normalized=normalized), x, scores)
+    ours, theirs = both(driver, of, moe_op(of, per_token, exact=True, normalized=normalized), x, scores)
     assert relative_error(ours, theirs) < 2e-6
 
 
@@ -145,10 +145,10 @@ def test_many_rows(driver: HostDriver, form: dict[str, Any], order: int) -> None
     of = layers(rng, hidden=100, width=70, experts=3, **form)
     x, scores = normal(rng, 93, 100), normal(rng, 93, 3)
     scores[:, 1] += 2  # more than a tile goes there
-    record = record_of(of, exact=False)
-    together, theirs = both(driver, of, record, x, scores, prefill=88)
+    op = moe_op(of, exact=False)
+    together, theirs = both(driver, of, op, x, scores, prefill=88)
     assert relative_error(together, theirs) < 2e-2 and relative_error(together[5:], theirs[5:]) < 1e-2
-    alone, _ = both(driver, of, record, x[80:], scores[80:], prefill=13)
+    alone, _ = both(driver, of, op, x[80:], scores[80:], prefill=13)
     np.testing.assert_array_equal(alone, together[80:])
 
 
@@ -157,19 +157,19 @@ def test_a_token_does_not_depend_on_its_company(driver: HostDriver, exact: bool)
     """Hard tokens among them; some experts get all tokens, some none; what no number comes of is none for all."""
     rng = np.random.default_rng(0)
     of = layers(rng, bias=True, block_size=32)
-    record = record_of(of, exact=exact)
+    op = moe_op(of, exact=exact)
     x, scores = normal(rng, 27, HIDDEN), normal(rng, 27, EXPERTS)
     scores[:, 3] += 5
     scores[:, 4] = -9
     x[2], x[4] = 0, x[4] * np.float32(1e15)
     x[5, 7], x[6, 9] = np.nan, np.inf
     scores[8, 2], scores[9, 0], scores[10], scores[11] = np.nan, np.inf, -np.inf, np.nan
-    together, theirs = both(driver, of, record, x, scores)
+    together, theirs = both(driver, of, op, x, scores)
     numbers = np.delete(np.arange(27), [5, 6, 9, 10, 11])
     assert np.isfinite(together[numbers]).all() and not np.isfinite(theirs[[5, 6, 9, 10, 11]]).any()
     assert np.isnan(together[[9, 10, 11]]).all()
     for first, count in ((0, 1), (3, 2), (8, 4), (9, 7), (1, 20)):
-        part, _ = both(driver, of, record, x[first : first + count], scores[first : first + count])
+        part, _ = both(driver, of, op, x[first : first + count], scores[first : first + count])
         np.testing.assert_array_equal(part, together[first : first + count])
 
 
@@ -179,7 +179,7 @@ def test_experts_that_no_token_is_sent_to_take_no_part(driver: HostDriver) -> No
     of.constants.arrays["first"][[0, 3, 4, 5]] = np.nan
     scores = np.full((7, EXPERTS), -1e30, np.float32)
     scores[:, 1:3] = 0
-    ours, theirs = both(driver, of, record_of(of, exact=True), normal(rng, 7, HIDDEN), scores)
+    ours, theirs = both(driver, of, moe_op(of, exact=True), normal(rng, 7, HIDDEN), scores)
     assert relative_error(ours, theirs) < 2e-6
 
 
@@ -274,7 +274,7 @@ def test_many_pairs_are_arranged_in_parts(driver: HostDriver, monkeypatch: pytes
     rng = np.random.default_rng(0)
     of = layers(rng)
     x, scores = normal(rng, 21, HIDDEN), normal(rng, 21, EXPERTS)
-    ours, theirs = both(driver, of, record_of(of, exact=True), x, scores)
+    ours, theirs = both(driver, of, moe_op(of, exact=True), x, scores)
     assert relative_error(ours, theirs) < 2e-6
     assert sum("arrange_floats" in name for name in driver.launched) == 1 + 6
 
@@ -283,20 +283,20 @@ def test_what_there_is_no_kernel_for_is_refused_by_name(driver: HostDriver) -> N
     rng = np.random.default_rng(0)
     few, many = layers(rng), layers(rng, experts=1025, hidden=32, width=32)
     wrong = [
-        (many, record_of(many, exact=True), "1025 experts: at most 1024"),
-        (few, record_of(few, exact=True, activation="sin"), "the function sin"),
-        (few, replace(record_of(few, exact=True), first=replace(few.first, delta=Delta("hidden", 0))), "adapters"),
+        (many, moe_op(many, exact=True), "1025 experts: at most 1024"),
+        (few, moe_op(few, exact=True, activation="sin"), "the function sin"),
+        (few, replace(moe_op(few, exact=True), first=replace(few.first, delta=LoraDelta("hidden", 0))), "adapters"),
     ]
-    for of, record, text in wrong:
+    for of, op, text in wrong:
         widths = {"x": HIDDEN, "scores": EXPERTS, "out": HIDDEN, "hidden": 1}
-        with pytest.raises(UnsupportedRecord, match=text):
-            CudaExecutor(driver, 1).compile(program([record], widths, of.constants, ["out"]))
+        with pytest.raises(UnsupportedOp, match=text):
+            CudaExecutor(driver, 1).compile(program([op], widths, of.constants, ["out"]))
 
 
 def test_its_arithmetic_has_a_name(driver: HostDriver) -> None:
     of, executor = layers(np.random.default_rng(0)), CudaExecutor(driver, 1)
     named = [
-        executor.arithmetic(record_of(of, exact=exact), of.constants, prefill=prefill)
+        executor.arithmetic(moe_op(of, exact=exact), of.constants, prefill=prefill)
         for exact in (False, True)
         for prefill in (False, True)
     ]

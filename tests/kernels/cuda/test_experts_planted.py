@@ -10,7 +10,7 @@ import pytest
 
 from .host_driver import HostDriver, LaunchError
 from .programs import relative_error
-from .test_experts import both, layers, normal, record_of, route
+from .test_experts import both, layers, moe_op, normal, route
 from .test_host_shim import PlantingDriver
 
 
@@ -31,7 +31,7 @@ def mixed(driver: HostDriver) -> float:
     rng = np.random.default_rng(0)
     of = layers(rng, hidden=200, width=160, experts=3)
     x, scores = normal(rng, 80, 200), normal(rng, 80, 3)
-    error = relative_error(*both(driver, of, record_of(of, exact=False), x, scores, prefill=60))
+    error = relative_error(*both(driver, of, moe_op(of, exact=False), x, scores, prefill=60))
     return 0.0 if error < 2e-2 else 1.0
 
 

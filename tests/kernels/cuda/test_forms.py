@@ -10,18 +10,18 @@ import pytest
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weight_formats import of_form
 from genai.kernels.cuda.weights import DeviceWeights, check_weight
-from genai.kernels.device import UnsupportedRecord
+from genai.kernels.device import UnsupportedOp
 from genai.kernels.ir import (
     BlockWeight,
-    Branch,
     DenseWeight,
+    Embedding,
     FormWeight,
-    GatedProduct,
+    GatedLinear,
     Ids,
-    Lookup,
-    Product,
-    Record,
-    Reordered,
+    Linear,
+    Op,
+    Projection,
+    SelectColumns,
     Weight,
 )
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -114,12 +114,12 @@ def block_weights(constants: MadeUpConstants, rng: np.random.Generator, rows: in
 
 
 def compared(
-    driver: HostDriver, records: list[Record], widths: dict[str, int], constants: MadeUpConstants,
+    driver: HostDriver, ops: list[Op], widths: dict[str, int], constants: MadeUpConstants,
     given: dict[str, Any], tokens: int, prefill: int = 0,
 ) -> dict[str, tuple[Any, Any]]:  # fmt: skip
     """Every output of both devices."""
-    outputs = [name for record in records for name in record.outputs]
-    what = program(records, widths, constants, outputs)
+    outputs = [name for op in ops for name in op.outputs]
+    what = program(ops, widths, constants, outputs)
     new = [1] * (tokens - prefill) + [prefill] * (prefill > 0)
     step = step_of(new, new, prefill=int(prefill > 0))
     found, wanted = (
@@ -129,14 +129,14 @@ def compared(
     return {name: tuple(np.array(one[name]).reshape(-1, widths[name]) for one in (found, wanted)) for name in outputs}  # type: ignore[misc]
 
 
-def products_of(weights: dict[str, Weight], columns: int) -> tuple[list[Record], dict[str, int]]:
-    records: list[Record] = [
-        Product("x", Branch(weight), f"{'exact' if exact else 'bytes'} {name}", exact)
+def products_of(weights: dict[str, Weight], columns: int) -> tuple[list[Op], dict[str, int]]:
+    ops: list[Op] = [
+        Linear("x", Projection(weight), f"{'exact' if exact else 'bytes'} {name}", exact)
         for name, weight in weights.items()
         for exact in (True, False)
     ]
     rows = next(iter(weights.values())).rows
-    return records, {"x": columns} | {record.outputs[0]: rows for record in records}
+    return ops, {"x": columns} | {op.outputs[0]: rows for op in ops}
 
 
 SHAPES = ((1, 0, 18, 1088), (2, 1, 5, 1083), (4, 2, 17, 77), (9, 3, 6, 200))
@@ -151,9 +151,9 @@ def test_few_rows(driver: HostDriver, tokens: int, order: int, rows: int, column
         weights: dict[str, Weight] = {name: form_weight(constants, rng, name, rows, columns) for name in FORMS}
     else:
         weights = block_weights(constants, rng, rows, columns)
-    records, widths = products_of(weights, columns)
+    ops, widths = products_of(weights, columns)
     given = {"x": rng.standard_normal((tokens, columns)).astype(np.float32)}
-    for name, (ours, theirs) in compared(driver, records, widths, constants, given, tokens).items():
+    for name, (ours, theirs) in compared(driver, ops, widths, constants, given, tokens).items():
         assert relative_error(ours, theirs) < (EXACT if name.startswith("exact") else ROUNDED), name
 
 
@@ -168,10 +168,10 @@ def test_many_rows(driver: HostDriver, which: str, gemm: str, monkeypatch: pytes
         weights: dict[str, Weight] = {name: form_weight(constants, rng, name, rows, columns) for name in FORMS}
     else:
         weights = block_weights(constants, rng, rows, columns)
-    records, widths = products_of(weights, columns)
-    records = [record for record in records if not getattr(record, "exact", True)]
+    ops, widths = products_of(weights, columns)
+    ops = [op for op in ops if not getattr(op, "exact", True)]
     given = {"x": rng.standard_normal((72, columns)).astype(np.float32)}
-    for name, (ours, theirs) in compared(driver, records, widths, constants, given, 72, prefill=70).items():
+    for name, (ours, theirs) in compared(driver, ops, widths, constants, given, 72, prefill=70).items():
         assert relative_error(ours[2:], theirs[2:]) < BFLOATS, name
         assert relative_error(ours[:2], theirs[:2]) < ROUNDED, name
 
@@ -182,14 +182,14 @@ def test_blocks_of_all_sizes_give_the_same_bits(
 ) -> None:
     """Whoever else is there, and wherever a row stands."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
-    records, widths = products_of({"4 bits": constants.block_weight(rng, 140, 600)}, 600)
+    ops, widths = products_of({"4 bits": constants.block_weight(rng, 140, 600)}, 600)
     x, found = rng.standard_normal((290, 600)).astype(np.float32), []
     for gemm in gemms:
         for first, end in ((0, 290), (0, 40), (33, 140)):
             with monkeypatch.context() as patch:
                 choose_gemm(driver, gemm, patch)
                 part = {"x": x[first:end]}
-                run = compared(driver, records[1:], widths, constants, part, end - first, end - first)
+                run = compared(driver, ops[1:], widths, constants, part, end - first, end - first)
             found.append((first, end, run["bytes 4 bits"][0]))
     assert all(np.array_equal(one, found[0][2][first:end]) for first, end, one in found)
     assert len({name for name in driver.launched if "gemm" in name}) == len(gemms)
@@ -199,20 +199,20 @@ def test_blocks_of_all_sizes_give_the_same_bits(
 def test_wider_floats(driver: HostDriver, scales: str) -> None:
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     names = ("2 bits by 32", "zero points", "Q4_K", "NF4")
-    records, widths = products_of({name: form_weight(constants, rng, name, 7, 300, scales) for name in names}, 300)
+    ops, widths = products_of({name: form_weight(constants, rng, name, 7, 300, scales) for name in names}, 300)
     given = {"x": rng.standard_normal((2, 300)).astype(np.float32)}
-    for name, (ours, theirs) in compared(driver, records, widths, constants, given, 2).items():
+    for name, (ours, theirs) in compared(driver, ops, widths, constants, given, 2).items():
         assert relative_error(ours, theirs) < (EXACT if name.startswith("exact") else ROUNDED), name
 
 
 def test_bits_of_a_row_do_not_depend_on_company(driver: HostDriver) -> None:
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     names = ("Q2_K", "Q5_K", "Q6_K", "NF4", "NVFP4", "zero points")
-    records, widths = products_of({name: form_weight(constants, rng, name, 11, 1070) for name in names}, 1070)
+    ops, widths = products_of({name: form_weight(constants, rng, name, 11, 1070) for name in names}, 1070)
     x = rng.standard_normal((11, 1070)).astype(np.float32)
-    together = compared(driver, records, widths, constants, {"x": x}, 11)
+    together = compared(driver, ops, widths, constants, {"x": x}, 11)
     for first, count in ((0, 1), (3, 2), (4, 4), (2, 9)):
-        part = compared(driver, records, widths, constants, {"x": x[first : first + count]}, count)
+        part = compared(driver, ops, widths, constants, {"x": x[first : first + count]}, count)
         for name, (ours, _) in part.items():
             assert np.array_equal(ours, together[name][0][first : first + count]), name
 
@@ -222,8 +222,8 @@ def test_lookups(driver: HostDriver, columns: int) -> None:
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     tables: dict[str, Weight] = {name: form_weight(constants, rng, name, 16, columns) for name in FORMS}
     tables |= block_weights(constants, rng, 16, columns)
-    records: list[Record] = [Lookup(table, Ids.TOKENS, name) for name, table in tables.items()]
-    found = compared(driver, records, dict.fromkeys(tables, columns), constants, {}, 5)
+    ops: list[Op] = [Embedding(table, Ids.TOKENS, name) for name, table in tables.items()]
+    found = compared(driver, ops, dict.fromkeys(tables, columns), constants, {}, 5)
     for name, (ours, theirs) in found.items():
         assert np.allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max()), name
 
@@ -235,11 +235,11 @@ def test_what_is_no_number_stays_none(driver: HostDriver) -> None:
         "4 bits": constants.block_weight(rng, 5, 100),
         "NF4": form_weight(constants, rng, "NF4", 5, 100),
     }
-    records, widths = products_of(weights, 100)
+    ops, widths = products_of(weights, 100)
     x = rng.standard_normal((3, 100)).astype(np.float32)
     x[0, 70], x[2, 3] = np.nan, np.inf
     with np.errstate(invalid="ignore"):
-        for name, (ours, _) in compared(driver, records, widths, constants, {"x": x}, 3).items():
+        for name, (ours, _) in compared(driver, ops, widths, constants, {"x": x}, 3).items():
             assert not np.isfinite(ours[[0, 2]]).any() and np.isfinite(ours[1]).all(), name
 
 
@@ -252,9 +252,9 @@ def test_nibbles_with_the_first_one_high(driver: HostDriver) -> None:
     }
     values = tuple(GRIDS["nf4"].tolist())
     weight = FormWeight("codes", "", "scales", "", "", "", 9, 128, WeightFormat(4, 64, 64), values, high_first=True)
-    records, widths = products_of({"bnb4": weight}, 128)
+    ops, widths = products_of({"bnb4": weight}, 128)
     given = {"x": rng.standard_normal((3, 128)).astype(np.float32)}
-    found = compared(driver, records, widths, constants, given, 3)
+    found = compared(driver, ops, widths, constants, given, 3)
     assert relative_error(*found["exact bnb4"]) < EXACT and relative_error(*found["bytes bnb4"]) < 2e-2
 
 
@@ -267,13 +267,13 @@ def test_floats(driver: HostDriver, dtype: str, transposed: bool, gemm: str, mon
     stored = rng.standard_normal((70, 1101) if transposed else (1101, 70)) / 33
     constants.arrays["floats"] = stored.astype(dtype if dtype != "bfloat16" else _bfloat16())
     weight = DenseWeight("floats", 70, 1101, transposed)
-    records: list[Record] = [Product("x", Branch(weight), f"{exact}", exact) for exact in (True, False)]
-    records.append(GatedProduct("x", Branch(weight), Branch(weight), "silu", "gated", True))
-    records.append(Lookup(weight, Ids.TOKENS, "rows"))
+    ops: list[Op] = [Linear("x", Projection(weight), f"{exact}", exact) for exact in (True, False)]
+    ops.append(GatedLinear("x", Projection(weight), Projection(weight), "silu", "gated", True))
+    ops.append(Embedding(weight, Ids.TOKENS, "rows"))
     widths = {"x": 1101, "True": 70, "False": 70, "gated": 70, "rows": 1101}
     for tokens, prefill in ((1, 0), (2, 0), (3, 0), (7, 0), (9, 0), (70, 68)):
         given = {"x": rng.standard_normal((tokens, 1101)).astype(np.float32)}
-        found = compared(driver, records, widths, constants, given, tokens, prefill)
+        found = compared(driver, ops, widths, constants, given, tokens, prefill)
         assert relative_error(*found["True"]) < EXACT and relative_error(*found["gated"]) < 2 * EXACT
         assert np.array_equal(*found["rows"])
         few = tokens - prefill
@@ -292,9 +292,9 @@ def test_columns_in_another_order(driver: HostDriver) -> None:
     rng = np.random.default_rng(0)
     constants = MadeUpConstants({"order": rng.permutation(1500).astype(np.int64)[:1100]})
     weight = constants.block_weight(rng, 5, 1100)
-    records: list[Record] = [Reordered("x", "order", "y"), Product("y", Branch(weight), "out", True)]
+    ops: list[Op] = [SelectColumns("x", "order", "y"), Linear("y", Projection(weight), "out", True)]
     given = {"x": rng.standard_normal((4, 1500)).astype(np.float32)}
-    found = compared(driver, records, {"x": 1500, "y": 1100, "out": 5}, constants, given, 4)
+    found = compared(driver, ops, {"x": 1500, "y": 1100, "out": 5}, constants, given, 4)
     assert np.array_equal(*found["y"]) and relative_error(*found["out"]) < EXACT
 
 
@@ -353,16 +353,16 @@ def test_weights_of_experts_are_one_matrix(driver: HostDriver) -> None:
 def test_what_no_kernel_reads_is_refused_by_name(driver: HostDriver) -> None:
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     weight = constants.block_weight(rng, 3, 40, bits=4, block_size=8)
-    with pytest.raises(UnsupportedRecord, match="4 bits in blocks of 8"):
+    with pytest.raises(UnsupportedOp, match="4 bits in blocks of 8"):
         CudaExecutor(driver, 1).compile(
-            program([Product("x", Branch(weight), "y", True)], {"x": 40, "y": 3}, constants, ["y"])
+            program([Linear("x", Projection(weight), "y", True)], {"x": 40, "y": 3}, constants, ["y"])
         )
     FORMS["odd"] = (uniform_format(5, 32), np.arange(32, dtype=np.float32) ** 2)
     try:
         odd = form_weight(constants, rng, "odd", 3, 64)
     finally:
         del FORMS["odd"]
-    with pytest.raises(UnsupportedRecord, match="a grid of 32 numbers"):
+    with pytest.raises(UnsupportedOp, match="a grid of 32 numbers"):
         CudaExecutor(driver, 1).compile(
-            program([Product("x", Branch(odd), "y", True)], {"x": 64, "y": 3}, constants, ["y"])
+            program([Linear("x", Projection(odd), "y", True)], {"x": 64, "y": 3}, constants, ["y"])
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.ir import HostNode, Ids, RowProgram, Unary
+from genai.kernels.ir import HostNode, Ids, OpProgram, Unary
 
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, rows_of, step_of
@@ -22,7 +22,7 @@ def node(function: Any, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Ho
     return HostNode("Made", "made up", lambda given: function(*given), inputs, outputs, values)
 
 
-def whole() -> RowProgram:
+def whole() -> OpProgram:
     """Kernels, two nodes of which the second reads what the first one made, kernels again, and a node at the end."""
     parts = (
         Unary("neg", "x", "a"),
@@ -34,7 +34,7 @@ def whole() -> RowProgram:
     )
     types = dict.fromkeys(("x", "a", "c", "d", "e"), rows_of(5))
     ids = {"positions": (Ids.POSITIONS, np.dtype(np.float32)), "tokens": (Ids.TOKENS, np.dtype(np.int64))}
-    return RowProgram(parts, types, MadeUpConstants(), ("d", "e", "f", "next"), ids, ("x",))
+    return OpProgram(parts, types, MadeUpConstants(), ("d", "e", "f", "next"), ids, ("x",))
 
 
 @pytest.mark.parametrize("tokens", [(3,), (3, 40, 2)])

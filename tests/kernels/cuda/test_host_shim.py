@@ -11,7 +11,7 @@ import pytest
 
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.sources import CudaKernel
-from genai.kernels.ir import Branch, Product
+from genai.kernels.ir import Linear, Projection
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver, LaunchError
@@ -69,7 +69,7 @@ def multiplied(driver: HostDriver) -> float:
     """The relative error of a product of many rows."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     weight = constants.block_weight(rng, 64, 512)
-    whole = program([Product("x", Branch(weight), "out", False)], {"x": 512, "out": 64}, constants, ["out"])
+    whole = program([Linear("x", Projection(weight), "out", False)], {"x": 512, "out": 64}, constants, ["out"])
     x, step = rng.standard_normal((64, 512)).astype(np.float32), step_of([64], [64], prefill=1)
     ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
     driver.check()
@@ -86,7 +86,7 @@ def decoded(driver: HostDriver, rows: int = 12) -> float:
     """The relative error of a product of some rows as bytes."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     weight = constants.block_weight(rng, 36, 4200)
-    whole = program([Product("x", Branch(weight), "out", False)], {"x": 4200, "out": 36}, constants, ["out"])
+    whole = program([Linear("x", Projection(weight), "out", False)], {"x": 4200, "out": 36}, constants, ["out"])
     x, step = rng.standard_normal((rows, 4200)).astype(np.float32), step_of([1] * rows, [1] * rows)
     ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
     driver.check()

@@ -9,7 +9,7 @@ from genai.kernels.cuda.decode_lanes import CAPACITIES, Room, lanes
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weight_formats import BlockForm
 from genai.kernels.cuda.weights import DeviceMatrix
-from genai.kernels.ir import Branch, Gate, Norm, Product, Record
+from genai.kernels.ir import Gate, Linear, Norm, Op, Projection
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver
@@ -19,25 +19,25 @@ from .test_decode import ROUNDED, one_set_of_bits
 pytestmark = pytest.mark.gpu
 
 
-def behind_a_norm(hidden: int, *, gated: bool = True) -> tuple[MadeUpConstants, list[Record], dict[str, int]]:
+def behind_a_norm(hidden: int, *, gated: bool = True) -> tuple[MadeUpConstants, list[Op], dict[str, int]]:
     """A norm, and products that read it."""
     constants, rng = MadeUpConstants(), np.random.default_rng(hidden)
     constants.arrays["norm"] = rng.uniform(0.5, 1.5, hidden).astype(np.float32)
     single, gate, up = (constants.block_weight(rng, 37, hidden) for _ in range(3))
-    records: list[Record] = [Norm("x", "norm", 1e-5, "normed"), Product("normed", Branch(single), "y", False)]
+    ops: list[Op] = [Norm("x", "norm", 1e-5, "normed"), Linear("normed", Projection(single), "y", False)]
     widths = {"x": hidden, "normed": hidden, "y": 37}
     if gated:
-        records += [Product("normed", Branch(gate), "gate", False), Product("normed", Branch(up), "up", False)]
-        records.append(Gate(gate="gate", up="up", activation="silu", out="z"))
+        ops += [Linear("normed", Projection(gate), "gate", False), Linear("normed", Projection(up), "up", False)]
+        ops.append(Gate(gate="gate", up="up", activation="silu", out="z"))
         widths |= {"gate": 37, "up": 37, "z": 37}
-    return constants, records, widths
+    return constants, ops, widths
 
 
 @pytest.mark.parametrize("hidden", [96, 4160])
 def test_products_norm_few_rows_themselves(driver: HostDriver, hidden: int) -> None:
     """With the same bits as the kernel that norms more of them."""
-    constants, records, widths = behind_a_norm(hidden)
-    what = program(records, widths, constants, ["y", "z"])
+    constants, ops, widths = behind_a_norm(hidden)
+    what = program(ops, widths, constants, ["y", "z"])
     x = np.random.default_rng(1).standard_normal((9, hidden)).astype(np.float32)
     found = {}
     for count in (9, 3, 2, 1):
@@ -56,10 +56,10 @@ def test_products_norm_few_rows_themselves(driver: HostDriver, hidden: int) -> N
 
 def test_norms_that_others_need_as_well(driver: HostDriver) -> None:
     """Values that are wanted, columns that cannot be read four at a time, prompts beside decoded rows."""
-    constants, records, widths = behind_a_norm(96, gated=False)
+    constants, ops, widths = behind_a_norm(96, gated=False)
     odd_constants, odd, odd_widths = behind_a_norm(98, gated=False)
-    wanted = program(records, widths, constants, ["y", "normed"])
-    plain, other = program(records, widths, constants, ["y"]), program(odd, odd_widths, odd_constants, ["y"])
+    wanted = program(ops, widths, constants, ["y", "normed"])
+    plain, other = program(ops, widths, constants, ["y"]), program(odd, odd_widths, odd_constants, ["y"])
     prompt = step_of([1, 5], [1, 5], prefill=1)
     for what, step in ((wanted, step_of([1], [1])), (other, step_of([1], [1])), (plain, prompt)):
         rows, width = len(step.tokens), what.types["x"].width

@@ -15,7 +15,7 @@ import genai
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.lowering import apply_kernel
-from genai.kernels.ir import Branch, Norm, Product
+from genai.kernels.ir import Linear, Norm, Projection
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.models import loading
 
@@ -53,11 +53,11 @@ def normed(driver: HostDriver) -> float:
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     constants.arrays["norm"] = rng.uniform(0.5, 1.5, 96).astype(np.float32)
     first, second = constants.block_weight(rng, 96, 64), constants.block_weight(rng, 40, 96)
-    records = [
-        Product("x", Branch(first), "h", False), Norm("h", "norm", 1e-5, "n"),
-        Product("n", Branch(second), "out", False),
+    ops = [
+        Linear("x", Projection(first), "h", False), Norm("h", "norm", 1e-5, "n"),
+        Linear("n", Projection(second), "out", False),
     ]  # fmt: skip
-    whole = program(records, {"x": 64, "h": 96, "n": 96, "out": 40}, constants, ["out"])
+    whole = program(ops, {"x": 64, "h": 96, "n": 96, "out": 40}, constants, ["out"])
     x, step = rng.standard_normal((1, 64)).astype(np.float32), step_of([1], [1])
     ours = CudaExecutor(driver, 1).compile(whole).run(step, {"x": x})["out"]
     return relative_error(ours, ReferenceExecutor().compile(whole).run(step, {"x": x[None]})["out"])

@@ -11,7 +11,7 @@ from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.launches import bind
 from genai.kernels.cuda.lowering import apply_kernel
 from genai.kernels.cuda.sources import CudaKernel, source_of, structs, text_of
-from genai.kernels.cuda.warmup import every_kernel
+from genai.kernels.cuda.warmup import all_kernels
 
 from .host_driver import HostDriver
 
@@ -32,7 +32,7 @@ def test_a_struct_is_read_as_the_compiler_lays_it_out() -> None:
 
 
 def test_every_kernel_has_a_name_of_its_own_and_a_struct() -> None:
-    kernels = every_kernel()
+    kernels = all_kernels()
     assert len({kernel.name for kernel in kernels}) == len(kernels) > 100
     assert all(kernel.layout.itemsize % 8 == 0 for kernel in kernels)
 
@@ -44,7 +44,7 @@ def test_a_file_stands_in_a_module_once() -> None:
 
 
 def test_kernels_include_no_header_of_the_toolkit() -> None:
-    for file in {kernel.file for kernel in every_kernel()}:
+    for file in {kernel.file for kernel in all_kernels()}:
         assert "#include <" not in text_of(file)
 
 

@@ -10,7 +10,7 @@ import pytest
 from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
 from genai.kernels.cuda.attention import KINDS
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.device import Turn
+from genai.kernels.device import KeyRotation
 from genai.kernels.host_memory import HostMemory
 from genai.kernels.reference.attention import rotate
 from genai.kernels.reference.pages import read_pages
@@ -49,17 +49,19 @@ def copy_of(layer: PagedLayer) -> PagedLayer:
     return PagedLayer(layer.keys.copy(), layer.values.copy(), layer.packed)
 
 
-def a_turn(pairs: int, rng: np.random.Generator, *, interleaved: bool = False) -> Turn:
+def a_turn(pairs: int, rng: np.random.Generator, *, interleaved: bool = False) -> KeyRotation:
     angles = rng.uniform(-3, 3, pairs)
-    return Turn(np.cos(angles), np.sin(angles), interleaved)
+    return KeyRotation(np.cos(angles), np.sin(angles), interleaved)
 
 
-def turned(driver: Any, turns: list[tuple[PagedLayer, Turn]], blocks: list[int]) -> list[PagedLayer]:
+def turned(driver: Any, turns: list[tuple[PagedLayer, KeyRotation]], blocks: list[int]) -> list[PagedLayer]:
     """Copies of layers whose keys the device has turned."""
     uploaded = [
         PagedLayer(*(driver.upload(array) for array in (layer.keys, layer.values)), layer.packed) for layer, _ in turns
     ]
-    CudaExecutor(driver, 1).turn_keys(blocks, [(layer, turn) for layer, (_, turn) in zip(uploaded, turns, strict=True)])
+    CudaExecutor(driver, 1).rotate_keys(
+        blocks, [(layer, turn) for layer, (_, turn) in zip(uploaded, turns, strict=True)]
+    )
     back = [PagedLayer(driver.download(one.keys), driver.download(one.values), one.packed) for one in uploaded]
     for mine, (before, _) in zip(back, turns, strict=True):
         assert mine.values.tobytes() == before.values.tobytes()
@@ -68,14 +70,14 @@ def turned(driver: Any, turns: list[tuple[PagedLayer, Turn]], blocks: list[int])
     return back
 
 
-def check(driver: Any, mine: PagedLayer, before: PagedLayer, turn: Turn, blocks: list[int]) -> None:
+def check(driver: Any, mine: PagedLayer, before: PagedLayer, turn: KeyRotation, blocks: list[int]) -> None:
     """Against exact arithmetic, and against what the host does."""
     keys, exact = read_pages(before, np.array(blocks))[0], read_pages(mine, np.array(blocks))[0]
     wanted = rotate(keys.astype(np.float64), turn.cosine, turn.sine, turn.interleaved)
     assert np.abs(exact - wanted).max() <= NEAR[before.kind] * np.abs(wanted).max()
     assert np.abs(keys - wanted).max() > 0.1
     theirs = copy_of(before)
-    HostMemory().turn_keys(blocks, [(theirs, turn)])
+    HostMemory().rotate_keys(blocks, [(theirs, turn)])
     if before.packed is None and isinstance(driver, HostDriver):
         assert np.array_equal(mine.keys, theirs.keys)
     else:  # numbers on the edge between two
@@ -124,9 +126,9 @@ def test_without_blocks_kernels_are_made_ready_and_nothing_is_started(
     before, turn = made_layer("float16", 32, 1, rng), a_turn(16, rng)
     layer = PagedLayer(*(driver.upload(array) for array in (before.keys, before.values)))
     executor = CudaExecutor(driver, 1)
-    executor.turn_keys([], [(layer, turn)])
+    executor.rotate_keys([], [(layer, turn)])
     assert len(loaded) == 1 and not driver.launched
-    executor.turn_keys([1], [(layer, turn)])
+    executor.rotate_keys([1], [(layer, turn)])
     assert len(loaded) == 1 and len(driver.launched) == 1
 
 

@@ -249,4 +249,4 @@ def test_what_tiles_are_stored_in_begins_on_a_line(bits: int, block_size: int) -
     kind = IntegerBlocks(layout, "amx", dot_for("amx", layout.byte_bits))
     for records in (1, 3, 64):
         tiles, scratch = tile_memory(kind, records)
-        assert tiles.scratch % 64 == tiles.turned_bytes % 64 == 0 and scratch >= SCRATCH_BYTES
+        assert tiles.scratch % 64 == tiles.transposed_bytes % 64 == 0 and scratch >= SCRATCH_BYTES

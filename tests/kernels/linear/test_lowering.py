@@ -32,15 +32,15 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
     """Memory that another value gets is not written before the product has read it."""
     constants, arrays = Constants(), stored(64, 64)
     constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
-    branch = ir.Branch(ir.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
+    branch = ir.Projection(ir.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
     types = {name: ir.RowsType((1, -1, 64), 64) for name in "xyab"}
     lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, PackedWeights(Threads(1)))
     lowering.expect("xyab")
     for name in "xy":
         lowering.make(name)
-    for record in (ir.Product("x", branch, "a", exact=False), ir.Unary("neg", "y", "b")):
-        lower(record, lowering)
-        lowering.done(record.inputs, record.outputs)
+    for op in (ir.Linear("x", branch, "a", exact=False), ir.Unary("neg", "y", "b")):
+        lower(op, lowering)
+        lowering.done(op.inputs, op.outputs)
     program, places = lowering.finish(), lowering.places
     reading = next(i for i, call in enumerate(program.calls) if hasattr(call.arguments, "weights"))
     assert places["b"].address != places["x"].address or program.table[reading:-1, BARRIER].any()

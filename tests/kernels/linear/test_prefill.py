@@ -332,7 +332,7 @@ def test_products_of_a_program(
         constants[name], constants[f"{name} scales"] = arrays["weight"], arrays["scales"]
         weight = ir.BlockWeight(name, f"{name} scales", "", widths[name], 64, 4, 32)
         matrices[name] = weights.matrix(weight, constants)
-        record = ir.Product("x", ir.Branch(weight), name, exact=False)
+        record = ir.Linear("x", ir.Projection(weight), name, exact=False)
         lower(record, lowering)
         lowering.done(record.inputs, record.outputs)
     program = lowering.finish()

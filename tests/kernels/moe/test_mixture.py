@@ -13,7 +13,7 @@ import pytest
 from genai.kernels.cpu.linear.decode import SwigluArguments
 from genai.kernels.cpu.moe.mixture import ExpertLayer, Mixture
 from genai.kernels.cpu.moe.products import pack_dense_experts, pack_experts
-from genai.kernels.ir import Branch, DenseWeight, Experts
+from genai.kernels.ir import DenseWeight, MoE, Projection
 from genai.kernels.reference.weights import mixture as reference
 from tests.instructions import other_instructions
 
@@ -40,23 +40,23 @@ def definition(
 ) -> np.ndarray:
     """The mixture by the reference; block_size: of rounded activations, 0 = none are."""
     layers = {"first": first, "second": second}
-    branches = [
-        Branch(DenseWeight(name, layer.values.shape[1], layer.values.shape[2], True, len(layer.values)))
+    projections = [
+        Projection(DenseWeight(name, layer.values.shape[1], layer.values.shape[2], True, len(layer.values)))
         for name, layer in layers.items()
     ]
     swiglu = mixture.swiglu
     parameters = (swiglu.alpha, swiglu.beta, swiglu.limit) if mixture.activation == "swiglu" else ()
-    record = Experts(
-        "x", "scores", "out", mixture.per_token, mixture.normalized, *branches, mixture.activation, mixture.exact,
+    op = MoE(
+        "x", "scores", "out", mixture.per_token, mixture.normalized, *projections, mixture.activation, mixture.exact,
         parameters,
     )  # fmt: skip
 
-    def product(rows: np.ndarray, branch: Branch, expert: int) -> np.ndarray:
+    def product(rows: np.ndarray, branch: Projection, expert: int) -> np.ndarray:
         layer = layers[branch.weight.data]
         seen = np.stack([rounded(row, block_size) for row in rows]) if block_size else rows
         return seen @ layer.values[expert].T + (0 if layer.bias is None else layer.bias[expert])
 
-    return reference(record, x, scores, product)
+    return reference(op, x, scores, product)
 
 
 def close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
@@ -144,7 +144,7 @@ def test_parameters_of_swiglu_with_rounded_activations(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_dense(run: Run, normal: Callable[..., np.ndarray], dtype: Any) -> None:
-    """Sizes that fill no step, record or tile."""
+    """Sizes that fill no step, op or tile."""
     stored = [(normal(EXPERTS, 2 * 37, 51) / 4).astype(dtype), (normal(EXPERTS, 51, 37) / 4).astype(dtype)]
     first, second = (
         SimpleNamespace(values=array.astype(np.float64), bias=normal(*array.shape[:2])) for array in stored

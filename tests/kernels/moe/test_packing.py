@@ -39,7 +39,7 @@ def test_blocks(layer: Callable[..., Any], gated: bool, bits: int, points: str) 
 
 
 def test_one_layout_for_all(layer: Callable[..., Any]) -> None:
-    """A number of one expert that float16 does not hold, or zero points of one: all experts' records have room."""
+    """A number of one expert that float16 does not hold, or zero points of one: all experts' ops have room."""
     stored = layer(3, 32, 64, scale_type=np.float32)
     constants = stored.constants
     constants["scales"][:] = 0.5

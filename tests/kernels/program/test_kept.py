@@ -8,7 +8,7 @@ import pytest
 from genai.kernels.cpu.arrays.byte_functions import ByteTableArguments, look_up_bytes
 from genai.kernels.cpu.jit.arguments import Binding
 from genai.kernels.cpu.program import thread_pool
-from genai.kernels.cpu.program.bound_program import Kept, NodeProgram
+from genai.kernels.cpu.program.bound_program import BoundPrograms, NodeProgram
 from genai.kernels.cpu.program.calls import Call
 from genai.kernels.cpu.program.thread_pool import Threads
 
@@ -20,7 +20,7 @@ def test_the_last_few_are_kept():
         made.append(key)
         return key
 
-    kept: Kept[tuple[int, ...]] = Kept(2)
+    kept: BoundPrograms[tuple[int, ...]] = BoundPrograms(2)
     assert [kept.get(make, 1, 2), kept.get(make, 3), kept.get(make, 1, 2)] == [(1, 2), (3,), (1, 2)]
     assert made == [(1, 2), (3,)]
     kept.get(make, 4)

@@ -1,4 +1,4 @@
-"""Fixtures of the reference device: records computed alone, and steps without pages."""
+"""Fixtures of the reference device: ops computed alone, and steps without pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from genai.kernels.cache_layout import PagedLayer
 from genai.kernels.device import StepContext
-from genai.kernels.ir import Ids, Record, RowProgram, RowsType, Weight
+from genai.kernels.ir import Ids, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 
 
@@ -51,7 +51,7 @@ def a_step() -> Callable[..., StepContext]:
 
 
 @pytest.fixture(scope="session")
-def program() -> Callable[..., RowProgram]:
+def program() -> Callable[..., OpProgram]:
     """program(parts, widths, constants, given, outputs): values are named in `widths`, numbers per row."""
 
     def make(
@@ -60,23 +60,23 @@ def program() -> Callable[..., RowProgram]:
         constants: Mapping[str, np.ndarray] | None = None,
         given: Sequence[str] = (),
         outputs: Sequence[str] = ("out",),
-    ) -> RowProgram:
+    ) -> OpProgram:
         types = {name: RowsType((1, -1, width), width) for name, width in widths.items()}
         ids = {"ids": (Ids.TOKENS, np.dtype(np.int64))}
-        return RowProgram(tuple(parts), types, Constants(constants or {}), tuple(outputs), ids, tuple(given))
+        return OpProgram(tuple(parts), types, Constants(constants or {}), tuple(outputs), ids, tuple(given))
 
     return make
 
 
 @pytest.fixture(scope="session")
-def compute(program: Callable[..., RowProgram]) -> Callable[..., Any]:
-    """compute(record, constants, step=..., layers=..., **values): float32 rows [T, width] of the record's outputs.
+def compute(program: Callable[..., OpProgram]) -> Callable[..., Any]:
+    """compute(op, constants, step=..., layers=..., **values): float32 rows [T, width] of the op's outputs.
 
     Values are rows, or the widths of outputs.
     """
 
     def run(
-        record: Record,
+        op: Op,
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         step: StepContext | None = None,
@@ -85,11 +85,11 @@ def compute(program: Callable[..., RowProgram]) -> Callable[..., Any]:
     ) -> Any:
         rows = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
         widths = {name: value.shape[1] if name in rows else value for name, value in values.items()}
-        made = program([record], widths, constants, list(rows), record.outputs)
+        made = program([op], widths, constants, list(rows), op.outputs)
         step = step or step_of([0] * len(next(iter(rows.values()))))
         found = ReferenceExecutor().compile(made, layers).run(step, rows)
         assert all(value.dtype == np.float32 for value in found.values())
-        results = [found[name].reshape(-1, widths[name]) for name in record.outputs]
+        results = [found[name].reshape(-1, widths[name]) for name in op.outputs]
         return results[0] if len(results) == 1 else results
 
     return run

@@ -1,4 +1,4 @@
-"""Attention: the dense form against onnxruntime, the record over pages against the dense form, rotations, refusals."""
+"""Attention: the dense form against onnxruntime, the op over pages against the dense form, rotations, refusals."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_rotary_embedding_refuses_a_dimension_that_the_caches_do_not_have(normal
         rotary_embedding(normal(1, 1, 16), np.zeros(1, int), normal(3, 4), normal(3, 4), rotary_embedding_dim=6)
 
 
-# --- the record over pages -----------------------------------------------------------------------------------------
+# --- the op over pages -----------------------------------------------------------------------------------------
 
 RECORD = Attention("q", "k", "v", "out", 0, HEADS, KV_HEADS, HEAD_SIZE, HEAD_SIZE)
 # Sequences: tokens before the step, tokens of the step, RoPE table.
@@ -216,13 +216,13 @@ def some_rows(normal: Normal, step: StepContext) -> dict[str, np.ndarray]:
 def test_the_record_is_dense_attention_of_every_sequence(
     compute: Run, normal: Normal, variant: str, packed: bool
 ) -> None:
-    record, constants = RECORDS[variant], some_constants(normal)
+    op, constants = RECORDS[variant], some_constants(normal)
     step, layer = a_step_with_pages(normal)
     rows, before = some_rows(normal, step), PagedLayer(layer.keys.copy(), layer.values.copy())
     given = {"q": np.concatenate(list(rows.values()), axis=1)} if packed else rows
-    asked = replace(record, key="", value="") if packed else record
+    asked = replace(op, key="", value="") if packed else op
     out = compute(asked, constants, step=step, layers=[layer], **given, out=HEADS * HEAD_SIZE)
-    rope = record.rope
+    rope = op.rope
     for index, (past, count, table) in enumerate(SEQUENCES):
         part, pages = slice(*step.cu_seqlens_q[index : index + 2]), step.block_tables[index]
         long = rope is not None and rope.long_cos and table
@@ -233,13 +233,13 @@ def test_the_record_is_dense_attention_of_every_sequence(
             for x in (before.keys[pages].swapaxes(2, 3), before.values[pages])
         )
         new = [rows[name][part][None] for name in ("q", "k", "v")]
-        extra = [None, None, constants.get(record.sinks), None, None]
-        norms = [constants.get(name) for name in (record.q_norm, record.k_norm)]
+        extra = [None, None, constants.get(op.sinks), None, None]
+        norms = [constants.get(name) for name in (op.q_norm, op.k_norm)]
         expected, all_keys, all_values = group_query_attention(
             *new, keys, values, np.array([past + count - 1]), past + count, *caches, *extra, *norms,
             num_heads=HEADS, kv_num_heads=KV_HEADS, do_rotary=rope is not None,
-            rotary_interleaved=rope is not None and rope.interleaved, qk_norm_epsilon=record.epsilon,
-            **{theirs: getattr(record, ours) for ours, theirs in ATTRIBUTES.items()},
+            rotary_interleaved=rope is not None and rope.interleaved, qk_norm_epsilon=op.epsilon,
+            **{theirs: getattr(op, ours) for ours, theirs in ATTRIBUTES.items()},
         )  # fmt: skip
         assert_close(out[part], expected[0], 1e-6)
         blocks, offsets = np.divmod(step.slot_mapping[part], PAGE_TOKENS)
@@ -282,7 +282,7 @@ def test_places_outside_the_cache(compute: Run, normal: Normal, change: dict[str
 def test_positions_outside_the_rotary_tables(compute: Run, normal: Normal, short: str) -> None:
     """Each sequence has the table that it asks for; tokens of short tables end at 38, those of long ones at 40."""
     step, layer = a_step_with_pages(normal)
-    record, rows = RECORDS["long rope and norms"], some_rows(normal, step)
+    op, rows = RECORDS["long rope and norms"], some_rows(normal, step)
     constants = some_constants(normal)
     enough = {"cos": 39, "long_cos": 41}
     for less, refused in ((0, False), (1, True)):
@@ -290,7 +290,7 @@ def test_positions_outside_the_rotary_tables(compute: Run, normal: Normal, short
         options = {"step": step, "layers": [layer], **rows, "out": HEADS * HEAD_SIZE}
         if refused:
             with pytest.raises(StepError, match="position outside the rotary tables"):
-                compute(record, constants, **options)
+                compute(op, constants, **options)
         else:
             constants[short.replace("cos", "sin")] = constants[short.replace("cos", "sin")][: enough[short]]
-            assert np.isfinite(compute(record, constants, **options)).all()
+            assert np.isfinite(compute(op, constants, **options)).all()

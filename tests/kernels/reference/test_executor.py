@@ -14,8 +14,8 @@ import pytest
 from genai.devices import open_executor
 from genai.engine.decoder import Decoder, compute as logits_of
 from genai.kernels import ir
-from genai.kernels.device import Executor, StepCancelled, UnsupportedRecord
-from genai.kernels.ir import BlockWeight, Branch, Columns, DenseWeight, HostNode, Product, Record, Unary
+from genai.kernels.device import Executor, StepCancelled, UnsupportedOp
+from genai.kernels.ir import BlockWeight, DenseWeight, HostNode, Linear, Op, Projection, SliceColumns, Unary
 from genai.kernels.reference.executor import KNOWN, ReferenceExecutor
 from genai.models.config import Config
 from genai.models.loading import load_decoder
@@ -24,31 +24,31 @@ Run = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Unheard(Record):
-    """A record of no device."""
+class Unheard(Op):
+    """An op of no device."""
 
     x: ir.In
     out: ir.Out
 
 
 def test_every_record_is_known() -> None:
-    kinds = {kind for kind in vars(ir).values() if isinstance(kind, type) and issubclass(kind, Record)}
-    assert set(KNOWN) == kinds - {Record}
+    kinds = {kind for kind in vars(ir).values() if isinstance(kind, type) and issubclass(kind, Op)}
+    assert set(KNOWN) == kinds - {Op}
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_a_device_has_all_that_an_executor_has(device: str) -> None:
     executor, public = open_executor(device), [name for name in vars(Executor) if not name.startswith("_")]
-    assert {"compile", "allocate", "sampler", "copy_blocks", "turn_keys", "close"} <= set(public)
+    assert {"compile", "allocate", "sampler", "copy_blocks", "rotate_keys", "close"} <= set(public)
     for name in public:
         assert callable(getattr(executor, name)) == callable(getattr(Executor, name)), name
 
 
 def test_records_that_are_not_known(program: Run) -> None:
-    with pytest.raises(UnsupportedRecord, match="does not know records of the kinds Unheard"):
+    with pytest.raises(UnsupportedOp, match="does not know records of the kinds Unheard"):
         ReferenceExecutor().compile(program([Unheard("x", "out")], {"x": 3, "out": 3}))
-    executor, product = ReferenceExecutor(), Product("x", Branch(DenseWeight("w", 2, 2)), "out", True)
-    with pytest.raises(UnsupportedRecord, match="no function of arrays for Product"):
+    executor, product = ReferenceExecutor(), Linear("x", Projection(DenseWeight("w", 2, 2)), "out", True)
+    with pytest.raises(UnsupportedOp, match="no function of arrays for Linear"):
         executor.array_function(product, program([product], {}, {"w": np.zeros((2, 2))}).constants)
 
 
@@ -60,7 +60,7 @@ def test_host_nodes_see_values_in_the_shapes_of_the_graph(program: Run, a_step: 
         return inputs[0] + inputs[1][..., None] + inputs[2], "not wanted"
 
     node = HostNode("Mystery", "mystery", function, ("half", "ids", ""), ("host", ""), (None, None, 100))
-    parts = [Columns("x", 1, "half"), node, Unary("square", "host", "out")]
+    parts = [SliceColumns("x", 1, "half"), node, Unary("square", "host", "out")]
     made = program(parts, {"x": 3, "half": 2, "host": 2, "out": 2}, given=["x"], outputs=["out", "host"])
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     found = ReferenceExecutor().compile(made).run(a_step([10, 20]), {"x": x})
@@ -95,7 +95,7 @@ def test_cancelling(program: Run, a_step: Run) -> None:
 
 def test_constants_may_be_dropped_once_a_program_is_compiled(program: Run, a_step: Run) -> None:
     arrays = {"w": np.eye(2, dtype=np.float32)}
-    made = program([Product("x", Branch(DenseWeight("w", 2, 2)), "out", True)], {"x": 2, "out": 2}, arrays)
+    made = program([Linear("x", Projection(DenseWeight("w", 2, 2)), "out", True)], {"x": 2, "out": 2}, arrays)
     step = ReferenceExecutor().compile(made)
     arrays.clear()
     x = np.ones((3, 2), np.float32)
@@ -111,9 +111,9 @@ def test_what_a_device_says_of_itself(program: Run) -> None:
     constants = program([], {}, {"d": np.zeros((4, 16), np.uint8), "s": np.zeros(4, np.float16)}).constants
     weight = BlockWeight("d", "s", "", 4, 32, 4, 32)
     assert executor.packed_bytes(weight, constants) == 64 + 8
-    record = Product("x", Branch(weight), "out", False)
-    assert executor.arithmetic(record, constants, prefill=False) == "fp32"
-    assert executor.arithmetic(record, constants, prefill=True) is None
+    op = Linear("x", Projection(weight), "out", False)
+    assert executor.arithmetic(op, constants, prefill=False) == "fp32"
+    assert executor.arithmetic(op, constants, prefill=True) is None
     assert executor.host(memory) is memory
 
 

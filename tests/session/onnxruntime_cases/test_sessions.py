@@ -464,7 +464,7 @@ RECORDS = "session.record_ep_graph_assignment_info"
 def test_get_graph_provider_assignment_info(ort, opened, make_model):
     """Nodes of branches too; each is a subgraph of its own on the CPU."""
     kind = (TensorProto.FLOAT, [3])
-    branches = {
+    projections = {
         f"{name}_branch": helper.make_graph(
             [helper.make_node(op_type, ["m"], [name], name=name)],
             name,
@@ -476,7 +476,7 @@ def test_get_graph_provider_assignment_info(ort, opened, make_model):
     nodes = [
         helper.make_node("Add", ["a", "b"], ["s"], name="sum"),
         helper.make_node("Mul", ["s", "b"], ["m"], name="product"),
-        helper.make_node("If", ["c"], ["y"], name="choice", **branches),
+        helper.make_node("If", ["c"], ["y"], name="choice", **projections),
     ]
     model = make_model(nodes, {"a": kind, "b": kind, "c": (TensorProto.BOOL, [])}, {"y": kind}, version=18)
     options = ort.SessionOptions()

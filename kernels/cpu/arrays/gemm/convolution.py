@@ -18,7 +18,7 @@ from genai.common.host_memory import huge_array
 from ....checks import Float32
 from ...jit.arguments import Binding
 from ...jit.native import NativeOp
-from ...program.bound_program import Kept, NodeProgram
+from ...program.bound_program import BoundPrograms, NodeProgram
 from ...program.calls import Call
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
@@ -50,7 +50,7 @@ class Convolution:
     ) -> None:  # fmt: skip
         self._threads, self._kernels, self._bias = threads, kernels, fitting("bias is", bias, (kernels.lines,))
         self._function, self._parameters = function, check_function(function, parameters)
-        self._programs: Kept[tuple[NodeProgram, int]] = Kept(_KEPT)
+        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
 
     def __call__(self, x: Float32, windows: Windows, addend: Float32 | None = None) -> Float32:
         """x: float32 [N, C, ...]; addend: float32 [N, M, counts ...]; to [N, M, counts ...]."""
@@ -132,7 +132,7 @@ class IntegerConvolution:
             raise ValueError(f"bias is {list(bias.shape)}, expected [{kernels.lines}]")
         self._threads, self._kernels = threads, kernels
         self._bias = np.zeros(kernels.lines, np.int32) if bias is None else bias.astype(np.int32)
-        self._programs: Kept[tuple[NodeProgram, int]] = Kept(_KEPT)
+        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms(_KEPT)
 
     def sums(
         self, x: NDArray[Any], pads: Sequence[tuple[int, int]], windows: Windows, x_zero: int

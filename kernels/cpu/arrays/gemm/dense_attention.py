@@ -18,12 +18,12 @@ from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
 from ...jit.vector import LANES, maximum, splat_float32, where_less
 from ...jit.vector_math import exp
-from ...program.bound_program import Kept, NodeProgram, first_element
+from ...program.bound_program import BoundPrograms, NodeProgram, first_element
 from ...program.calls import Call, Items
 from ...program.driver import call_operator
 from ...program.thread_pool import Threads, own_memory
 from .micro import VECTOR_BYTES, WORD_BYTES, Tiling, first_row, floats
-from .packing import turn_lines
+from .packing import transpose_lines
 from .product import FinishArguments, GemmArguments, finish_op, product_call
 
 
@@ -94,7 +94,7 @@ def _pack(source: int, line_step: int, word_step: int, lines: int, words: int, t
         height = first_row(panel + 1, panels, lines) - line
         target, at = out + 4 * line * words, source + line * line_step
         if word_step == 4:
-            turn_lines((at, line_step, height, words, target, 4 * height))
+            transpose_lines((at, line_step, height, words, target, 4 * height))
         elif line_step == 4:
             for index in range(words):
                 some = memory.load_first(at + index * word_step, height)
@@ -203,7 +203,7 @@ def attend_op(tiling: Tiling) -> NativeOp:
                 lines = min(max(count - lane, 1), LANES)
                 at = query + min(first + lane, rows - 1) * query_row
                 if query_column == 4:
-                    turn_lines((at, query_row, lines, size, queries + 4 * lane, row_bytes))
+                    transpose_lines((at, query_row, lines, size, queries + 4 * lane, row_bytes))
                 else:
                     for index in range(size):
                         for m in range(lines):
@@ -235,7 +235,7 @@ def attend_op(tiling: Tiling) -> NativeOp:
                     memory.store_float32(place, value)
             for index in range(0, width, LANES):
                 some = min(LANES, width - index)
-                turn_lines((mixed + index * row_bytes, row_bytes, some, count, out + 4 * index, 4 * heads * width))
+                transpose_lines((mixed + index * row_bytes, row_bytes, some, count, out + 4 * index, 4 * heads * width))
         return 0
 
     return native_op(DenseAttentionArguments, name=f"attend_{vectors}")(attend)
@@ -254,7 +254,7 @@ class DenseAttention:
 
     def __init__(self, threads: Threads, scale: float, *, nan_is_zero: bool = False) -> None:
         self._threads, self._scale, self._nan_is_zero = threads, float(np.float32(scale)), nan_is_zero
-        self._programs: Kept[NodeProgram] = Kept()
+        self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, query: Float32, keys: Float32, values: Float32, bias: Float32 | None) -> Float32:
         """query: [B, H, T, size]; keys: [B, H, size, S]; values: [B, H, S, width]; bias: [B, H, T, S] or None.

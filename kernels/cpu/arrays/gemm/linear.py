@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ....checks import Float32
 from ...jit.arguments import Binding
-from ...program.bound_program import Kept, NodeProgram, first_element
+from ...program.bound_program import BoundPrograms, NodeProgram, first_element
 from ...program.thread_pool import Threads, own_memory
 from ...rowwise.elementwise import check_function
 from .micro import VECTOR_BYTES, WORD_BYTES, floats, integers
@@ -31,7 +31,7 @@ _BYTES = (np.int8, np.uint8)
 _SLACK = 64
 
 
-class Linear:
+class DenseLinear:
     """function(x @ weight + bias + addend).
 
     A row of the result depends on that row alone, to the last bit, whatever the number of rows and threads.
@@ -47,7 +47,7 @@ class Linear:
     ) -> None:  # fmt: skip
         self._threads, self._weight, self._bias = threads, weight, fitting("bias is", bias, (weight.lines,))
         self._function, self._parameters = function, check_function(function, parameters)
-        self._programs: Kept[NodeProgram] = Kept()
+        self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
 
     def __call__(self, x: Float32, addend: Float32 | None = None) -> Float32:
         """x: float32 [M, K]; addend: float32 [M, N]."""
@@ -104,7 +104,7 @@ class IntegerLinear:
         self._factors = np.ascontiguousarray(-moved) if np.any(moved) else None
         # Of the columns less their zero points: what one step of x_zero takes away.
         self._sums = weight.sums - np.int32(weight.terms) * moved
-        self._programs: Kept[NodeProgram] = Kept()
+        self._programs: BoundPrograms[NodeProgram] = BoundPrograms()
         self.columns, self.terms = weight.lines, weight.terms
 
     def sums(self, x: NDArray[Any], x_zero: int) -> NDArray[np.int32]:
@@ -174,7 +174,7 @@ class IntegerMatMul:
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
-        self._programs: Kept[tuple[NodeProgram, int]] = Kept()
+        self._programs: BoundPrograms[tuple[NodeProgram, int]] = BoundPrograms()
 
     def sums(self, a: NDArray[Any], a_zero: int, b: NDArray[Any], b_zero: int) -> NDArray[np.int32]:
         """int32 [B, M, N]."""

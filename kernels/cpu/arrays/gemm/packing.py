@@ -47,7 +47,7 @@ def _emit_turning(e: Emitter, source: Any, line_step: Any, lines: Any, words: An
 
 # Word k of line m, at source + m * line_step + 4 * k, goes to out + k * word_step + 4 * m; nothing else is touched.
 # Its arguments, one tuple: source, line_step, lines (1 to 16), words (at least 1), out, word_step.
-turn_lines = micro_kernel(_emit_turning)
+transpose_lines = micro_kernel(_emit_turning)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def pack_rows(arguments: RowsArguments, context: int, begin: int, end: int, scra
         row = first_row(panel, panels, rows)
         height = first_row(panel + 1, panels, rows) - row
         x, out = arguments.x + row * stride, arguments.out + 4 * row * words
-        turn_lines((x, stride, height, words, out, 4 * height))
+        transpose_lines((x, stride, height, words, out, 4 * height))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What records mean, one by one: against onnxruntime, or a formula where that has no such operator."""
+"""What ops mean, one by one: against onnxruntime, or a formula where that has no such operator."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from genai.kernels.device import StepError
 from genai.kernels.ir import (
     Binary,
     BlockWeight,
-    Branch,
-    Columns,
     DenseWeight,
+    Embedding,
     Gate,
-    GatedProduct,
+    GatedLinear,
     Ids,
+    Linear,
     LogitsRows,
-    Lookup,
     Norm,
-    Product,
+    Projection,
+    SliceColumns,
     Unary,
 )
 from genai.kernels.reference import weights as stored
@@ -62,7 +62,7 @@ def test_product_with_blocks(
     (theirs,) = onnxruntime_node("MatMulNBits", inputs, [0], constants=(1, 2, 3, 5), accuracy_level=1, **sizes)
     weight = BlockWeight("data", "scales", "points" if zero_points != "none" else "", n, k, bits, block_size)
     constants = {"data": data, "scales": scales, "points": points, "bias": bias}
-    assert_close(compute(Product("x", Branch(weight, "bias"), "out", False), constants, x=x, out=n), theirs, 5e-6)
+    assert_close(compute(Linear("x", Projection(weight, "bias"), "out", False), constants, x=x, out=n), theirs, 5e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -70,17 +70,17 @@ def test_product_with_blocks(
 def test_product_with_dense_weights(compute: Run, normal: Normal, dtype: Any, transposed: bool) -> None:
     x, matrix, addend = normal(3, 20), normal(9, 20).astype(dtype), normal(3, 9)
     constants = {"data": matrix if transposed else np.ascontiguousarray(matrix.T)}
-    branch = Branch(DenseWeight("data", 9, 20, transposed), addend="y")
+    branch = Projection(DenseWeight("data", 9, 20, transposed), addend="y")
     expected = x.astype(np.float64) @ matrix.astype(np.float64).T + addend
-    assert_close(compute(Product("x", branch, "out", True), constants, x=x, y=addend, out=9), expected, 1e-7)
+    assert_close(compute(Linear("x", branch, "out", True), constants, x=x, y=addend, out=9), expected, 1e-7)
 
 
 def test_one_scale_per_row(compute: Run, rng: np.random.Generator, normal: Normal) -> None:
     data, scales, x = rng.integers(0, 256, (6, 32), dtype=np.uint8), normal(6), normal(2, 64)
     apart = {"data": data, "scales": np.repeat(scales[:, None], 4, axis=1)}
-    record = Product("x", Branch(BlockWeight("data", "scales", "", 6, 64, 4, 16)), "out", False)
+    op = Linear("x", Projection(BlockWeight("data", "scales", "", 6, 64, 4, 16)), "out", False)
     np.testing.assert_array_equal(
-        compute(record, {"data": data, "scales": scales}, x=x, out=6), compute(record, apart, x=x, out=6)
+        compute(op, {"data": data, "scales": scales}, x=x, out=6), compute(op, apart, x=x, out=6)
     )
 
 
@@ -88,28 +88,28 @@ def test_large_matrices_are_multiplied_in_slabs(
     compute: Run, rng: Any, normal: Normal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants = {"data": rng.integers(0, 256, (50, 32), dtype=np.uint8), "scales": normal(50, 2)}
-    record = Product("x", Branch(BlockWeight("data", "scales", "", 50, 64, 4, 32)), "out", False)
+    op = Linear("x", Projection(BlockWeight("data", "scales", "", 50, 64, 4, 32)), "out", False)
     x = normal(2, 64)
-    whole = compute(record, constants, x=x, out=50)
+    whole = compute(op, constants, x=x, out=50)
     monkeypatch.setattr(stored, "_SLAB", 7 * 64)
-    assert_close(compute(record, constants, x=x, out=50), whole, 2e-7)
+    assert_close(compute(op, constants, x=x, out=50), whole, 2e-7)
 
 
 def test_no_rows_at_all(compute: Run, normal: Normal) -> None:
     """Steps that finish no prompt ask for no logits."""
     x, constants = normal(0, 12), {"w": normal(4), "m": normal(7, 12)}
-    product = Product("x", Branch(DenseWeight("m", 7, 12, transposed=True)), "out", True)
+    product = Linear("x", Projection(DenseWeight("m", 7, 12, transposed=True)), "out", True)
     assert compute(product, constants, x=x, out=7).shape == (0, 7)
     assert compute(Norm("x", "w", 1e-5, "out"), constants, x=x, out=12).shape == (0, 12)
 
 
 def test_gated_product_and_gate(compute: Run, normal: Normal) -> None:
     x, constants = normal(4, 12), {"a": normal(7, 12), "b": normal(7, 12), "bias": normal(7)}
-    gate = Branch(DenseWeight("a", 7, 12, transposed=True), "bias")
-    up = Branch(DenseWeight("b", 7, 12, transposed=True))
+    gate = Projection(DenseWeight("a", 7, 12, transposed=True), "bias")
+    up = Projection(DenseWeight("b", 7, 12, transposed=True))
     left, right = x.astype(np.float64) @ constants["a"].T + constants["bias"], x.astype(np.float64) @ constants["b"].T
     expected = left / (1 + np.exp(-left)) * right
-    assert_close(compute(GatedProduct("x", gate, up, "silu", "out", True), constants, x=x, out=7), expected)
+    assert_close(compute(GatedLinear("x", gate, up, "silu", "out", True), constants, x=x, out=7), expected)
     given = {"a": left.astype(np.float32), "b": right.astype(np.float32)}
     assert_close(compute(Gate("silu", "a", "b", "out"), **given, out=7), expected)
 
@@ -132,27 +132,27 @@ def test_lookup_in_blocks(
     )
     table = BlockWeight("data", "scales", "points" if with_points else "", 10, 96, bits, 32)
     constants = {"data": data, "scales": scales, "points": points}
-    ours = compute(Lookup(table, Ids.TOKENS, "out"), constants, step=a_step(tokens), out=96)
+    ours = compute(Embedding(table, Ids.TOKENS, "out"), constants, step=a_step(tokens), out=96)
     assert_close(ours, theirs, 1e-6)
 
 
 def test_lookup_in_floats(compute: Run, a_step: Run, normal: Normal) -> None:
     constants, table = {"data": normal(10, 6).astype(np.float16)}, DenseWeight("data", 10, 6, transposed=True)
     for ids, rows in ((Ids.TOKENS, [7, 0, 9]), (Ids.POSITIONS, [0, 1, 2])):
-        found = compute(Lookup(table, ids, "out"), constants, step=a_step([7, 0, 9]), out=6)
+        found = compute(Embedding(table, ids, "out"), constants, step=a_step([7, 0, 9]), out=6)
         np.testing.assert_array_equal(found, constants["data"][rows].astype(np.float32))
 
 
 @pytest.mark.parametrize("token", [-1, 10])
 def test_tokens_outside_the_table(compute: Run, a_step: Run, normal: Normal, token: int) -> None:
-    record = Lookup(DenseWeight("data", 10, 6, transposed=True), Ids.TOKENS, "out")
+    op = Embedding(DenseWeight("data", 10, 6, transposed=True), Ids.TOKENS, "out")
     with pytest.raises(StepError, match=f"index outside its table: {token} is not 0 to 9"):
-        compute(record, {"data": normal(10, 6)}, step=a_step([3, token]), out=6)
+        compute(op, {"data": normal(10, 6)}, step=a_step([3, token]), out=6)
 
 
 def test_columns_and_rows_of_logits(compute: Run, a_step: Run, normal: Normal) -> None:
     x = normal(4, 10)
-    np.testing.assert_array_equal(compute(Columns("x", 3, "out"), x=x, out=5), x[:, 3:8])
+    np.testing.assert_array_equal(compute(SliceColumns("x", 3, "out"), x=x, out=5), x[:, 3:8])
     for wanted in ([3, 1], []):
         found = compute(LogitsRows("x", "out"), step=a_step([0] * 4, wanted), x=x, out=10)
         np.testing.assert_array_equal(found, x[wanted])
@@ -171,8 +171,8 @@ def test_norm_of_groups(onnxruntime_node: Run, compute: Run, normal: Normal, cen
     names = ["weight", "bias"] if centred else ["weight"]
     inputs = [x.reshape(3, 2, 50), *(constants[name] for name in names)]
     (theirs,) = onnxruntime_node(op_type, inputs, [0], domain="", epsilon=1e-3, axis=-1)
-    record = Norm("x", "weight", 1e-3, "out", centred=centred, bias="bias" if centred else "")
-    assert_close(compute(record, constants, x=x, out=100), theirs, 5e-6)
+    op = Norm("x", "weight", 1e-3, "out", centred=centred, bias="bias" if centred else "")
+    assert_close(compute(op, constants, x=x, out=100), theirs, 5e-6)
 
 
 @pytest.mark.oracle
@@ -186,8 +186,8 @@ def test_norm_of_a_sum(onnxruntime_node: Run, compute: Run, normal: Normal, cent
     inputs = [x[None], skip[None], *(constants[name] for name in names)]
     theirs = onnxruntime_node(op_type, inputs, [0, 3], epsilon=1e-4)
     bias = "bias" if centred else ""
-    record = Norm("x", "weight", 1e-4, "out", centred, bias, "skip", input_bias, total="total")
-    ours = compute(record, constants, x=x, skip=skip, out=50, total=50)
+    op = Norm("x", "weight", 1e-4, "out", centred, bias, "skip", input_bias, total="total")
+    ours = compute(op, constants, x=x, skip=skip, out=50, total=50)
     for mine, other in zip(ours, theirs, strict=True):
         assert_close(mine, other, 5e-6)
     (alone,) = [compute(Norm("x", "weight", 1e-4, "", skip="skip", total="total"), constants, x=x, skip=skip, total=50)]
@@ -253,9 +253,9 @@ def test_binary(compute: Run, normal: Normal) -> None:
         function: Any = getattr(np, name)
         with np.errstate(invalid="ignore"):
             assert_close(compute(Binary(name, "a", "b", "out"), a=np.abs(a), b=b, out=12), function(np.abs(a), b))
-    for record, expected in (
+    for op, expected in (
         (Binary("subtract", "a", "", "out", b_constant="one"), a - np.float32(0.5)),
         (Binary("subtract", "", "b", "out", a_constant="vector"), tiled - b),
         (Binary("divide", "a", "", "out", b_constant="vector"), a / tiled),
     ):
-        assert_close(compute(record, constants, a=a, b=b, out=12), expected, 1e-6)
+        assert_close(compute(op, constants, a=a, b=b, out=12), expected, 1e-6)

@@ -16,19 +16,19 @@ from genai.kernels.cuda.adapters import DECODE_TILE_ROWS, PREFILL_TILE_ROWS, Cud
 from genai.kernels.cuda.executor import CudaExecutor, CudaStep, check_part
 from genai.kernels.cuda.lora import ShrinkLaunch
 from genai.kernels.cuda.step import Capacity
-from genai.kernels.device import Factors, StepContext, StepError, UnsupportedRecord
+from genai.kernels.device import Factors, StepContext, StepError, UnsupportedOp
 from genai.kernels.ir import (
-    Branch,
-    Columns,
-    Delta,
     DenseWeight,
-    Experts,
-    GatedProduct,
-    LowRank,
+    GatedLinear,
+    Linear,
+    LoraDelta,
+    LoraShrink,
+    MoE,
     Norm,
-    Product,
-    Record,
-    RowProgram,
+    Op,
+    OpProgram,
+    Projection,
+    SliceColumns,
     Unary,
 )
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -44,37 +44,37 @@ SIZES = [(K, N), (K, M), (K, M), (M, N), (K, N), (K, N), (K, 33), (77, 20)]
 Mix = Sequence[tuple[int, float]]
 
 
-def adapted(rng: np.random.Generator) -> RowProgram:
+def adapted(rng: np.random.Generator) -> OpProgram:
     """Products with places: of one input, of gates, of what another one made, and without a weight of their own."""
     arrays = {f"w{place}": (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
               for place, (columns, rows) in enumerate(SIZES)}  # fmt: skip
     arrays |= {"bias": rng.standard_normal(N).astype(np.float32), "norm": np.ones(N, np.float32)}
 
-    def branch(place: int, **more: Any) -> Branch:
+    def branch(place: int, **more: Any) -> Projection:
         columns, rows = SIZES[place]
-        return Branch(DenseWeight(f"w{place}", rows, columns, True), delta=Delta(f"h{place}", place), **more)
+        return Projection(DenseWeight(f"w{place}", rows, columns, True), delta=LoraDelta(f"h{place}", place), **more)
 
-    records: list[Record] = [
-        *(LowRank("x", place, f"h{place}") for place in range(3)),
-        Product("x", branch(0, bias="bias", addend="added"), "a", True),
-        GatedProduct("x", branch(1), branch(2), "silu", "b", True),
-        LowRank("b", 3, "h3"),
-        Product("b", branch(3), "c", True),
+    ops: list[Op] = [
+        *(LoraShrink("x", place, f"h{place}") for place in range(3)),
+        Linear("x", branch(0, bias="bias", addend="added"), "a", True),
+        GatedLinear("x", branch(1), branch(2), "silu", "b", True),
+        LoraShrink("b", 3, "h3"),
+        Linear("b", branch(3), "c", True),
         Norm("c", "norm", 1e-5, "d", skip="a", total="e"),
         # Five products, more than one launch adds to, whose results are read late, one of them in part.
-        *(LowRank("x", place, f"h{place}") for place in (4, 5, 6)),
-        *(Product("x", branch(place), f"y{place}", True) for place in (4, 5, 6)),
-        Columns("y5", 8, "z"),
+        *(LoraShrink("x", place, f"h{place}") for place in (4, 5, 6)),
+        *(Linear("x", branch(place), f"y{place}", True) for place in (4, 5, 6)),
+        SliceColumns("y5", 8, "z"),
         Unary("tanh", "z", "t"),
         # Rows that begin anywhere.
-        Columns("x", 3, "u"),
-        LowRank("u", 7, "h7"),
-        Product("u", branch(7), "v", True),
+        SliceColumns("x", 3, "u"),
+        LoraShrink("u", 7, "h7"),
+        Linear("u", branch(7), "v", True),
     ]
     widths = {"x": K, "added": N, "a": N, "b": M, "c": N, "d": N, "e": N, "y4": N, "y5": N, "y6": 33, "z": 9, "t": 9}
     widths |= {"u": 77, "v": 20}
     outputs = ["a", "b", "c", "d", "e", "y4", "y5", "y6", "t", "v"]
-    return program(records, widths, MadeUpConstants(arrays), outputs)
+    return program(ops, widths, MadeUpConstants(arrays), outputs)
 
 
 def factors_of(rng: np.random.Generator, ranks: Sequence[int], dtype: Any) -> list[list[Factors]]:
@@ -352,18 +352,18 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
 
 
 def test_experts_have_no_places(driver: HostDriver) -> None:
-    branch = Branch(DenseWeight("w", 4, 4), delta=Delta("h", 0))
-    record = Experts("x", "scores", "out", 1, True, branch, branch, "silu", True)
-    with pytest.raises(UnsupportedRecord, match="experts with addends or adapters"):
-        check_part(record, [])
+    branch = Projection(DenseWeight("w", 4, 4), delta=LoraDelta("h", 0))
+    op = MoE("x", "scores", "out", 1, True, branch, branch, "silu", True)
+    with pytest.raises(UnsupportedOp, match="experts with addends or adapters"):
+        check_part(op, [])
 
 
 def test_weights_of_integers_and_prompts(driver: HostDriver) -> None:
     """Products that round activations: what adapters add is computed with floats all the same."""
     rng, constants = np.random.default_rng(3), MadeUpConstants()
     weight = constants.block_weight(rng, 70, 160)
-    records: list[Record] = [LowRank("x", 0, "h"), Product("x", Branch(weight, delta=Delta("h", 0)), "out", False)]
-    whole = program(records, {"x": 160, "out": 70}, constants, ["out"])
+    ops: list[Op] = [LoraShrink("x", 0, "h"), Linear("x", Projection(weight, delta=LoraDelta("h", 0)), "out", False)]
+    whole = program(ops, {"x": 160, "out": 70}, constants, ["out"])
     factors = [[Factors(0, *((rng.standard_normal(shape)).astype(np.float16) for shape in ((8, 160), (70, 8))))]]
     executor = CudaExecutor(driver, 1)
     ours, adapter = executor.compile(whole), executor.load_adapter(factors)

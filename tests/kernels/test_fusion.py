@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.fusion import add_early, norm_late
-from genai.kernels.ir import Branch, Delta, LogitsRows, Norm, Per, Product, Record, RowProgram, RowsType
+from genai.kernels.ir import Linear, LogitsRows, LoraDelta, Norm, Op, OpProgram, Per, Projection, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .cuda.programs import MadeUpConstants, program, relative_error, step_of
@@ -17,29 +17,29 @@ from .cuda.programs import MadeUpConstants, program, relative_error, step_of
 WIDTH = 64
 
 
-def end_of_a_model() -> tuple[MadeUpConstants, list[Record], dict[str, int]]:
+def end_of_a_model() -> tuple[MadeUpConstants, list[Op], dict[str, int]]:
     """A residual that two products add to, norms between them, and the logits of some rows."""
     rng, constants = np.random.default_rng(0), MadeUpConstants()
     constants.arrays |= {name: rng.uniform(0.5, 1.5, WIDTH).astype(np.float32) for name in ("w1", "w2")}
     weights = [constants.block_weight(rng, WIDTH, WIDTH) for _ in range(3)]
-    records: list[Record] = [
-        Product("x", Branch(weights[0]), "first", False),
+    ops: list[Op] = [
+        Linear("x", Projection(weights[0]), "first", False),
         Norm("rest", "w1", 1e-5, "normed", skip="first", total="total"),
-        Product("normed", Branch(weights[1]), "second", False),
+        Linear("normed", Projection(weights[1]), "second", False),
         Norm("total", "w2", 1e-5, "last", skip="second"),
         LogitsRows("last", "rows"),
-        Product("rows", Branch(weights[2]), "logits", False),
+        Linear("rows", Projection(weights[2]), "logits", False),
     ]
-    return constants, records, dict.fromkeys(("x", "rest", "first", "normed", "total", "second", "last"), WIDTH)
+    return constants, ops, dict.fromkeys(("x", "rest", "first", "normed", "total", "second", "last"), WIDTH)
 
 
-def made(constants: MadeUpConstants, records: list[Record], widths: dict[str, int], outputs: list[str]) -> RowProgram:
-    what = program(records, widths, constants, outputs)
+def made(constants: MadeUpConstants, ops: list[Op], widths: dict[str, int], outputs: list[str]) -> OpProgram:
+    what = program(ops, widths, constants, outputs)
     logits = RowsType((-1, WIDTH), WIDTH, Per.LOGITS)
     return replace(what, types={**what.types, "rows": logits, "logits": logits})
 
 
-def run(what: RowProgram) -> dict[str, Any]:
+def run(what: OpProgram) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     given = {name: rng.standard_normal((7, WIDTH)).astype(np.float32) for name in ("x", "rest")}
     found = ReferenceExecutor(1).compile(what).run(step_of([3, 4], [3, 4]), given)
@@ -48,8 +48,8 @@ def run(what: RowProgram) -> dict[str, Any]:
 
 @pytest.mark.parametrize("outputs", [["logits"], ["logits", "total"], ["logits", "first"], ["logits", "last"]])
 def test_a_program_means_the_same(outputs: list[str]) -> None:
-    constants, records, widths = end_of_a_model()
-    what = made(constants, records, widths, outputs)
+    constants, ops, widths = end_of_a_model()
+    what = made(constants, ops, widths, outputs)
     parts, types = norm_late(add_early(what.parts, outputs), outputs, what.types)
     changed = run(replace(what, parts=tuple(parts), types=types))
     for name, rows in run(what).items():
@@ -58,29 +58,29 @@ def test_a_program_means_the_same(outputs: list[str]) -> None:
     assert [bool(norm.skip) for norm in norms] == [outputs[-1] == "first", False]
     kinds = [type(part).__name__ for part in parts]
     late = outputs[-1] != "last"
-    assert kinds[-3:] == (["LogitsRows", "Norm", "Product"] if late else ["Norm", "LogitsRows", "Product"])
+    assert kinds[-3:] == (["LogitsRows", "Norm", "Linear"] if late else ["Norm", "LogitsRows", "Linear"])
     assert (types["last"].per is Per.LOGITS) == late
 
 
-def first_pair(**changes: Any) -> list[Record]:
+def first_pair(**changes: Any) -> list[Op]:
     """A product and the norm behind it, the product with another branch."""
-    _, records, _ = end_of_a_model()
-    product, norm = records[:2]
-    assert isinstance(product, Product)
+    _, ops, _ = end_of_a_model()
+    product, norm = ops[:2]
+    assert isinstance(product, Linear)
     return [replace(product, branch=replace(product.branch, **changes)), norm]
 
 
 def test_what_stays_as_it_is() -> None:
     """Sums that others read, that adapters change later, that are two already, or whose other half comes later."""
-    _, records, _ = end_of_a_model()
-    product, norm = records[:2]
+    _, ops, _ = end_of_a_model()
+    product, norm = ops[:2]
     assert isinstance(norm, Norm)
     biased = replace(norm, input_bias="b")
-    assert isinstance(product, Product)
-    maker = Product("x", product.branch, "rest", False)
+    assert isinstance(product, Linear)
+    maker = Linear("x", product.branch, "rest", False)
     for parts in (
         [product, norm, Norm("first", "w2", 1e-5, "other")],
-        first_pair(delta=Delta("hidden", 0)),
+        first_pair(delta=LoraDelta("hidden", 0)),
         first_pair(addend="rest"),
         [product, biased],
         [product, maker, norm],

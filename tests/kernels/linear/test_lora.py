@@ -16,7 +16,7 @@ from genai.kernels.cpu.linear.lora import pack_adapter, shrink_call
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.cpu.program.step_table import StepField
 from genai.kernels.device import Factors, StepContext
-from genai.kernels.ir import Branch, Delta, DenseWeight, LowRank, RowProgram, RowsType
+from genai.kernels.ir import DenseWeight, LoraDelta, LoraShrink, OpProgram, Projection, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
 
 from .test_lowering import Constants
@@ -26,21 +26,21 @@ K, N, M = 72, 80, 100
 PLACES = {0: (K, N), 1: (K, M), 2: (K, M)}
 
 
-def program(constants: Constants) -> RowProgram:
+def program(constants: Constants) -> OpProgram:
     def rows(width: int) -> RowsType:
         return RowsType((1, -1, width), width)
 
     plain, gate, up = (
-        Branch(DenseWeight(name, height, K), delta=Delta(f"h{place}", place))
+        Projection(DenseWeight(name, height, K), delta=LoraDelta(f"h{place}", place))
         for place, (name, height) in enumerate((("w", N), ("g", M), ("u", M)))
     )
     parts = (
-        *(LowRank("x", place, f"h{place}") for place in PLACES),
-        ir.Product("x", replace(plain, bias="b"), "y", exact=True),
-        ir.GatedProduct("x", gate, up, "silu", "z", exact=True),
+        *(LoraShrink("x", place, f"h{place}") for place in PLACES),
+        ir.Linear("x", replace(plain, bias="b"), "y", exact=True),
+        ir.GatedLinear("x", gate, up, "silu", "z", exact=True),
     )
     types = {"x": rows(K), "y": rows(N), "z": rows(M)}
-    return RowProgram(parts, types, constants, ("y", "z"), given=("x",))
+    return OpProgram(parts, types, constants, ("y", "z"), given=("x",))
 
 
 def adapter(rng: np.random.Generator, ranks: Sequence[int], dtype: Any = np.float32) -> list[list[Factors]]:
@@ -136,9 +136,9 @@ def test_rows_without_adapters_are_as_without_places(constants: Constants, rng: 
     x = rng.standard_normal((sum(LENGTHS), K)).astype(np.float32)
     device = CpuExecutor(2)
     whole = program(constants)
-    bare = [replace(r, branch=replace(r.branch, delta=None)) if isinstance(r, ir.Product) else
+    bare = [replace(r, branch=replace(r.branch, delta=None)) if isinstance(r, ir.Linear) else
             replace(r, gate=replace(r.gate, delta=None), up=replace(r.up, delta=None))  # type: ignore[attr-defined]
-            for r in whole.records if not isinstance(r, LowRank)]  # fmt: skip
+            for r in whole.ops if not isinstance(r, LoraShrink)]  # fmt: skip
     wanted = device.compile(replace(whole, parts=tuple(bare))).run(step(LENGTHS, [[]] * 7, []), {"x": x})
     run = device.compile(whole)
     loaded = device.load_adapter(adapter(rng, (4, 4, 4)))
