@@ -91,9 +91,9 @@ def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: o
 
     with flags.load(model, lora=True) as loaded, Adapters(loaded) as adapters:
         adapters.load(adapter, "adapter")
-        facts, places = adapters.info("adapter"), loaded.adapter_places()
+        facts, targets = adapters.info("adapter"), loaded.lora_targets()
         size = format_bytes(facts["bytes"])
-        emit(f"fits: {facts['modules']} of {len(places.parts)} projections of {loaded.folder.name}, {size}", "\n")
+        emit(f"fits: {facts['modules']} of {len(targets.parts)} projections of {loaded.folder.name}, {size}", "\n")
 
 
 @app.command()

@@ -51,9 +51,9 @@ def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
     """
     uses = Counter(name for part in parts for name in part.inputs)
     uses.update(list(keep))
-    made = {name: place for place, part in enumerate(parts) for name in part.outputs}
+    made = {name: index for index, part in enumerate(parts) for name in part.outputs}
     found = list(parts)
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if not isinstance(part, ir.Norm) or not part.skip or part.input_bias:
             continue
         maker = made.get(part.skip, -1)
@@ -65,7 +65,7 @@ def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
             continue
         total = part.total or part.skip
         found[maker] = replace(product, branch=replace(branch, addend=part.x), out=total)
-        found[place] = replace(part, x=total, skip="", total="")
+        found[index] = replace(part, x=total, skip="", total="")
     return found
 
 

@@ -134,12 +134,12 @@ class LoraDelta:
     """What low-rank adapters (Hu et al. 2021) add to a product: hidden @ B.T, for every adapter of a row.
 
     Attributes:
-        hidden: what `LoraShrink` made for this place.
-        place: number of the product among those of the program that adapters can change.
+        hidden: what `LoraShrink` made for this target.
+        target: number of the product among those of the program that adapters can change.
     """
 
     hidden: In
-    place: int
+    target: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Projection:
 
     Attributes:
         bias: float32 [rows] ([experts, rows] of experts). addend: rows as wide as the result.
-        delta: the place of adapters; None = they cannot change this product.
+        delta: the target of adapters; None = they cannot change this product.
     """
 
     weight: Weight
@@ -218,14 +218,14 @@ class LogitsRows(Op):
 
 @dataclass(frozen=True)
 class LoraShrink(Op):
-    """out = weight * (x @ A.T) for every adapter of a row that has factors at a place; see `LoraDelta`.
+    """out = weight * (x @ A.T) for every adapter of a row that has factors at a target; see `LoraDelta`.
 
     How wide that is, and whether there is anything, is said by each step: which adapters a row has, their weights, and
     their ranks. So `out` has no type, and a program serves adapters that it has never heard of.
     """
 
     x: In
-    place: int
+    target: int
     out: Out
 
 

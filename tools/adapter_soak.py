@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 
 from genai import LLM, CacheCapacityError, OptionError, SamplingError
 from genai.engine.paged import PagedDecoder
-from genai.lora.targets import Places
+from genai.lora.targets import LoraTargets
 
 REQUESTS = 64
 RANKS = (4, 16, 3, 33, 8)
@@ -45,7 +45,7 @@ GROWTH = 1.02
 _M_ARENA_MAX = -8  # malloc.h
 
 
-def write_adapter(folder: Path, places: Places, seed: int, rank: int, size: float = 0.1) -> Path:
+def write_adapter(folder: Path, places: LoraTargets, seed: int, rank: int, size: float = 0.1) -> Path:
     """A random adapter of all projections of a model, as PEFT writes it."""
     folder.mkdir(parents=True)
     rng, tensors = np.random.default_rng(seed), {}
@@ -236,7 +236,7 @@ def soak(
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with LLM(model, quiet=True, **options) as llm:
-            places, decoder = llm.model.adapter_places(), llm.model.decoder
+            places, decoder = llm.model.lora_targets(), llm.model.decoder
             assert isinstance(decoder, PagedDecoder)
             block = decoder.storage.layout.bytes_per_block
         folders = {

@@ -16,7 +16,7 @@ from genai.kernels.ir import Linear, OpProgram, projections
 
 from ..engine.paged import PagedDecoder
 from ..errors import UnsupportedModelError
-from ..lora.targets import without_places
+from ..lora.targets import without_targets
 from ..models.model import Model
 from .ceilings import measure_of, share_of
 
@@ -36,7 +36,7 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
         UnsupportedModelError: no product of the model is an op.
     """
     decoder = model.decoder
-    program = without_places(decoder.program) if isinstance(decoder, PagedDecoder) else None
+    program = without_targets(decoder.program) if isinstance(decoder, PagedDecoder) else None
     work = _work(program) if program is not None else []
     if program is None or not work:
         raise UnsupportedModelError(

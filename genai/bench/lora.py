@@ -1,4 +1,4 @@
-"""What adapters cost: the same runs without places for them, with places that nobody uses, and with adapters."""
+"""What adapters cost: the same runs without targets for them, with targets that nobody uses, and with adapters."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
 
     Those that the graph has in one product (q, k and v) have factors of their own, as in adapters that are trained.
     """
-    places = model.adapter_places()
+    targets = model.lora_targets()
     rng = np.random.default_rng(seed)
 
     def made(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, np.float32) * np.float32(_SPREAD)
 
     pairs = {}
-    for module, parts in places.parts.items():
+    for module, parts in targets.parts.items():
         inner = [Module(module.layer, name) for name in FUSED.get(module.projection, ())]
-        if not inner or not all(one in places.parts for one in inner):
+        if not inner or not all(one in targets.parts for one in inner):
             rows = sum(part.width for part in parts)
-            pairs[str(module)] = Pair(made(rank, parts[0].place.columns), made(rows, rank))
+            pairs[str(module)] = Pair(made(rank, parts[0].target.columns), made(rows, rank))
     adapter = AdapterParameters(Path("made up"), pairs, "peft")
-    return model.decoder.executor.load_adapter(bind(adapter, places))
+    return model.decoder.executor.load_adapter(bind(adapter, targets))
 
 
 def bench_lora(
@@ -58,13 +58,13 @@ def bench_lora(
     """Rows of figures; runs that are compared take turns.
 
     Args:
-        load: the model, without or with places for adapters.
+        load: the model, without or with targets for adapters.
         ranks: of made-up adapters on every projection. batches: sequences that decode together, each with an adapter
             of its own. context, tokens: prompt and steps of a decoding run. prompt: tokens of a prefill run.
 
     Returns:
-        Per rank and batch (the last row of a rank is prefill): tok/s of the model without places; and how much
-        more time it takes with places and no adapter, and with adapters, as a share; medians over the turns.
+        Per rank and batch (the last row of a rank is prefill): tok/s of the model without targets; and how much
+        more time it takes with targets and no adapter, and with adapters, as a share; medians over the turns.
 
     Raises:
         ContextOverflowError: a run exceeds the model's context. OptionError: a rank that no adapter may have.

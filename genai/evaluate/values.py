@@ -27,7 +27,7 @@ from genai.kernels.ir import Op
 from ..engine.paged import PagedDecoder
 from ..engine.unbatched import UnbatchedDecoder
 from ..errors import ContextOverflowError, InputError, MissingPackageError, ModelOutputError, UnsupportedModelError
-from ..lora.targets import without_places
+from ..lora.targets import without_targets
 from .scored_text import pending_logits
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class _PartByPart(TimedByHost):
 
     def __init__(self, decoder: PagedDecoder, observer: Observer) -> None:
         self._executor, self._observer, self._outputs = decoder.executor, observer, decoder.program.outputs
-        compiled, apart = decoder.executor.compile, without_places(decoder.program).apart()
+        compiled, apart = decoder.executor.compile, without_targets(decoder.program).apart()
         self._parts = [(program, compiled(program, decoder.storage.layers)) for program in apart]
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:

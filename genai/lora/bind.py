@@ -1,4 +1,4 @@
-"""From what an adapter's files hold to the factors that a program's places take, with everything checked."""
+"""From what an adapter's files hold to the factors that a program's targets take, with everything checked."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from genai.kernels.device import Factors
 from ..errors import InputError, did_you_mean
 from .names import EXPERTS, Module, likely, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
-from .targets import PlaceColumns, Places
+from .targets import LoraTargets, TargetColumns
 
 # Kernels add to so many columns at once.
 _COLUMNS = 16
 
 
-def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> list[list[Factors]]:
-    """The factors of an adapter per place of a program.
+def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0) -> list[list[Factors]]:
+    """The factors of an adapter per target of a program.
 
     They are float16 where the program's products round their activations, unless a number is too large for that, or all
     of a factor are too small, else float32. Scales are part of B.
@@ -29,11 +29,11 @@ def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> l
         InputError: a module that the base has not, or has in another size; numbers that are not finite; nothing that
             could be added.
     """
-    dtype: Any = np.float16 if places.rounds else np.float32
-    found: list[list[Factors]] = [[] for _ in range(places.count)]
+    dtype: Any = np.float16 if targets.rounds else np.float32
+    found: list[list[Factors]] = [[] for _ in range(targets.count)]
     owners: dict[Module, str] = {}
     for name, pair in adapter.pairs.items():
-        module = _module(adapter, name, places)
+        module = _module(adapter, name, targets)
         if module in owners:
             raise InputError(
                 f"{adapter.source}: {name!r} and {owners[module]!r} are both {module}",
@@ -41,15 +41,15 @@ def bind(adapter: AdapterParameters, places: Places, *, scale: float = 1.0) -> l
                 "export the adapter again",
             )
         owners[module] = name
-        for place, factors in _factors(adapter, name, pair, places.parts[module], scale):
-            found[place].append(factors)
+        for target, factors in _factors(adapter, name, pair, targets.parts[module], scale):
+            found[target].append(factors)
             if not all(map(_fits_float16, (factors.a, factors.b))):
                 dtype = np.float32
     if not owners:
         raise InputError(
             f"{adapter.source}: holds no factors of products", "there is nothing to add", "give another adapter"
         )
-    rows = {part.place.number: part.place.rows for parts in places.parts.values() for part in parts}
+    rows = {part.target.number: part.target.rows for parts in targets.parts.values() for part in parts}
     whole = [_aligned(factors, rows.get(number, 0)) for number, factors in enumerate(found)]
     return [[Factors(f.first, f.a.astype(dtype), f.b.astype(dtype)) for f in factors] for factors in whole]
 
@@ -60,12 +60,12 @@ def _fits_float16(factor: NDArray[np.float32]) -> bool:
     return bool(largest == 0 or limits.smallest_normal <= largest <= limits.max)
 
 
-def _module(adapter: AdapterParameters, name: str, places: Places) -> Module:
+def _module(adapter: AdapterParameters, name: str, targets: LoraTargets) -> Module:
     module = module_of(name)
-    if module in places.parts:
+    if module in targets.parts:
         assert module is not None
         return module
-    parts, known = name.split("."), [str(module) for module in places.parts]
+    parts, known = name.split("."), [str(module) for module in targets.parts]
     if parts[-1] in ("lm_head", "embed_out", "embed_tokens", "wte"):
         why = f"{parts[-1]} has no place of adapters: logits are computed for single rows, embeddings looked up"
         known = []
@@ -76,17 +76,17 @@ def _module(adapter: AdapterParameters, name: str, places: Places) -> Module:
         why = "it holds queries, keys and values of one head after the other, which the base has apart"
         known = []
     else:
-        why = f"the base has {len(places.parts)} projections: {', '.join(places.names[:7])}, …"
+        why = f"the base has {len(targets.parts)} projections: {', '.join(targets.names[:7])}, …"
     otherwise = "use an adapter that was trained on this base, or merge it into the checkpoint: genai lora merge"
     fix = did_you_mean(str(module or likely(name)), known, otherwise)
     raise InputError(f"{adapter.source}: {name!r:.200} is no projection of the base", why, fix)
 
 
 def _factors(
-    adapter: AdapterParameters, name: str, pair: Pair, parts: tuple[PlaceColumns, ...], scale: float
+    adapter: AdapterParameters, name: str, pair: Pair, parts: tuple[TargetColumns, ...], scale: float
 ) -> list[tuple[int, Factors]]:
-    """A pair as float32 factors of the places that its module's columns lie in."""
-    columns, rows = parts[0].place.columns, sum(part.width for part in parts)
+    """A pair as float32 factors of the targets that its module's columns lie in."""
+    columns, rows = parts[0].target.columns, sum(part.width for part in parts)
     a, b = pair.a, pair.b
     if a.shape[1:] != (columns,) or b.shape[:1] != (rows,) or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise InputError(
@@ -107,7 +107,7 @@ def _factors(
             )
     result, first = [], 0
     for part in parts:
-        result.append((part.place.number, Factors(part.first, a32, b32[first : first + part.width])))
+        result.append((part.target.number, Factors(part.first, a32, b32[first : first + part.width])))
         first += part.width
     return result
 

@@ -279,7 +279,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         if read.values:
             self.model.check_adapter_values(read)
             return []
-        return bind(read, self.model.adapter_places(), scale=scale)
+        return bind(read, self.model.lora_targets(), scale=scale)
 
     def _fill(self, entry: _Entry, factors: list[list[Factors]], others: Sequence[_Entry] = ()) -> None:
         """Bring an adapter into memory if there is room beside those in use and the `others`.

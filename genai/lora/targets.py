@@ -1,4 +1,4 @@
-"""Where adapters can change a program: a place beside each product that a checkpoint would call a projection."""
+"""Where adapters can change a program: a target beside each product that a checkpoint would call a projection."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from genai.kernels.ir import (
 
 from .names import FUSED, REORDERED, Module, module_of
 
-# A product of fewer columns is no place: kernels read so many numbers at once.
+# A product of fewer columns is no target: kernels read so many numbers at once.
 _LEAST_COLUMNS = 16
 
 
 @dataclass(frozen=True)
-class AdapterPlace:
+class LoraTarget:
     """A product that adapters can change: x [T, columns] to [T, rows]."""
 
     number: int
@@ -39,25 +39,25 @@ class AdapterPlace:
 
 
 @dataclass(frozen=True)
-class PlaceColumns:
-    """Columns [first, first + width) of the result of a place."""
+class TargetColumns:
+    """Columns [first, first + width) of the result of a target."""
 
-    place: AdapterPlace
+    target: LoraTarget
     first: int
     width: int
 
 
 @dataclass(frozen=True)
-class Places:
-    """The places of a program.
+class LoraTargets:
+    """The targets of a program.
 
     Attributes:
-        parts: per projection the columns that are its own, in order: of a fused one in the graph a part of a place,
+        parts: per projection the columns that are its own, in order: of a fused one in the graph a part of a target,
             of a fused one in an adapter several.
-        count: of places. rounds: whether any of the products rounds its activations.
+        count: of targets. rounds: whether any of the products rounds its activations.
     """
 
-    parts: Mapping[Module, tuple[PlaceColumns, ...]]
+    parts: Mapping[Module, tuple[TargetColumns, ...]]
     count: int
     rounds: bool
 
@@ -67,9 +67,9 @@ class Places:
         return [str(module) for module in self.parts]
 
 
-def with_places(program: OpProgram) -> tuple[OpProgram, Places]:
-    """A program whose products have places, and what they are; values and constants stay the same."""
-    found: dict[Module, AdapterPlace] = {}
+def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
+    """A program whose products have targets, and what they are; values and constants stay the same."""
+    found: dict[Module, LoraTarget] = {}
     # Adapters know the columns of x in the order that they have before a quantised matrix has them put in its own.
     origins = {op.out: op.x for op in program.ops
                if isinstance(op, SelectColumns) and REORDERED in op.out}  # fmt: skip
@@ -84,11 +84,11 @@ def with_places(program: OpProgram) -> tuple[OpProgram, Places]:
     }  # fmt: skip
     products = [op for op in program.ops if isinstance(op, Linear | GatedLinear)]
     rounds = any(not op.exact and isinstance(projections(op)[0].weight, BlockWeight) for op in products)
-    return replace(program, parts=tuple(parts)), Places(_parts(found, sizes), len(found), rounds)
+    return replace(program, parts=tuple(parts)), LoraTargets(_parts(found, sizes), len(found), rounds)
 
 
-def without_places(program: OpProgram) -> OpProgram:
-    """The program that has no places, of which each op can be run alone."""
+def without_targets(program: OpProgram) -> OpProgram:
+    """The program that has no targets, of which each op can be run alone."""
     parts = [_bare(part) for part in program.parts if not isinstance(part, LoraShrink)]
     return replace(program, parts=tuple(parts))
 
@@ -102,7 +102,7 @@ def _bare(part: Any) -> Any:
 
 
 def _changed(
-    ops: Sequence[Op], program: OpProgram, found: dict[Module, AdapterPlace], origins: Mapping[str, str]
+    ops: Sequence[Op], program: OpProgram, found: dict[Module, LoraTarget], origins: Mapping[str, str]
 ) -> list[Op]:
     """Ops in order; what adapters make of a product's input comes before the first product that reads it."""
     made: list[Op] = []
@@ -120,19 +120,19 @@ def _changed(
     return result
 
 
-def _adapted(op: Linear | GatedLinear, found: dict[Module, AdapterPlace], shrinks: list[Op], origin: str) -> Op:
-    """A product with its places; those of its branches are added to `found`, and what they read to `shrinks`."""
+def _adapted(op: Linear | GatedLinear, found: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
+    """A product with its targets; those of its branches are added to `found`, and what they read to `shrinks`."""
     changes: dict[str, Projection] = {}
     for name in ("branch",) if isinstance(op, Linear) else ("gate", "up"):
         branch: Projection = getattr(op, name)
         module = _module(op, branch)
         if module is None or module in found or branch.weight.columns < _LEAST_COLUMNS:
             continue
-        place = AdapterPlace(len(found), module, branch.weight.rows, branch.weight.columns)
-        found[module] = place
+        target = LoraTarget(len(found), module, branch.weight.rows, branch.weight.columns)
+        found[module] = target
         hidden = f"adapters of {module}"
-        shrinks.append(LoraShrink(origin, place.number, hidden, op_type="LoraShrink"))
-        changes[name] = replace(branch, delta=LoraDelta(hidden, place.number))
+        shrinks.append(LoraShrink(origin, target.number, hidden, op_type="LoraShrink"))
+        changes[name] = replace(branch, delta=LoraDelta(hidden, target.number))
     return replace(op, **changes)  # type: ignore[arg-type]
 
 
@@ -143,23 +143,23 @@ def _module(op: Linear | GatedLinear, branch: Projection) -> Module | None:
 
 
 def _parts(
-    found: Mapping[Module, AdapterPlace], sizes: Mapping[int, Sequence[int]]
-) -> dict[Module, tuple[PlaceColumns, ...]]:
-    parts: dict[Module, tuple[PlaceColumns, ...]] = {
-        module: (PlaceColumns(place, 0, place.rows),) for module, place in found.items()
+    found: Mapping[Module, LoraTarget], sizes: Mapping[int, Sequence[int]]
+) -> dict[Module, tuple[TargetColumns, ...]]:
+    parts: dict[Module, tuple[TargetColumns, ...]] = {
+        module: (TargetColumns(target, 0, target.rows),) for module, target in found.items()
     }
-    for module, place in found.items():
+    for module, target in found.items():
         layer, kind = module
-        widths = sizes.get(layer, ()) if kind == "qkv_proj" else (place.rows // 2,) * 2
+        widths = sizes.get(layer, ()) if kind == "qkv_proj" else (target.rows // 2,) * 2
         inner = FUSED.get(kind, ())
-        if inner and sum(widths) == place.rows:
+        if inner and sum(widths) == target.rows:
             for index, name in enumerate(inner):
-                parts.setdefault(Module(layer, name), (PlaceColumns(place, sum(widths[:index]), widths[index]),))
+                parts.setdefault(Module(layer, name), (TargetColumns(target, sum(widths[:index]), widths[index]),))
     for layer in {module.layer for module in found}:
         for kind, inner in FUSED.items():
             own = [found.get(Module(layer, name)) for name in inner]
             if Module(layer, kind) not in found and all(own):
                 parts[Module(layer, kind)] = tuple(
-                    PlaceColumns(place, 0, place.rows) for place in own if place is not None
+                    TargetColumns(target, 0, target.rows) for target in own if target is not None
                 )
     return parts

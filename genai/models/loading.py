@@ -27,7 +27,7 @@ from ..engine.state_file import Identity
 from ..engine.unbatched import UnbatchedDecoder, UnbatchedInput
 from ..errors import CacheCapacityError, DeviceError, UnsupportedModelError
 from ..lora.inputs import with_defaults
-from ..lora.targets import Places, with_places
+from ..lora.targets import LoraTargets, with_targets
 from ..lowering.program import build_program
 from ..onnx.ir import OnnxModel
 from ..optimize.decoders import widen_floats
@@ -58,7 +58,7 @@ def load_decoder(
     quiet: bool,
     device: str | ChosenDevice = "cpu",
     lora: bool = False,
-) -> tuple[Decoder, DecoderInfo, Places | None]:
+) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
     if chosen.name == "reference":  # in full precision: neither activations nor keys and values are rounded
@@ -94,7 +94,7 @@ def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
 def _load_on(
     executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
     context_size: int | None, quiet: bool, lora: bool,
-) -> tuple[Decoder, DecoderInfo, Places | None]:  # fmt: skip
+) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
     """The same on a device."""
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
     with refused_by(executor):
@@ -111,7 +111,7 @@ def _load_on(
             tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
         info = replace(source.info, context_size=cache.context_size)
         if lora:
-            raise _no_places(info)
+            raise _no_lora_targets(info)
         with refused_by(executor):
             return _dense(source.model, config, executor, PlanOptions(kernel=kernel)), info, None
     names = config.model.decoder.names
@@ -127,9 +127,9 @@ def _load_on(
     )
     options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
     with progress, refused_by(executor):
-        program, places = build_program(source.model, inputs, options), None
+        program, targets = build_program(source.model, inputs, options), None
         if lora:
-            program, places = with_places(program)
+            program, targets = with_targets(program)
         decoder = PagedDecoder(
             executor,
             program,
@@ -141,7 +141,7 @@ def _load_on(
             output_names=source.flat.output_names,
         )
     info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
-    return decoder, info, places
+    return decoder, info, targets
 
 
 def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
@@ -155,16 +155,16 @@ def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: 
     decoder.keep_blocks_in(folder, max_bytes, hashlib.sha256("\0".join(parts).encode()).digest())
 
 
-def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
-    """Give a decoder's program places for adapters.
+def add_lora_targets(decoder: Decoder, info: DecoderInfo) -> LoraTargets:
+    """Give a decoder's program targets for adapters.
 
     Raises:
         UnsupportedModelError: it has none that could be changed.
     """
     if not isinstance(decoder, PagedDecoder):
-        raise _no_places(info)
-    program, places = with_places(decoder.program)
-    if not places.count:
+        raise _no_lora_targets(info)
+    program, targets = with_targets(decoder.program)
+    if not targets.count:
         raise UnsupportedModelError(
             "the model has no places for adapters",
             "no product of its graph is named as projections are (layers.0.….q_proj)",
@@ -172,7 +172,7 @@ def add_places(decoder: Decoder, info: DecoderInfo) -> Places:
         )
     with refused_by(decoder.executor):
         decoder.replace_program(program)
-    return places
+    return targets
 
 
 @contextmanager
@@ -220,7 +220,7 @@ def load_as_exported(config: Config, executor: Executor, accuracy: str) -> Unbat
     return decoder
 
 
-def _no_places(info: DecoderInfo) -> UnsupportedModelError:
+def _no_lora_targets(info: DecoderInfo) -> UnsupportedModelError:
     return UnsupportedModelError(
         "the model has no places for adapters",
         f"its graph runs sequence by sequence, as it was exported: {info.reason}",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..engine.sampling.batch import BatchSampler
     from ..engine.state_file import Identity
     from ..lora.parameters import AdapterParameters
-    from ..lora.targets import Places
+    from ..lora.targets import LoraTargets
     from .decoder_graph import DecoderInfo
 
 KV_DTYPES = ("auto", *KV_TYPES)
@@ -102,10 +102,10 @@ class Model(Single, AbstractContextManager["Model"]):
             if kv_dtype == MEASURED and not kv_dtype_force:
                 check_kv_quality(self.config)
             options["device"] = self.config.choose_device(device)
-            self._decoder, self.info, self._places = load_decoder(self.config, quiet=quiet, **options)
+            self._decoder, self.info, self._lora_targets = load_decoder(self.config, quiet=quiet, **options)
         self._as_exported = cast("Decoder | None", None)
         self._identity: Identity | None = None
-        self._places_lock = threading.Lock()
+        self._lora_targets_lock = threading.Lock()
         renew_locks(self, "_places_lock")
 
     info: DecoderInfo
@@ -142,18 +142,18 @@ class Model(Single, AbstractContextManager["Model"]):
             self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.executor)
         return self._sampler
 
-    def adapter_places(self) -> Places:
+    def lora_targets(self) -> LoraTargets:
         """Where adapters can change its program, which gets these places at the first call, between two steps.
 
         Raises:
             UnsupportedModelError: it has none.
         """
-        from .loading import add_places
+        from .loading import add_lora_targets
 
-        with self._places_lock:
-            if self._places is None:
-                self._places = add_places(self.decoder, self.info)
-            return self._places
+        with self._lora_targets_lock:
+            if self._lora_targets is None:
+                self._lora_targets = add_lora_targets(self.decoder, self.info)
+            return self._lora_targets
 
     def check_adapter_values(self, adapter: AdapterParameters) -> None:
         """Raise InputError unless the arrays of an adapter fit inputs of the graph that have a default."""
@@ -165,7 +165,7 @@ class Model(Single, AbstractContextManager["Model"]):
         """A decoder of the same weights in which inputs that have a default can be given; made at the first use."""
         from .loading import load_as_exported
 
-        with self._places_lock:
+        with self._lora_targets_lock:
             if self._as_exported is None:
                 self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
             return self._as_exported
@@ -176,7 +176,7 @@ class Model(Single, AbstractContextManager["Model"]):
         from ..engine.state_file import Identity
         from .identity import model_identity
 
-        with self._places_lock:
+        with self._lora_targets_lock:
             if self._identity is None:
                 info, computed = self.info, instructions(self.decoder.executor)
                 self._identity = Identity(

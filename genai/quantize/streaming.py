@@ -144,16 +144,16 @@ class StreamedDecoder:
         parts, types = self.program.parts, self.program.types
         made: dict[str, int] = {}
         last: dict[str, int] = dict.fromkeys(self.program.outputs, len(parts))
-        for place, part in enumerate(parts):
-            made.update((name, place) for name in part.outputs if name)
-            last.update((name, max(place, last.get(name, 0))) for name in part.inputs if name in made)
+        for index, part in enumerate(parts):
+            made.update((name, index) for name in part.outputs if name)
+            last.update((name, max(index, last.get(name, 0))) for name in part.inputs if name in made)
         widths = {name: types[name].width if name in types else 1 << 60 for name in made}
         base = min((widths[name] for name in parts[0].outputs), default=0)
         cuts = [0]
-        for place in range(1, len(parts)):
-            alive = sum(widths[name] for name, at in made.items() if at < place <= last.get(name, -1))
+        for index in range(1, len(parts)):
+            alive = sum(widths[name] for name, at in made.items() if at < index <= last.get(name, -1))
             if alive <= _WIDTHS_ALIVE * base:
-                cuts.append(place)
+                cuts.append(index)
         return [*cuts, len(parts)]
 
     def _stage(self, number: int, first: int, last: int) -> ProgramStage:

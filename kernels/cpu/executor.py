@@ -132,14 +132,14 @@ class CpuStep(TimedByHost):
         self._floats_per_split = max(
             (partial_floats(r.heads, r.v_head_size) for r in program.ops if isinstance(r, Attention)), default=0
         )
-        self._places = 1 + max((r.place for r in program.ops if isinstance(r, LoraShrink)), default=-1)
+        self._num_targets = 1 + max((r.target for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
     def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
         values: dict[str, Any] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
-        fill_adapters(self._table, step, self._places)
+        fill_adapters(self._table, step, self._num_targets)
         counts = {StepField.TOKENS: len(step.positions), StepField.LOGITS_ROWS: len(step.logits_indices)}
         positions = int(step.context_lens.sum())
         for part in self._parts:
@@ -193,7 +193,7 @@ class _Segment:
         self._capacity = dict.fromkeys(_FIRST_CAPACITY, 0)
         self._program: Program | None = None
         self._bound: Program | None = None
-        self._places: dict[str, Rows] = {}
+        self._buffers: dict[str, Rows] = {}
         self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
 
     def run(
@@ -216,7 +216,7 @@ class _Segment:
             for field, count in counts.items():
                 while self._capacity[field] < count:
                     self._capacity[field] = max(_FIRST_CAPACITY[field], 2 * self._capacity[field])
-            self._program, self._bound, self._places = None, None, {}  # give the memory back first
+            self._program, self._bound, self._buffers = None, None, {}  # give the memory back first
             source = self._source
             lowering = Lowering(
                 self._capacity, source.types, source.constants, self._weights, self._layers, bound=self._fresh
@@ -228,11 +228,11 @@ class _Segment:
             for op in self._ops:
                 lower(op, lowering)
                 lowering.done(op.inputs, op.outputs)
-            self._program, self._places = lowering.finish(), lowering.places
+            self._program, self._buffers = lowering.finish(), lowering.buffers
         return self._program
 
     def _view(self, name: str, counts: Mapping[StepField, int]) -> NDArray[np.float32]:
-        rows, type_ = self._places[name], self._source.types[name]
+        rows, type_ = self._buffers[name], self._source.types[name]
         memory: NDArray[np.uint8] = rows.held
         assert isinstance(rows.address, int)
         first = rows.address - memory.ctypes.data
@@ -242,7 +242,7 @@ class _Segment:
         self, name: str, counts: Mapping[StepField, int], fresh: Mapping[str, NDArray[np.float32]]
     ) -> NDArray[np.float32]:
         shape = self._source.types[name].shape
-        if isinstance(self._places[name].address, Binding):
+        if isinstance(self._buffers[name].address, Binding):
             return fresh[name].reshape(shape)
         view = self._view(name, counts)
         return (view.copy() if name in self._kept else view).reshape(shape)

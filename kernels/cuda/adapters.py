@@ -1,4 +1,4 @@
-"""Adapters in device memory, and what a step says of them; see low_rank.cuh, whose structs are filled here."""
+"""Adapters in device memory, and what a step says of them; see lora.cuh, whose structs are filled here."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..ir import GatedLinear, Linear, LoraShrink, OpProgram, projections
 from .driver import Driver
 from .sources import structs
 
-_STRUCTS = structs("low_rank_expand.cu")
-_PLACE, _SEGMENT = (_STRUCTS[name] for name in ("AdapterPlace", "AdapterSegment"))
+_STRUCTS = structs("lora_expand.cu")
+_TARGET, _SEGMENT = (_STRUCTS[name] for name in ("AdapterTarget", "AdapterSegment"))
 _STEP, _TILE, _ROW, _ENTRY = (_STRUCTS[f"Adapter{name}"] for name in ("Step", "Tile", "Row", "Entry"))
 # Ranks of a segment and columns of A are multiples of these; factors begin at multiples of so many bytes, and their
 # positions are counted in units of so many.
@@ -31,8 +31,8 @@ DECODE_TILE_RANKS, PREFILL_TILE_RANKS = 4, 32
 
 
 @dataclass(frozen=True)
-class PlaceSize:
-    """What an adapter has at a place, all zeros where it has nothing.
+class TargetSize:
+    """What an adapter has at a target, all zeros where it has nothing.
 
     Attributes:
         ranks: filled up. columns: of x. end: behind the last column that it changes.
@@ -51,13 +51,13 @@ class CudaAdapter:
 
     Attributes:
         memory: uint8, all of it; address: where it begins.
-        places: per place of a program. ranks: the most of a place.
+        targets: per target of a program. ranks: the most of a target.
     """
 
     memory: Any
     address: int
     nbytes: int
-    places: tuple[PlaceSize, ...]
+    targets: tuple[TargetSize, ...]
     ranks: int
 
 
@@ -70,13 +70,13 @@ def load_adapter(driver: Driver, factors: Sequence[Sequence[Factors]]) -> CudaAd
     _check(factors)
     image = _image(factors)
     memory = driver.upload(image)
-    sizes = tuple(_size(place) for place in factors)
+    sizes = tuple(_size(target) for target in factors)
     most = max((size.ranks for size in sizes), default=0)
     return CudaAdapter(memory, driver.address(memory), image.nbytes, sizes, most)
 
 
 def _check(factors: Sequence[Sequence[Factors]]) -> None:
-    every = [one for place in factors for one in place]
+    every = [one for target in factors for one in target]
     types = {array.dtype.name for one in every for array in (one.a, one.b)}
     if len(types) > 1 or not types <= {"float16", "float32"}:
         raise FormatError(f"factors are {' and '.join(sorted(types))}, expected all float16 or all float32")
@@ -86,17 +86,17 @@ def _check(factors: Sequence[Sequence[Factors]]) -> None:
                 f"factors are {list(one.a.shape)} and {list(one.b.shape)}, of columns from {one.first} on; expected "
                 "[rank, columns] and [columns of the result, rank], from an even column on"
             )
-    for place in factors:
-        if len({one.a.shape[1] for one in place}) > 1:
-            raise FormatError(f"factors of one place read {sorted({one.a.shape[1] for one in place})} columns")
+    for target in factors:
+        if len({one.a.shape[1] for one in target}) > 1:
+            raise FormatError(f"factors of one target read {sorted({one.a.shape[1] for one in target})} columns")
 
 
-def _size(place: Sequence[Factors]) -> PlaceSize:
-    if not place:
-        return PlaceSize()
-    return PlaceSize(
-        sum(_filled(one.rank, _RANKS) for one in place), place[0].a.shape[1],
-        max(one.first + len(one.b) for one in place),
+def _size(target: Sequence[Factors]) -> TargetSize:
+    if not target:
+        return TargetSize()
+    return TargetSize(
+        sum(_filled(one.rank, _RANKS) for one in target), target[0].a.shape[1],
+        max(one.first + len(one.b) for one in target),
     )  # fmt: skip
 
 
@@ -105,10 +105,10 @@ def _filled(count: int, unit: int) -> int:
 
 
 def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
-    """All bytes of an adapter: places, segments besides the first of each, factors."""
-    places = np.zeros(len(factors), _PLACE)
-    arrays: list[tuple[int, NDArray[Any]]] = [(0, places)]
-    end = _filled(max(places.nbytes, 1), _ALIGNED)
+    """All bytes of an adapter: targets, segments besides the first of each, factors."""
+    targets = np.zeros(len(factors), _TARGET)
+    arrays: list[tuple[int, NDArray[Any]]] = [(0, targets)]
+    end = _filled(max(targets.nbytes, 1), _ALIGNED)
 
     def put(array: NDArray[Any]) -> int:
         nonlocal end
@@ -116,28 +116,28 @@ def _image(factors: Sequence[Sequence[Factors]]) -> NDArray[np.uint8]:
         begin, end = end, end + _filled(array.nbytes, _ALIGNED)
         return begin // _UNIT
 
-    for place, own in zip(places, factors, strict=True):
+    for target, own in zip(targets, factors, strict=True):
         if not own:
             continue
         segments = np.zeros(len(own), _SEGMENT)
         for segment, one in zip(segments, own, strict=True):
             segment["first"], segment["end"], segment["b"] = one.first, one.first + len(one.b), put(_tiled(one.b))
-            segment["first_rank"], segment["ranks"] = place["ranks"], _filled(one.rank, _RANKS)
-            place["ranks"] += segment["ranks"]
-        place["a"], place["item_bytes"] = put(_stacked(own)), own[0].a.dtype.itemsize
-        place["segment"], place["segments"], place["more"] = segments[0], len(own), put(segments[1:])
+            segment["first_rank"], segment["ranks"] = target["ranks"], _filled(one.rank, _RANKS)
+            target["ranks"] += segment["ranks"]
+        target["a"], target["item_bytes"] = put(_stacked(own)), own[0].a.dtype.itemsize
+        target["segment"], target["segments"], target["more"] = segments[0], len(own), put(segments[1:])
     image = np.zeros(end, np.uint8)
     for begin, array in arrays:
         image[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
     return image
 
 
-def _stacked(place: Sequence[Factors]) -> NDArray[Any]:
-    """A of all segments of a place, one below the other: [ranks, columns], filled up with zeros."""
-    size = _size(place)
-    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), place[0].a.dtype)
+def _stacked(target: Sequence[Factors]) -> NDArray[Any]:
+    """A of all segments of a target, one below the other: [ranks, columns], filled up with zeros."""
+    size = _size(target)
+    stacked = np.zeros((size.ranks, _filled(size.columns, _COLUMNS)), target[0].a.dtype)
     first = 0
-    for one in place:
+    for one in target:
         stacked[first : first + one.rank, : size.columns] = one.a
         first += _filled(one.rank, _RANKS)
     return stacked
@@ -160,7 +160,7 @@ class AdapterTables:
     """What a step says of adapters.
 
     Attributes:
-        numbers: `AdapterStep` of low_rank.cuh and what follows it. hidden: numbers that lie between the factors.
+        numbers: `AdapterStep` of lora.cuh and what follows it. hidden: numbers that lie between the factors.
         counts: what grids depend on, rounded up to powers of two so that steps with about as much have the same grids:
             "few_tiles" of rows with decode numerics, "many_tiles" of others; "few_ranks", "many_ranks": the most blocks
             of ranks that one has.
@@ -187,13 +187,13 @@ class StepAdapters:
 
     @staticmethod
     def of(program: OpProgram) -> StepAdapters:
-        """Of the places that a program has."""
-        columns = {one.place: program.types[one.x].width for one in program.ops if isinstance(one, LoraShrink)}
+        """Of the targets that a program has."""
+        columns = {one.target: program.types[one.x].width for one in program.ops if isinstance(one, LoraShrink)}
         products = [one for one in program.ops if isinstance(one, Linear | GatedLinear)]
         outputs = {
-            one.delta.place: one.weight.rows for product in products for one in projections(product) if one.delta
+            one.delta.target: one.weight.rows for product in products for one in projections(product) if one.delta
         }
-        return StepAdapters({place: (columns[place], outputs[place]) for place in outputs})
+        return StepAdapters({target: (columns[target], outputs[target]) for target in outputs})
 
     def tables(self, step: StepContext) -> AdapterTables:
         """Those of a step.
@@ -217,10 +217,10 @@ class StepAdapters:
         if not isinstance(adapter, CudaAdapter):
             raise StepError(f"{adapter!r:.80} is no adapter in this device's memory")
         if adapter not in self._fitting:
-            for place, (columns, outputs) in self._sizes.items():
-                size = adapter.places[place] if place < len(adapter.places) else None
+            for target, (columns, outputs) in self._sizes.items():
+                size = adapter.targets[target] if target < len(adapter.targets) else None
                 if size is None or (size.ranks and (size.columns != columns or size.end > outputs)):
-                    raise StepError(f"an adapter of another program: at place {place} it has {size}")
+                    raise StepError(f"an adapter of another program: at target {target} it has {size}")
             self._fitting.add(adapter)
         return adapter
 

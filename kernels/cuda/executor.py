@@ -193,31 +193,31 @@ class CudaStep:
     def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
-        places = None
+        chosen = None
         if step.choice is not None:
             if not isinstance(step.choice, CudaChoice) or step.choice.driver is not self._driver:
                 raise StepError(f"{step.choice!r:.80} is no choice of this device's")
-            places = step.choice.addresses(step.chosen)
+            chosen = step.choice.addresses(step.chosen)
         adapters = self._adapters.tables(step)
         capacity = (self._capacity or Capacity()).grown(step, adapters)
         if capacity != self._capacity:
             self._lower(capacity)
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
-        counts["chosen"] = 0 if places is None else len(places)
+        counts["chosen"] = 0 if chosen is None else len(chosen)
         counts["decode_rows"] = decode_rows = int(step.cu_seqlens_q[step.num_decode_sequences])
         counts["apart"] = int(len(step.cu_seqlens_q) - 1 == len(step.tokens))
         counts["splits"] = _splits(step.positions, capacity)
         all_decode = decode_rows == counts["tokens"]
         counts["decode_splits"] = counts["splits"] if all_decode else _splits(step.positions[:decode_rows], capacity)
         counts |= adapters.counts
-        counts |= self._table.write(step, adapters, places)
+        counts |= self._table.write(step, adapters, chosen)
         if self._has_host_nodes:
             self._known.clear()
             self._known |= known_of(self._program, step, given or {})
         for name in self._program.given:
-            if name not in self._values.places:  # only host nodes read it
+            if name not in self._values.buffers:  # only host nodes read it
                 continue
-            rows = self._values.places[name]
+            rows = self._values.buffers[name]
             values = as_float32(np.asarray((given or {})[name]).reshape(-1, rows.width))
             self._driver.write(rows.view(len(values)), values)
         return counts
@@ -262,16 +262,16 @@ class CudaStep:
 
     def _result(self, name: str, counts: Mapping[str, int]) -> Any:
         """Rows of tokens on the host; those that logits are made of where they are."""
-        if name not in self._values.places:
+        if name not in self._values.buffers:
             return self._known[name]
         type_ = self._program.types[name]
         if type_.per is Per.TOKEN:
-            rows = self._values.places[name].view(counts["tokens"])
+            rows = self._values.buffers[name].view(counts["tokens"])
             return self._driver.download(rows).reshape(type_.shape)
-        place = name, counts["logits_rows"]
-        if place not in self._views:
-            self._views[place] = self._values.places[name].view(place[1])
-        block = LogitsBlock(self._logits, self._views[place])
+        key = name, counts["logits_rows"]
+        if key not in self._views:
+            self._views[key] = self._values.buffers[name].view(key[1])
+        block = LogitsBlock(self._logits, self._views[key])
         self._handed_out.append(weakref.ref(block))
         return DeviceLogits.of(block)
 
@@ -311,8 +311,8 @@ class CudaStep:
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
             wanted_of(parts), left,
         )  # fmt: skip
-        places, tokens = self._table.address("chosen"), self._table.address("tokens")
-        arguments = bind(TAKE_CHOSEN, places=places, tokens=tokens, count=0)
+        chosen, tokens = self._table.address("chosen"), self._table.address("tokens")
+        arguments = bind(TAKE_CHOSEN, places=chosen, tokens=tokens, count=0)
         lowering.starts.append(Launch(TAKE_CHOSEN, arguments, {"count": "chosen"}, _chosen_grid))
         self._values.expect(name for part in parts for name in read_by(part, left))
         self._values.expect((*program.outputs, *program.given))

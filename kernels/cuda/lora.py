@@ -1,8 +1,8 @@
-"""Launches of low-rank adapters: before products that read a value, hidden = weight * (x @ A.T) at all their places;
+"""Launches of low-rank adapters: before products that read a value, hidden = weight * (x @ A.T) at all their targets;
 behind products hidden @ B.T, for several of them together.
 
 A launch has the same arguments in every step. Which rows go through which adapters is read from the step's tables,
-where rows without adapters are not named at all; see low_rank.cuh.
+where rows without adapters are not named at all; see lora.cuh.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .sources import CudaKernel
 if TYPE_CHECKING:
     from .lowering import CudaLowering
 
-# Places of one launch: MOST_PARTS.
+# Targets of one launch: MOST_PARTS.
 _MOST_PARTS = 4
 _SHRINK_THREADS, _EXPAND_THREADS = 256, 128
 # Columns of a block of expanding.
@@ -36,8 +36,7 @@ _NOWHERE = np.iinfo(np.int32).max
 def shrink_kernels() -> tuple[CudaKernel, CudaKernel]:
     """The kernels before products, of tiles of few rows and of many."""
     decode, prefill = (
-        CudaKernel("low_rank_shrink.cu", name, "ShrinkArguments", _SHRINK_THREADS)
-        for name in ("shrink_few", "shrink_many")
+        CudaKernel("lora_shrink.cu", name, "ShrinkArguments", _SHRINK_THREADS) for name in ("shrink_few", "shrink_many")
     )
     return decode, prefill
 
@@ -45,8 +44,7 @@ def shrink_kernels() -> tuple[CudaKernel, CudaKernel]:
 def expand_kernels() -> tuple[CudaKernel, CudaKernel]:
     """The kernels behind products."""
     decode, prefill = (
-        CudaKernel("low_rank_expand.cu", name, "ExpandArguments", _EXPAND_THREADS)
-        for name in ("expand_few", "expand_many")
+        CudaKernel("lora_expand.cu", name, "ExpandArguments", _EXPAND_THREADS) for name in ("expand_few", "expand_many")
     )
     return decode, prefill
 
@@ -62,10 +60,10 @@ def _start(
 
 @dataclass(eq=False)
 class ShrinkLaunch:
-    """Hidden numbers of places that read the same value.
+    """Hidden numbers of targets that read the same value.
 
     Attributes:
-        x: its name. parts: how many places there are.
+        x: its name. parts: how many targets there are.
     """
 
     x: str
@@ -73,9 +71,9 @@ class ShrinkLaunch:
     parts: int = 0
     kernels: tuple[CudaKernel, CudaKernel] = field(default_factory=shrink_kernels)
 
-    def add(self, place: int, hidden: int) -> None:
-        """One more place, whose hidden numbers begin at an address."""
-        self.arguments["places"][self.parts], self.arguments["hidden"][self.parts] = place, hidden
+    def add(self, target: int, hidden: int) -> None:
+        """One more target, whose hidden numbers begin at an address."""
+        self.arguments["targets"][self.parts], self.arguments["hidden"][self.parts] = target, hidden
         self.parts += 1
 
     def start(self, driver: Driver, functions: Functions, counts: Counts) -> None:
@@ -97,9 +95,9 @@ class ExpandLaunch:
     blocks: int = 0
     kernels: tuple[CudaKernel, CudaKernel] = field(default_factory=expand_kernels)
 
-    def add(self, place: int, hidden: int, out: DeviceRows) -> None:
+    def add(self, target: int, hidden: int, out: DeviceRows) -> None:
         """One more product."""
-        given = {"places": place, "hidden": hidden, "out": out.address, "out_stride": out.stride}
+        given = {"targets": target, "hidden": hidden, "out": out.address, "out_stride": out.stride}
         for name, value in (given | {"outputs": out.width, "first_block": self.blocks}).items():
             self.arguments[name][self.parts] = value
         self.parts, self.blocks = self.parts + 1, self.blocks + -(-out.width // _EXPAND_COLUMNS)
@@ -111,7 +109,7 @@ class ExpandLaunch:
 
 
 def shrink(at: CudaLowering, op: LoraShrink) -> None:
-    """Add a place to the launch before it, if that reads the same value and has room, else a launch.
+    """Add a target to the launch before it, if that reads the same value and has room, else a launch.
 
     Raises:
         UnsupportedRecord: rows of something else than tokens.
@@ -123,16 +121,16 @@ def shrink(at: CudaLowering, op: LoraShrink) -> None:
         empty = [0] * _MOST_PARTS
         arguments = bind(
             shrink_kernels()[0], x=x.address, step=at.table.address("adapters"), hidden=empty, x_stride=x.stride,
-            places=empty, columns=x.width, aligned=int(x.address % 16 == 0 and x.stride % 4 == 0),
+            targets=empty, columns=x.width, aligned=int(x.address % 16 == 0 and x.stride % 4 == 0),
             last_tile=last_tile(at.capacity.adapter_numbers),
         )  # fmt: skip
         last = ShrinkLaunch(op.x, arguments)
         at.starts.append(last)
-    last.add(op.place, at.driver.address(_hidden(at, op.out)))
+    last.add(op.target, at.driver.address(_hidden(at, op.out)))
 
 
 def _hidden(at: CudaLowering, name: str) -> Any:
-    """Memory of the hidden numbers of a place, until its product has been computed."""
+    """Memory of the hidden numbers of a target, until its product has been computed."""
     return at.values.derived(name, "hidden", 4 * at.capacity.hidden, lambda memory: None)
 
 
@@ -150,12 +148,12 @@ class Deltas:
             empty = [0] * _MOST_PARTS
             arguments = bind(
                 expand_kernels()[0], step=at.table.address("adapters"), hidden=empty, out=empty, out_stride=empty,
-                places=empty, outputs=empty, first_block=[_NOWHERE] * _MOST_PARTS,
+                targets=empty, outputs=empty, first_block=[_NOWHERE] * _MOST_PARTS,
                 last_tile=last_tile(at.capacity.adapter_numbers),
             )  # fmt: skip
             self._launch = ExpandLaunch(arguments)
         hidden = _hidden(at, delta.hidden)
-        self._launch.add(delta.place, at.driver.address(hidden), out)
+        self._launch.add(delta.target, at.driver.address(hidden), out)
         self._outs.append(out)
         # The op that made it may be done with both before the launch is there.
         self._held += [at.values.hold(hidden), at.values.hold(out.memory)]
@@ -164,7 +162,7 @@ class Deltas:
 
     def before(self, at: CudaLowering, names: Iterable[str]) -> None:
         """These values are about to be read."""
-        read = [at.values.places[name].memory for name in names if name in at.values.places]
+        read = [at.values.buffers[name].memory for name in names if name in at.values.buffers]
         if any(out.memory is memory for out in self._outs for memory in read):
             self.settle(at)
 

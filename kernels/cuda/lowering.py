@@ -267,7 +267,7 @@ def _norm(op: ir.Norm, at: CudaLowering) -> None:
 
 
 @lower.register
-def _low_rank(op: ir.LoraShrink, at: CudaLowering) -> None:
+def _lora_shrink(op: ir.LoraShrink, at: CudaLowering) -> None:
     shrink(at, op)
 
 

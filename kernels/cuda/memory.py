@@ -57,13 +57,13 @@ class Values:
 
     Attributes:
         types: of all values. capacity: the largest number of rows, by what they are counted in.
-        places: where every value was put; the memory of some has been given to others since.
+        buffers: where every value was put; the memory of some has been given to others since.
     """
 
     driver: Driver
     types: Mapping[str, RowsType]
     capacity: Mapping[Per, int]
-    places: dict[str, DeviceRows] = field(default_factory=dict)
+    buffers: dict[str, DeviceRows] = field(default_factory=dict)
     _found: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)
     _free: list[_Buffer] = field(default_factory=list)
     _left: Counter[str] = field(default_factory=Counter)
@@ -137,7 +137,7 @@ class Values:
     def _bind(self, key: Hashable, found: Any, buffer: _Buffer) -> None:
         self._found[key] = found, buffer
         if isinstance(key, str):
-            self.places[key] = found
+            self.buffers[key] = found
         buffer.users += 1
 
     def _buffer(self, nbytes: int) -> _Buffer:

@@ -19,7 +19,7 @@ _THREADS, _NUMBER_BYTES = 256, 4
 
 def rotate_keys_kernel(kind: str) -> CudaKernel:
     """The kernel that turns keys of a type."""
-    return CudaKernel("turned_keys.cu", f"turn_keys<{KINDS[kind]}>", "TurnKeysArguments", _THREADS)
+    return CudaKernel("rotate_keys.cu", f"rotate_keys<{KINDS[kind]}>", "RotateKeysArguments", _THREADS)
 
 
 class KeyRotator:
@@ -30,7 +30,7 @@ class KeyRotator:
         self._functions: dict[CudaKernel, Any] = {}
 
     def rotate(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
-        """See Executor.turn_keys."""
+        """See Executor.rotate_keys."""
         missing = {rotate_keys_kernel(layer.kind) for layer, _ in rotations} - self._functions.keys()
         if missing:
             self._functions |= self._driver.load(missing)

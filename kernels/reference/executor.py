@@ -14,7 +14,7 @@ from ..host_memory import HostMemory, TimedByHost
 from ..ir import Constants, HostNode, Ids, Op, OpProgram, Projection, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
-from .lora import ReferenceAdapter, low_rank
+from .lora import ReferenceAdapter, lora_shrink
 from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
@@ -139,8 +139,8 @@ class ReferenceStep(TimedByHost):
             case ir.LogitsRows(x, out):
                 within(step.logits_indices, len(step.tokens), "row of logits outside the step")
                 self[out] = self[x][step.logits_indices]
-            case ir.LoraShrink(x, place, out):
-                self._values[out] = list(low_rank(self[x], place, step))
+            case ir.LoraShrink(x, target, out):
+                self._values[out] = list(lora_shrink(self[x], target, step))
             case ir.Linear(x, branch, out):
                 self[out] = self._product(x, branch)
             case ir.GatedLinear(x, gate, up, activation, out):

@@ -14,23 +14,23 @@ from .functions import Float64
 
 @dataclass(frozen=True, eq=False)
 class ReferenceAdapter:
-    """See `genai.kernels.device.DeviceAdapter`: the factors as they were given, per place."""
+    """See `genai.kernels.device.DeviceAdapter`: the factors as they were given, per target."""
 
     factors: Sequence[Sequence[Factors]]
 
     @property
     def nbytes(self) -> int:
         """Bytes that they take."""
-        return sum(one.a.nbytes + one.b.nbytes for place in self.factors for one in place)
+        return sum(one.a.nbytes + one.b.nbytes for target in self.factors for one in target)
 
 
-def low_rank(x: Float64, place: int, step: StepContext) -> Iterator[tuple[slice, slice, Float64]]:
+def lora_shrink(x: Float64, target: int, step: StepContext) -> Iterator[tuple[slice, slice, Float64]]:
     """What the adapters of each sequence add to a product of x [T, columns]: rows, columns, and the numbers."""
     if not len(step.adapter_ids):
         return
     owners = zip(pairwise(step.cu_seqlens_q.tolist()), pairwise(step.cu_adapters.tolist()), strict=True)
     for rows, own in owners:
         for index in range(*own):
-            for one in step.adapters[step.adapter_ids[index]].factors[place]:
+            for one in step.adapters[step.adapter_ids[index]].factors[target]:
                 hidden = x[slice(*rows)] @ one.a.astype(np.float64).T * float(step.adapter_weights[index])
                 yield slice(*rows), slice(one.first, one.first + len(one.b)), hidden @ one.b.astype(np.float64).T

@@ -51,7 +51,7 @@ def peft_folder(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def places(bundled: Model) -> Any:
-    return bundled.adapter_places()
+    return bundled.lora_targets()
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -465,7 +465,7 @@ def test_conversion_there_and_back(tmp_path: Path, bundled: Model, dtype: str) -
     write_onnx_adapter(source, tmp_path / "x.onnx_adapter", dtype, names=names)
     middle = read_adapter(tmp_path / "x.onnx_adapter")
     write_peft(middle, tmp_path / "back", dtype)
-    back, places = read_adapter(tmp_path / "back"), bundled.adapter_places()
+    back, places = read_adapter(tmp_path / "back"), bundled.lora_targets()
     for one in (middle, back):
         for first, second in zip(bind(source, places), bind(one, places), strict=True):
             for x, y in zip(first, second, strict=True):

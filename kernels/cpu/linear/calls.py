@@ -19,7 +19,7 @@ from .decode import STREAMS, Packing, ProductArguments, SwigluArguments, decode_
 from .dense import DenseMatrix, Matrix
 from .dot import dot_for
 from .epilogue import TermsArguments
-from .lora import NO_PLACE
+from .lora import NO_TARGET
 from .micro_kernels import Dense, FloatBlocks, IntegerBlocks
 from .prefill import SCRATCH_BYTES as PREFILL_SCRATCH_BYTES, TABLE_ZEROS, PrefillArguments, prefill_op, span_steps
 from .prefill_kernel import STEP_COLUMNS
@@ -30,23 +30,23 @@ _PAIRS_TOGETHER = 8
 
 @dataclass(frozen=True)
 class Affine:
-    """x @ matrix.T + bias + addend + what adapters add at a place.
+    """x @ matrix.T + bias + addend + what adapters add at a target.
 
     Attributes:
         bias: float32 [matrix.rows]. addend: rows as wide as the result; they may be the result's own.
-        place: for which `shrink_call` has computed the step's hidden rows; NO_PLACE = adapters cannot change it.
+        target: for which `shrink_call` has computed the step's hidden rows; NO_PLACE = adapters cannot change it.
     """
 
     matrix: Matrix
     bias: NDArray[np.float32] | None = None
     addend: Rows | None = None
-    place: int = NO_PLACE
+    target: int = NO_TARGET
 
     @property
     def terms(self) -> TermsArguments:
         """What is added, for operators."""
         scale = self.matrix.row_scales if isinstance(self.matrix, BlockMatrix) else None
-        return TermsArguments(scale=scale, bias=self.bias, addend=self.addend or NO_ROWS, place=self.place)
+        return TermsArguments(scale=scale, bias=self.bias, addend=self.addend or NO_ROWS, target=self.target)
 
 
 def decode_call(

@@ -96,7 +96,7 @@ class ProductArguments(Arguments):
 
 
 class _Noted(NamedTuple):
-    """What `low_rank` has noted for the next group. The last steps of the passes over a group ask for a run each: it
+    """What `lora` has noted for the next group. The last steps of the passes over a group ask for a run each: it
     comes in time, and what is read meanwhile does not push it out of the caches.
 
     Attributes:
@@ -123,7 +123,7 @@ def _micro_kernel(kind: Packing, rows: int, beside: int) -> Any:
 
     Its arguments: the addresses of the tiles; records; the address of the first row's activations, its stride; offsets
     of scales and corrections in a row; the address of the results; the bytes of a tile; the grids of the first and of
-    the last half of the tiles; what `low_rank` has noted to ask for; the last row, which stands in for those behind it.
+    the last half of the tiles; what `lora` has noted to ask for; the last row, which stands in for those behind it.
 
     Args:
         beside: tiles of the group behind one of them, before the next group.
@@ -226,11 +226,11 @@ def _writer(name: str) -> Any:
         """
         width, first = arguments.out.width, group * beside * TILE_ROWS
         scale_sums(arguments.terms.scale, scratch, count, first, beside, width)
-        add_adapters(arguments.terms.place, context, scratch, _ROW_BYTES, asked, row, count, first, beside)
+        add_adapters(arguments.terms.target, context, scratch, _ROW_BYTES, asked, row, count, first, beside)
         if is_gated:
             behind = scratch + beside * _VECTOR_BYTES
             scale_sums(arguments.gated_terms.scale, behind, count, first, beside, width)
-            add_adapters(arguments.gated_terms.place, context, behind, _ROW_BYTES, asked, row, count, first, beside)
+            add_adapters(arguments.gated_terms.target, context, behind, _ROW_BYTES, asked, row, count, first, beside)
         for m in range(count):
             out, addend = row_at(arguments.out, row + m), addend_of(arguments.terms, row + m)
             for stream in range(beside):

@@ -8,17 +8,17 @@ from ..jit.arguments import Address, Arguments
 from ..jit.dsl import inline
 from ..jit.memory import load_first
 from ..program.calls import NO_ROWS, Rows, row_at
-from .lora import NO_PLACE
+from .lora import NO_TARGET
 
 
 class TermsArguments(Arguments):
-    """What columns are multiplied by, then what is added: by adapters (their place; NO_PLACE = none), a bias, a row of
+    """What columns are multiplied by, then what is added: by adapters (their target; NO_PLACE = none), a bias, a row of
     addends. All are as wide as the result; 0 = none."""
 
     scale: Address = None
     bias: Address = None
     addend: Rows = NO_ROWS
-    place: int = NO_PLACE
+    target: int = NO_TARGET
 
 
 @inline

@@ -1,7 +1,7 @@
 """Low-rank adapters in programs: rows shrink to a few numbers per adapter, and products add these times its columns.
 
-What a row's adapters are is read from the step. A program knows the numbers of places only, so that adapters come and
-go without it: an adapter is one block of memory that begins with a table of where its factors lie, place by place.
+What a row's adapters are is read from the step. A program knows the numbers of targets only, so that adapters come and
+go without it: an adapter is one block of memory that begins with a table of where its factors lie, target by target.
 
 `shrink` computes hidden = weight * (x @ A.T) for all rows of an adapter together, four ranks and up to four rows at a
 time, so that A is read once for four rows. A product then adds hidden @ B.T to a tile's sums before its bias and
@@ -50,9 +50,9 @@ from ..jit.vector import multiply_add, reduce_add, splat_float32
 from ..program.calls import Call, Items, Rows, row_at
 from ..program.step_table import ContextTable, StepField
 
-NO_PLACE = -1
+NO_TARGET = -1
 _LINE = 64
-# A product of fewer columns is no place of adapters.
+# A product of fewer columns is no target of adapters.
 MIN_COLUMNS = LANES
 # Ranks of a block of shrinking, and the rows that meet them at once.
 _RANKS, _ROWS = 4, 4
@@ -65,8 +65,8 @@ _RUN_BYTES, _MOST_RUNS = RUN_LINES * _LINE, 512
 ASKED_BYTES = 8 * (2 + _MOST_RUNS)
 # No micro-kernel follows: lines are asked for at once.
 NOT_ASKED = 0
-# An adapter's table: bytes per number, then per place these four, then what the third of them points to.
-_HEADER, _PLACE, _SEGMENT = 1, 4, 5
+# An adapter's table: bytes per number, then per target these four, then what the third of them points to.
+_HEADER, _TARGET, _SEGMENT = 1, 4, 5
 _A, _RANK, _SEGMENTS, _COUNT = 0, 1, 2, 3
 _FIRST, _END, _B, _OFFSET, _SEGMENT_RANK = 0, 1, 2, 3, 4
 _SHORTS = ir.VectorType(INT16, LANES)
@@ -79,12 +79,12 @@ _SHORTS = ir.VectorType(INT16, LANES)
 class CpuAdapter:
     """An adapter's factors; see `genai.kernels.device.DeviceAdapter`.
 
-    Per place A of all factors that lie there, one below the other, in blocks of four ranks (the last of as many as are
+    Per target A of all factors that lie there, one below the other, in blocks of four ranks (the last of as many as are
     left): [block][columns / 16][rank][16], the columns filled up with zeros; and each one's B in tiles of sixteen
     columns of the result, [tile][rank][16].
 
     Attributes:
-        memory: uint8, all of it. rank: the largest of all places.
+        memory: uint8, all of it. rank: the largest of all targets.
     """
 
     memory: NDArray[np.uint8]
@@ -103,7 +103,7 @@ class CpuAdapter:
 
 def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
     """Lay an adapter out; see `genai.kernels.device.Executor.load_adapter`."""
-    every = [one for place in factors for one in place]
+    every = [one for target in factors for one in target]
     dtype = every[0].a.dtype if every else np.dtype(np.float32)
     for one in every:
         if {one.a.dtype, one.b.dtype} != {dtype} or dtype.name not in ("float16", "float32"):
@@ -114,22 +114,22 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
                 f"[rank, columns] and [columns of the result, rank], from a multiple of {LANES} on"
             )
     tiles = [-(-len(one.b) // LANES) * one.rank for one in every]
-    entries = _HEADER + _PLACE * len(factors) + _SEGMENT * len(every)
+    entries = _HEADER + _TARGET * len(factors) + _SEGMENT * len(every)
     begin = -(-8 * entries // _LINE) * _LINE
-    shrinking = [_in_blocks(place, dtype) for place in factors]
+    shrinking = [_in_blocks(target, dtype) for target in factors]
     sizes = [one.nbytes for one in shrinking], [dtype.itemsize * LANES * count for count in tiles]
     memory = mapped_array(begin + sum(map(_lines, [*sizes[0], *sizes[1]])))
     table, address = memory[: 8 * entries].view(np.int64), int(memory.__array_interface__["data"][0])
     table[0] = dtype.itemsize
-    segment, end = _HEADER + _PLACE * len(factors), begin
-    for number, place in enumerate(factors):
-        at = table[_HEADER + _PLACE * number :]
-        at[_A], at[_SEGMENTS], at[_COUNT] = address + end, address + 8 * segment, len(place)
-        at[_RANK] = sum(one.rank for one in place)
+    segment, end = _HEADER + _TARGET * len(factors), begin
+    for number, target in enumerate(factors):
+        at = table[_HEADER + _TARGET * number :]
+        at[_A], at[_SEGMENTS], at[_COUNT] = address + end, address + 8 * segment, len(target)
+        at[_RANK] = sum(one.rank for one in target)
         blocks = shrinking[number]
         memory[end : end + blocks.nbytes].view(dtype)[...] = blocks
         end, offset = end + _lines(blocks.nbytes), 0
-        for one in place:
+        for one in target:
             columns, rank = one.b.shape
             padded = np.zeros((-(-columns // LANES) * LANES, rank), dtype)
             padded[:columns] = one.b
@@ -137,14 +137,14 @@ def pack_adapter(factors: Sequence[Sequence[Factors]]) -> CpuAdapter:
             table[segment : segment + _SEGMENT] = one.first, one.first + columns, address + end, offset, rank
             memory[end : end + padded.nbytes].view(dtype)[...] = tiled.reshape(-1)
             segment, end, offset = segment + _SEGMENT, end + _lines(padded.nbytes), offset + rank
-    return CpuAdapter(memory, max((sum(one.rank for one in place) for place in factors), default=0))
+    return CpuAdapter(memory, max((sum(one.rank for one in target) for target in factors), default=0))
 
 
-def _in_blocks(place: Sequence[Factors], dtype: Any) -> NDArray[Any]:
-    """The A of a place, as `CpuAdapter` says; flat."""
-    if not place:
+def _in_blocks(target: Sequence[Factors], dtype: Any) -> NDArray[Any]:
+    """The A of a target, as `CpuAdapter` says; flat."""
+    if not target:
         return np.empty(0, dtype)
-    joined = np.concatenate([one.a for one in place])
+    joined = np.concatenate([one.a for one in target])
     ranks, columns = joined.shape
     padded = np.zeros((ranks, -(-columns // LANES), LANES), dtype)
     padded.reshape(ranks, -1)[:, :columns] = joined
@@ -174,14 +174,14 @@ def _own(adapter: object) -> CpuAdapter:
     return adapter
 
 
-def fill_adapters(table: ContextTable, step: StepContext, places: int) -> None:
+def fill_adapters(table: ContextTable, step: StepContext, targets: int) -> None:
     """Write a step's adapters into the table that its programs read.
 
     Args:
-        places: how many the program has.
+        targets: how many the program has.
     """
     table.count(StepField.LOW_RANK_BLOCKS, 0)
-    if not len(step.adapter_ids) or not places:
+    if not len(step.adapter_ids) or not targets:
         return
     groups = [_Group(_own(adapter)) for adapter in step.adapters]
     parts = np.empty((len(step.adapter_ids), 2), np.int64)
@@ -208,9 +208,9 @@ def fill_adapters(table: ContextTable, step: StepContext, places: int) -> None:
     table.array(StepField.ROW_ADAPTERS, parts)
     table.array(StepField.SHRINK_BLOCKS, np.array(blocks, np.int64).reshape(-1, 4))
     table.array(StepField.SHRINK_ROWS, np.concatenate(every))
-    table.room(StepField.HIDDEN, places * starts[-1] * stride // 4, np.float32)
+    table.room(StepField.HIDDEN, targets * starts[-1] * stride // 4, np.float32)
     table.count(StepField.HIDDEN_STRIDE, stride)
-    table.count(StepField.HIDDEN_PLACE, starts[-1] * stride)
+    table.count(StepField.HIDDEN_TARGET, starts[-1] * stride)
     table.count(StepField.LOW_RANK_BLOCKS, len(blocks))
 
 
@@ -218,10 +218,10 @@ def fill_adapters(table: ContextTable, step: StepContext, places: int) -> None:
 
 
 class ShrinkArguments(Arguments):
-    """Rows, and the place whose factors they meet."""
+    """Rows, and the target whose factors they meet."""
 
     x: Rows
-    place: int
+    target: int
 
 
 def _shrink_kernel(item_bytes: int, rows: int) -> Any:
@@ -287,20 +287,20 @@ def _by_bytes(rows: int) -> Any:
 _one_row, _some_rows = _by_bytes(1), _by_bytes(_ROWS)
 
 
-def shrink_call(x: Rows, place: int) -> Call:
-    """hidden = weight * (x @ A.T) for all rows and adapters of the step, at a place.
+def shrink_call(x: Rows, target: int) -> Call:
+    """hidden = weight * (x @ A.T) for all rows and adapters of the step, at a target.
 
     Args:
         x: rows [TOKENS, K], K at least MIN_COLUMNS.
     """
     if x.counted != StepField.TOKENS or x.width < MIN_COLUMNS:
         raise ValueError(f"x is [{x.counted.name}, {x.width}], expected [TOKENS, {MIN_COLUMNS} or more]")
-    return Call(shrink, ShrinkArguments(x=x, place=place), Items(StepField.LOW_RANK_BLOCKS), SCRATCH_BYTES)
+    return Call(shrink, ShrinkArguments(x=x, target=target), Items(StepField.LOW_RANK_BLOCKS), SCRATCH_BYTES)
 
 
 _BLOCKS, _BLOCK_ROWS = int(StepField.SHRINK_BLOCKS), int(StepField.SHRINK_ROWS)
-_HIDDEN, _STRIDE, _HIDDEN_PLACE = (
-    int(one) for one in (StepField.HIDDEN, StepField.HIDDEN_STRIDE, StepField.HIDDEN_PLACE)
+_HIDDEN, _STRIDE, _HIDDEN_TARGET = (
+    int(one) for one in (StepField.HIDDEN, StepField.HIDDEN_STRIDE, StepField.HIDDEN_TARGET)
 )
 _ANY, _BOUNDS, _OF_ROW = (
     int(one) for one in (StepField.LOW_RANK_BLOCKS, StepField.ADAPTERS_OF_SEQUENCE, StepField.ROW_ADAPTERS)
@@ -310,27 +310,27 @@ _BLOCK_BYTES, _ROW_BYTES, _OF_ROW_BYTES = 32, 12, 16
 
 
 @inline
-def _hidden_row(context: int, place: int, row: int) -> Any:
-    return entry(context, _HIDDEN) + place * entry(context, _HIDDEN_PLACE) + row * entry(context, _STRIDE)
+def _hidden_row(context: int, target: int, row: int) -> Any:
+    return entry(context, _HIDDEN) + target * entry(context, _HIDDEN_TARGET) + row * entry(context, _STRIDE)
 
 
 @inline
-def _write_hidden(context: int, place: int, of_row: int, rank: int, total: Any) -> None:
+def _write_hidden(context: int, target: int, of_row: int, rank: int, total: Any) -> None:
     """One number of a row: the sum of what was added up lane by lane, times the adapter's weight."""
-    address = _hidden_row(context, place, read_int32(of_row)) + read_int32(of_row + 4) + 4 * rank
+    address = _hidden_row(context, target, read_int32(of_row)) + read_int32(of_row + 4) + 4 * rank
     write_float32(address, read_float32(of_row + 8) * reduce_add(total))
 
 
 @native_op(ShrinkArguments)
 def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """Items are blocks of ranks of an adapter; where it has no such ranks at this place, there is nothing to do."""
-    x, place = arguments.x, arguments.place
+    """Items are blocks of ranks of an adapter; where it has no such ranks at this target, there is nothing to do."""
+    x, target = arguments.x, arguments.target
     columns = x.width
     for item in range(begin, end):
         block = entry(context, _BLOCKS) + _BLOCK_BYTES * item
         table, rank = read_int64(block), read_int64(block + 8)
         item_bytes = read_int64(table)
-        factors = table + 8 * (_HEADER + _PLACE * place)
+        factors = table + 8 * (_HEADER + _TARGET * target)
         ranks = min(_RANKS, read_int64(factors + 8 * _RANK) - rank)
         a = read_int64(factors + 8 * _A) + rank * (-(-columns // LANES) * LANES) * item_bytes
         index, last = read_int64(block + 16), read_int64(block + 24)
@@ -341,7 +341,9 @@ def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scrat
             if count == 1:
                 _one_row(item_bytes, (a, r0, scratch, columns, ranks - 1))
                 for number in range(ranks):
-                    _write_hidden(context, place, of_row, rank + number, load_float32(scratch + number * _VECTOR_BYTES))
+                    _write_hidden(
+                        context, target, of_row, rank + number, load_float32(scratch + number * _VECTOR_BYTES)
+                    )
             else:
                 r1 = row_at(x, read_int32(of_row + _ROW_BYTES))
                 r2 = row_at(x, read_int32(of_row + _ROW_BYTES * min(2, count - 1)))
@@ -350,7 +352,7 @@ def shrink(arguments: ShrinkArguments, context: int, begin: int, end: int, scrat
                 for number in range(ranks):
                     for m in range(count):
                         total = load_float32(scratch + (number * _ROWS + m) * _VECTOR_BYTES)
-                        _write_hidden(context, place, of_row + _ROW_BYTES * m, rank + number, total)
+                        _write_hidden(context, target, of_row + _ROW_BYTES * m, rank + number, total)
             index += count
     return 0
 
@@ -365,11 +367,11 @@ def _factor(address: int, item_bytes: int) -> Any:
 
 
 @inline
-def _segment_at(context: int, place: int, index: int) -> Any:
+def _segment_at(context: int, target: int, index: int) -> Any:
     """Of the index-th pair of a row and an adapter: the adapter's bytes per number and segments, and how many."""
     of_row = entry(context, _OF_ROW) + _OF_ROW_BYTES * index
     table = read_int64(of_row)
-    factors = table + 8 * (_HEADER + _PLACE * place)
+    factors = table + 8 * (_HEADER + _TARGET * target)
     offset = read_int64(of_row + 8)
     return read_int64(table), read_int64(factors + 8 * _SEGMENTS), read_int64(factors + 8 * _COUNT), offset
 
@@ -416,13 +418,13 @@ def _expand_four(
 
 
 @helper
-def _delta(context: int, place: int, row: int, column: int) -> Any:
+def _delta(context: int, target: int, row: int, column: int) -> Any:
     """What a row's adapters add to the tile that begins with a column, in the order of adapters and ranks."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
-    hidden = _hidden_row(context, place, row)
+    hidden = _hidden_row(context, target, row)
     total = splat_float32(0.0)
     for index in range(read_int32(bounds), read_int32(bounds + 4)):
-        item_bytes, segment, count, offset = _segment_at(context, place, index)
+        item_bytes, segment, count, offset = _segment_at(context, target, index)
         for _ in range(count):
             if _holds(segment, column):
                 rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
@@ -438,14 +440,14 @@ def _add(address: int, total: Any) -> None:
 
 
 @helper
-def _add_four(context: int, place: int, sums: int, stride: int, row: int, column: int) -> None:
+def _add_four(context: int, target: int, sums: int, stride: int, row: int, column: int) -> None:
     """`_delta` of four neighbouring rows of one sequence, added to their sums: factors are loaded once for them."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
-    hidden, next_row = _hidden_row(context, place, row), entry(context, _STRIDE)
+    hidden, next_row = _hidden_row(context, target, row), entry(context, _STRIDE)
     zero = splat_float32(0.0)
     t0, t1, t2, t3 = zero, zero, zero, zero
     for index in range(read_int32(bounds), read_int32(bounds + 4)):
-        item_bytes, segment, count, offset = _segment_at(context, place, index)
+        item_bytes, segment, count, offset = _segment_at(context, target, index)
         for _ in range(count):
             if _holds(segment, column):
                 rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
@@ -510,14 +512,14 @@ def _expand_group(hidden: int, b: int, rank: int, item_bytes: int, t0: Any, t1: 
 
 
 @helper
-def _add_row(context: int, place: int, sums: int, asked: int, row: int, column: int, tiles: int) -> None:
+def _add_row(context: int, target: int, sums: int, asked: int, row: int, column: int, tiles: int) -> None:
     """`_delta` of two or four neighbouring tiles, added to their sums; what lies behind them will be next."""
     bounds = entry(context, _BOUNDS) + 4 * read_int32(entry(context, _SEQUENCES) + 4 * row)
-    hidden, last = _hidden_row(context, place, row), column + LANES * (tiles - 1)
+    hidden, last = _hidden_row(context, target, row), column + LANES * (tiles - 1)
     zero = splat_float32(0.0)
     t0, t1, t2, t3 = zero, zero, zero, zero
     for index in range(read_int32(bounds), read_int32(bounds + 4)):
-        item_bytes, segment, count, offset = _segment_at(context, place, index)
+        item_bytes, segment, count, offset = _segment_at(context, target, index)
         for _ in range(count):
             if read_int64(segment + 8 * _FIRST) <= last and column < read_int64(segment + 8 * _END):
                 rank, b = read_int64(segment + 8 * _SEGMENT_RANK), _tile_of(segment, column, item_bytes)
@@ -553,7 +555,7 @@ def _add_row(context: int, place: int, sums: int, asked: int, row: int, column: 
 
 @helper
 def _add_all(
-    place: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
+    target: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
 ) -> None:
     sequences, done = entry(context, _SEQUENCES), 0
     while done < count:
@@ -567,25 +569,25 @@ def _add_all(
             at = sums + done * stride
             if some == _ROWS:
                 for tile in range(tiles):
-                    _add_four(context, place, at + tile * _VECTOR_BYTES, stride, row + done, column + LANES * tile)
+                    _add_four(context, target, at + tile * _VECTOR_BYTES, stride, row + done, column + LANES * tile)
             else:
-                _add_row(context, place, at, asked, row + done, column, tiles)
+                _add_row(context, target, at, asked, row + done, column, tiles)
         done += some
 
 
 @inline
 def add_adapters(
-    place: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
+    target: int, context: int, sums: int, stride: int, asked: int, row: int, count: int, column: int, tiles: int
 ) -> None:
-    """Add what adapters add at a place to sums in memory: of neighbouring rows, `stride` bytes apart, with two or four
+    """Add what adapters add at a target to sums in memory: of neighbouring rows, `stride` bytes apart, with two or four
     neighbouring tiles, whose first column is given. Lines of the next tiles are noted in `asked`."""
-    if place >= 0 and entry(context, _ANY) > 0:
-        _add_all(place, context, sums, stride, asked, row, count, column, tiles)
+    if target >= 0 and entry(context, _ANY) > 0:
+        _add_all(target, context, sums, stride, asked, row, count, column, tiles)
 
 
 @inline
-def with_adapters(sums: Any, place: int, context: int, row: int, column: int) -> Any:
-    """The sums of a tile's LANES columns plus what the row's adapters add at a place."""
-    if place >= 0 and entry(context, _ANY) > 0:
-        sums = sums + _delta(context, place, row, column)
+def with_adapters(sums: Any, target: int, context: int, row: int, column: int) -> Any:
+    """The sums of a tile's LANES columns plus what the row's adapters add at a target."""
+    if target >= 0 and entry(context, _ANY) > 0:
+        sums = sums + _delta(context, target, row, column)
     return sums

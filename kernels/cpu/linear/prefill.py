@@ -86,12 +86,12 @@ def _writer(unscale: Any, gate: str) -> Any:
             if left > 0:
                 value = load_float32(sums + tile * TILE_BYTES) * unscale * power
                 value = scaled(value, terms.scale, column, left)
-                value = with_adapters(value, terms.place, context, row, column)
+                value = with_adapters(value, terms.target, context, row, column)
                 value = with_terms(value, terms.bias, addend_of(terms, row), column, left)
                 if tiles == 1:
                     gated = load_float32(sums + TILE_BYTES) * unscale * power
                     gated = scaled(gated, gated_terms.scale, column, left)
-                    gated = with_adapters(gated, gated_terms.place, context, row, column)
+                    gated = with_adapters(gated, gated_terms.target, context, row, column)
                     gated = with_terms(gated, gated_terms.bias, addend_of(gated_terms, row), column, left)
                     value = activate(value, 0.0, 0.0) * gated
                 store_first(row_at(arguments.out, row) + 4 * column, value, left)
@@ -108,14 +108,14 @@ def _block_writer(write: Any) -> Any:
         powers = arguments.x.powers + 4 * row
         for index in range(rows):
             tile = index // TILE_ROWS  # sums: [pair of row tiles][row tile][weight tile]
-            place = sums + tile * 2 * TILE_BYTES + index % TILE_ROWS * TILE_ROW_BYTES
-            write(arguments, context, first + index, place, read_float32(powers + 4 * index), pair)
+            target = sums + tile * 2 * TILE_BYTES + index % TILE_ROWS * TILE_ROW_BYTES
+            write(arguments, context, first + index, target, read_float32(powers + 4 * index), pair)
 
     return write_block
 
 
 @inline
-def _place_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
+def _address_of_sums(arguments: PrefillArguments, scratch: int, number: int) -> Any:
     """Where the sums of the n-th pair of some wait: with spans all do, else one while the next is multiplied."""
     return scratch + _SUMS + (number if arguments.span < arguments.steps else number & 1) * _PAIR_SUMS
 
@@ -171,7 +171,7 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
             steps = min(span, all_steps - step)
             is_last = step + steps == all_steps
             for pair in range(begin, end):
-                sums = _place_of_sums(arguments, scratch, pair - begin)
+                sums = _address_of_sums(arguments, scratch, pair - begin)
                 first, second = arguments.first + pair * pair_bytes, arguments.second + pair * pair_bytes
                 next_pair, next_step = pair + 1, step
                 if next_pair == end:
@@ -201,12 +201,12 @@ def _block_multiplier(weights: TileWeights, out_columns: int, write_block: Any) 
                     dequantise((next_first, next_second, next_step, panel, done, wanted))
                 previous = sums + (row_pairs - 1) * SUMS_BYTES
                 if waiting >= 0:
-                    there = _place_of_sums(arguments, scratch, waiting - begin)
+                    there = _address_of_sums(arguments, scratch, waiting - begin)
                     write_block(arguments, context, row, rows, there, waiting)
                 if is_last:
                     waiting = pair
         store_sums((previous,))
-        write_block(arguments, context, row, rows, _place_of_sums(arguments, scratch, waiting - begin), waiting)
+        write_block(arguments, context, row, rows, _address_of_sums(arguments, scratch, waiting - begin), waiting)
 
     return multiply_block
 

@@ -19,7 +19,7 @@ from ..linear.calls import decode_call, has_prefill, prefill_call
 from ..linear.decode import SwigluArguments
 from ..linear.dense import Matrix
 from ..linear.embedding import gather_blocks
-from ..linear.lora import NO_PLACE, shrink_call
+from ..linear.lora import NO_TARGET, shrink_call
 from ..moe.mixture import ExpertLayer, Mixture, mixture_phases, mixture_size
 from ..rowwise.elementwise import binary, gate, unary
 from ..rowwise.gather import embedding, logits_rows, reordered
@@ -166,9 +166,9 @@ def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
 
 
 @lower.register
-def _low_rank(op: ir.LoraShrink, at: Lowering) -> None:
+def _lora_shrink(op: ir.LoraShrink, at: Lowering) -> None:
     at.elsewhere(op.out)
-    at.run([[shrink_call(at.rows(op.x), op.place)]], [op.x], [op.out])
+    at.run([[shrink_call(at.rows(op.x), op.target)]], [op.x], [op.out])
 
 
 def has_prefill_product(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
@@ -178,9 +178,9 @@ def has_prefill_product(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
 
 def _branch(branch: ir.Projection, at: Lowering) -> products.Affine:
     addend = at.rows(branch.addend) if branch.addend else None
-    place = NO_PLACE if branch.delta is None else branch.delta.place
+    target = NO_TARGET if branch.delta is None else branch.delta.target
     matrix = at.weights.matrix(branch.weight, at.constants)
-    return products.Affine(matrix, vector(at.constants, branch.bias), addend, place)
+    return products.Affine(matrix, vector(at.constants, branch.bias), addend, target)
 
 
 def _activations(op: Any, at: Lowering, matrix: Matrix, counted: StepField) -> tuple[Inputs, Any]:

@@ -43,14 +43,14 @@ class StepField(IntEnum):
     ROW_SPLITS = 26  # int32 [KV_SPLITS, 2]: row, number of the split in its context
     PARTIALS = 27  # memory for the results of the splits
     ROW_BLOCKS = 28  # int32 [PREFILL_BLOCKS, 3]: sequence, first row, number of rows
-    # Adapters of the rows; see `products.low_rank`.
+    # Adapters of the rows; see `linear.lora`.
     ADAPTERS_OF_SEQUENCE = 29  # int32 [S + 1]: where those of a sequence begin in the next
     ROW_ADAPTERS = 30  # int64 [E, 2]: address of an adapter's table, where its part begins in a row of HIDDEN, in bytes
     SHRINK_BLOCKS = 31  # int64 [LOW_RANK_BLOCKS, 4]: address of a table, first rank, begin and end in SHRINK_ROWS
     SHRINK_ROWS = 32  # int32 [.., 3]: row, where its part begins in a row of HIDDEN, bits of the weight (float32)
     HIDDEN = 33  # float32 [places, T, HIDDEN_STRIDE / 4]
     HIDDEN_STRIDE = 34
-    HIDDEN_PLACE = 35  # bytes from a place to the next
+    HIDDEN_TARGET = 35  # bytes from a place to the next
 
 
 CONTEXT_FIELDS = 64

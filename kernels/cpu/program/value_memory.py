@@ -47,7 +47,7 @@ class Lowering:
         capacity: the largest number of rows, by what they are counted in.
         types: of all values. constants, weights: what ops name, and its packed form.
         layers: per cache layer its pages.
-        places: where every value was put.
+        buffers: where every value was put.
         bound: values for which every run gives the memory, in contiguous rows.
     """
 
@@ -57,7 +57,7 @@ class Lowering:
     weights: PackedWeights
     layers: Sequence[PagedLayer | None] = ()
     bound: Collection[str] = ()
-    places: dict[str, Rows] = field(default_factory=dict)
+    buffers: dict[str, Rows] = field(default_factory=dict)
     _phases: list[list[Call]] = field(default_factory=lambda: [[]])
     _values: dict[Hashable, tuple[Any, _Buffer]] = field(default_factory=dict)
     _free: list[_Buffer] = field(default_factory=list)
@@ -141,7 +141,7 @@ class Lowering:
     def _bind(self, name: Hashable, value: Any, buffer: _Buffer) -> None:
         self._values[name] = value, buffer
         if isinstance(name, str):
-            self.places[name] = value
+            self.buffers[name] = value
         buffer.users += 1
 
     def _buffer(self, size: int) -> _Buffer:

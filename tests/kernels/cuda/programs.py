@@ -31,7 +31,7 @@ Load = Callable[..., genai.Model]
 
 
 def opener(driver: Any) -> Callable[[str, int | None], Any]:
-    """In place of `open_executor`: every device is this one, but for the reference."""
+    """In target of `open_executor`: every device is this one, but for the reference."""
     return lambda device, threads: ReferenceExecutor() if device == "reference" else CudaExecutor(driver, threads)
 
 

@@ -50,7 +50,7 @@ def test_tokens_are_the_reference_s_over_three_shifts(
     with genai.Model(bundled_folder, quiet=True, accuracy="fp32", **sizes) as model, genai.LLM(model) as llm:
         assert asked(llm) == expected
         layers = len(model.decoder.storage.layers)  # type: ignore[attr-defined]
-    assert sum("turn_keys" in name for name in late.launched) == 6 * layers
+    assert sum("rotate_keys" in name for name in late.launched) == 6 * layers
     assert any("take_chosen" in name for name in late.launched) and late.graphs_launched
     assert len(copied) >= 2
     late.check()

@@ -45,25 +45,25 @@ Mix = Sequence[tuple[int, float]]
 
 
 def adapted(rng: np.random.Generator) -> OpProgram:
-    """Products with places: of one input, of gates, of what another one made, and without a weight of their own."""
-    arrays = {f"w{place}": (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
-              for place, (columns, rows) in enumerate(SIZES)}  # fmt: skip
+    """Products with targets: of one input, of gates, of what another one made, and without a weight of their own."""
+    arrays = {f"w{target}": (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
+              for target, (columns, rows) in enumerate(SIZES)}  # fmt: skip
     arrays |= {"bias": rng.standard_normal(N).astype(np.float32), "norm": np.ones(N, np.float32)}
 
-    def branch(place: int, **more: Any) -> Projection:
-        columns, rows = SIZES[place]
-        return Projection(DenseWeight(f"w{place}", rows, columns, True), delta=LoraDelta(f"h{place}", place), **more)
+    def branch(target: int, **more: Any) -> Projection:
+        columns, rows = SIZES[target]
+        return Projection(DenseWeight(f"w{target}", rows, columns, True), delta=LoraDelta(f"h{target}", target), **more)
 
     ops: list[Op] = [
-        *(LoraShrink("x", place, f"h{place}") for place in range(3)),
+        *(LoraShrink("x", target, f"h{target}") for target in range(3)),
         Linear("x", branch(0, bias="bias", addend="added"), "a", True),
         GatedLinear("x", branch(1), branch(2), "silu", "b", True),
         LoraShrink("b", 3, "h3"),
         Linear("b", branch(3), "c", True),
         Norm("c", "norm", 1e-5, "d", skip="a", total="e"),
         # Five products, more than one launch adds to, whose results are read late, one of them in part.
-        *(LoraShrink("x", place, f"h{place}") for place in (4, 5, 6)),
-        *(Linear("x", branch(place), f"y{place}", True) for place in (4, 5, 6)),
+        *(LoraShrink("x", target, f"h{target}") for target in (4, 5, 6)),
+        *(Linear("x", branch(target), f"y{target}", True) for target in (4, 5, 6)),
         SliceColumns("y5", 8, "z"),
         Unary("tanh", "z", "t"),
         # Rows that begin anywhere.
@@ -78,17 +78,17 @@ def adapted(rng: np.random.Generator) -> OpProgram:
 
 
 def factors_of(rng: np.random.Generator, ranks: Sequence[int], dtype: Any) -> list[list[Factors]]:
-    """Factors of some rank per place (0 = none); those of place 0 and 5 change ranges of columns."""
+    """Factors of some rank per target (0 = none); those of target 0 and 5 change ranges of columns."""
 
-    def make(place: int, first: int, end: int, rank: int) -> Factors:
-        columns = SIZES[place][0]
+    def make(target: int, first: int, end: int, rank: int) -> Factors:
+        columns = SIZES[target][0]
         a, b = rng.standard_normal((rank, columns)) / columns**0.5, rng.standard_normal((end - first, rank)) / rank**0.5
         return Factors(first, a.astype(dtype), b.astype(dtype))
 
     found: list[list[Factors]] = []
-    for place, rank in enumerate(ranks):
-        ends = {0: [(0, 32), (48, 255), (256, N)], 5: [(16, 18)]}.get(place, [(0, SIZES[place][1])])
-        found.append([make(place, *end, rank + more) for more, end in enumerate(ends)] if rank else [])
+    for target, rank in enumerate(ranks):
+        ends = {0: [(0, 32), (48, 255), (256, N)], 5: [(16, 18)]}.get(target, [(0, SIZES[target][1])])
+        found.append([make(target, *end, rank + more) for more, end in enumerate(ends)] if rank else [])
     return found
 
 
@@ -209,7 +209,7 @@ def test_rows_without_adapters_have_the_bits_of_the_base(driver: HostDriver) -> 
     mixed = both.run(mixes, [2, 1, 3])
     both.driver.launched.clear()
     base = both.run([[]] * 3, [2, 1, 3])
-    assert not any("low_rank" in name for name in both.driver.launched)
+    assert not any("lora_" in name for name in both.driver.launched)
     for name, rows in base.items():
         assert np.array_equal(rows[[0, 1, 3, 4, 5]], mixed[name][[0, 1, 3, 4, 5]]), name
         if name != "t":
@@ -217,11 +217,11 @@ def test_rows_without_adapters_have_the_bits_of_the_base(driver: HostDriver) -> 
 
 
 def test_launches(driver: HostDriver) -> None:
-    """Places that read one value shrink together, and results are added to together, as late as they are read."""
+    """Targets that read one value shrink together, and results are added to together, as late as they are read."""
     both = Both(driver)
     driver.launched.clear()
     both.run([[(0, 1.0)]], [1])
-    order = [name.removeprefix("low_rank_") for name in driver.launched if "low_rank" in name or "gemv" in name]
+    order = [name.removeprefix("lora_") for name in driver.launched if "lora_" in name or "gemv" in name]
     order = ["product" if name.startswith("gemv") else name for name in order]
     shrink, expand = "shrink_shrink_few", "expand_expand_few"
     assert order == [
@@ -231,7 +231,7 @@ def test_launches(driver: HostDriver) -> None:
     ]  # fmt: skip
     driver.launched.clear()
     both.run([[(0, 1.0)]], [3], prefill=1)
-    kinds = [name for name in driver.launched if "low_rank" in name]
+    kinds = [name for name in driver.launched if "lora_" in name]
     assert len(kinds) == 8 and all("many" in name for name in kinds)
 
 
@@ -295,7 +295,7 @@ def test_adapters_come_and_go_beside_a_compiled_program(driver: HostDriver) -> N
     assert freed() is None and memory() is None
     for name, rows in both.run([[(1, 1.0)]], [2]).items():
         assert np.array_equal(rows, wanted[name]), name
-    assert both.loaded[1].nbytes >= sum(one.a.nbytes + one.b.nbytes for place in both.factors[1] for one in place)
+    assert both.loaded[1].nbytes >= sum(one.a.nbytes + one.b.nbytes for target in both.factors[1] for one in target)
 
 
 def test_a_step_that_memory_does_not_suffice_for(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_an_adapter_of_something_else_is_refused(driver: HostDriver) -> None:
     rows = both.rows(1)
     few = both.executor.load_adapter(both.factors[0][:3])
     narrow = both.executor.load_adapter([[Factors(0, np.ones((1, 8), np.float32), np.ones((2, 1), np.float32))]] * 8)
-    long = [[replace(one, first=300) for one in place] for place in both.factors[3]]
+    long = [[replace(one, first=300) for one in target] for target in both.factors[3]]
     driver.launched.clear()
     for other in (few, narrow, both.executor.load_adapter(long), both.known[0]):
         with pytest.raises(
@@ -345,7 +345,7 @@ def test_factors_that_cannot_be_read(driver: HostDriver) -> None:
     ):  # fmt: skip
         with pytest.raises(FormatError, match=text):
             executor.load_adapter([[Factors(first, *wrong)]])
-    with pytest.raises(FormatError, match="factors of one place read"):
+    with pytest.raises(FormatError, match="factors of one target read"):
         executor.load_adapter([[Factors(0, a, b), Factors(4, a[:, :8], b)]])
     empty = executor.load_adapter([[], []])
     assert isinstance(empty, CudaAdapter) and empty.ranks == 0

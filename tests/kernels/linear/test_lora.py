@@ -31,11 +31,11 @@ def program(constants: Constants) -> OpProgram:
         return RowsType((1, -1, width), width)
 
     plain, gate, up = (
-        Projection(DenseWeight(name, height, K), delta=LoraDelta(f"h{place}", place))
-        for place, (name, height) in enumerate((("w", N), ("g", M), ("u", M)))
+        Projection(DenseWeight(name, height, K), delta=LoraDelta(f"h{target}", target))
+        for target, (name, height) in enumerate((("w", N), ("g", M), ("u", M)))
     )
     parts = (
-        *(LoraShrink("x", place, f"h{place}") for place in PLACES),
+        *(LoraShrink("x", target, f"h{target}") for target in PLACES),
         ir.Linear("x", replace(plain, bias="b"), "y", exact=True),
         ir.GatedLinear("x", gate, up, "silu", "z", exact=True),
     )
@@ -44,7 +44,7 @@ def program(constants: Constants) -> OpProgram:
 
 
 def adapter(rng: np.random.Generator, ranks: Sequence[int], dtype: Any = np.float32) -> list[list[Factors]]:
-    """Factors of some rank per place (0 = none); those of place 0 change two ranges of columns, the last one open."""
+    """Factors of some rank per target (0 = none); those of target 0 change two ranges of columns, the last one open."""
 
     def make(first: int, last: int, rank: int) -> Factors:
         a, b = rng.standard_normal((rank, K)) * 0.2, rng.standard_normal((last - first, rank)) * 0.2
@@ -83,10 +83,10 @@ def constants(rng: np.random.Generator) -> Constants:
 def expected(constants: Constants, x: np.ndarray, factors: Any, mix: Sequence[tuple[int, float]]) -> list[np.ndarray]:
     """Merged weights in float64: what one sequence gives."""
     merged = []
-    for place, name in enumerate("wgu"):
+    for target, name in enumerate("wgu"):
         weight = constants[name].T.astype(np.float64)
         for index, scale in mix:
-            for one in factors[index][place]:
+            for one in factors[index][target]:
                 weight[one.first : one.first + len(one.b)] += scale * one.b.astype(np.float64) @ one.a
         merged.append(x @ weight.T)
     gate = merged[1]

@@ -110,7 +110,7 @@ def test_layers_that_differ_are_turned_each_in_its_own_way(driver: HostDriver) -
     ]  # fmt: skip
     for mine, (before, turn) in zip(turned(driver, turns, [6]), turns, strict=True):
         check(driver, mine, before, turn, [6])
-    assert sum("turn_keys" in name for name in driver.launched) == len(turns)
+    assert sum("rotate_keys" in name for name in driver.launched) == len(turns)
 
 
 def test_without_blocks_kernels_are_made_ready_and_nothing_is_started(

@@ -1,8 +1,8 @@
-// out += hidden @ B.T for the rows of tiles, at up to four places, behind their products.
+// out += hidden @ B.T for the rows of tiles, at up to four targets, behind their products.
 //
 // Rows that have no adapters are in no tile: nobody touches them. A row's adapters are added up in order, rank by rank,
 // then added to what the product gave: the same bits whatever rows are in its tile.
-#include "low_rank.cuh"
+#include "lora.cuh"
 
 // A part each. first_block: where its blocks of columns begin in the grid; INT_MAX behind the last part.
 struct ExpandArguments {
@@ -10,7 +10,7 @@ struct ExpandArguments {
   const float* hidden[4];
   float* out[4];
   long long out_stride[4];
-  int places[4];
+  int targets[4];
   int outputs[4];
   int first_block[4];
   int last_tile;
@@ -23,12 +23,12 @@ constexpr int EXPAND_THREADS = 128, EXPAND_COLUMNS = 2 * EXPAND_THREADS;
 // Adds what an adapter has for the columns [column, column + 2); false: nothing.
 template <class T, int rows>
 __device__ __forceinline__ bool expand_entry(
-    const void* adapter, const AdapterPlace& place, const AdapterTile& tile, const float* hidden, int column,
+    const void* adapter, const AdapterTarget& target, const AdapterTile& tile, const float* hidden, int column,
     float (&sums)[rows][2]) {
   constexpr int UNROLLED = rows == 1 ? 4 : 1;  // 16 bytes each that are under way at once
-  const AdapterSegment* more = factor_of<AdapterSegment>(adapter, place.more);
-  for (int number = 0; number < place.segments; ++number) {
-    const AdapterSegment& segment = number == 0 ? place.segment : more[number - 1];
+  const AdapterSegment* more = factor_of<AdapterSegment>(adapter, target.more);
+  for (int number = 0; number < target.segments; ++number) {
+    const AdapterSegment& segment = number == 0 ? target.segment : more[number - 1];
     if (column < segment.first || column >= segment.end) continue;
     const int pairs = (segment.end - segment.first + 1) / 2;
     const T* b = factor_of<T>(adapter, segment.b) + (column - segment.first) * 4;
@@ -71,11 +71,11 @@ __device__ __forceinline__ void expand_rows(const ExpandArguments& given, const 
   int any = 0;
   for (int entry = 0; entry < tile.entries; ++entry) {
     const AdapterEntry own = entry_of(given.step, tile, entry);
-    const AdapterPlace& place = place_of(own.adapter, given.places[part]);
-    if (place.item_bytes == 2)
-      any += expand_entry<half_bits, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
+    const AdapterTarget& target = target_of(own.adapter, given.targets[part]);
+    if (target.item_bytes == 2)
+      any += expand_entry<half_bits, rows>(own.adapter, target, tile, hidden + own.first, column, sums);
     else
-      any += expand_entry<float, rows>(own.adapter, place, tile, hidden + own.first, column, sums);
+      any += expand_entry<float, rows>(own.adapter, target, tile, hidden + own.first, column, sums);
   }
   if (!any) return;
   const long long stride = given.out_stride[part];

@@ -1,23 +1,23 @@
-// hidden = weight * (x @ A.T) for the rows of tiles, at up to four places that read the same x.
+// hidden = weight * (x @ A.T) for the rows of tiles, at up to four targets that read the same x.
 //
 // A row's hidden numbers are sums in an order that only the number of columns says: they are the same whatever rows are
 // in its tile.
-#include "low_rank.cuh"
+#include "lora.cuh"
 
-// hidden, places: a part each, blockIdx.z. aligned: whether rows of x begin at multiples of 16 bytes.
+// hidden, targets: a part each, blockIdx.z. aligned: whether rows of x begin at multiples of 16 bytes.
 struct ShrinkArguments {
   const float* x;
   const int* step;
   float* hidden[4];
   long long x_stride;
-  int places[4];
+  int targets[4];
   int columns;
   int aligned;
   int last_tile;
 };
 
-// Where a block works: ranks [rank, rank + ranks of a block) of an adapter at a place.
-struct ShrinkPlace {
+// Where a block works: ranks [rank, rank + ranks of a block) of an adapter at a target.
+struct ShrinkSpan {
   AdapterTile tile;
   const void* adapter;
   int entry;
@@ -31,9 +31,9 @@ struct ShrinkPlace {
   __device__ __forceinline__ bool find(const int* step, int number, int block, int at_once) {
     for (entry = 0; entry < tile.entries; ++entry) {
       const AdapterEntry own = entry_of(step, tile, entry);
-      const AdapterPlace& place = place_of(own.adapter, number);
+      const AdapterTarget& target = target_of(own.adapter, number);
       adapter = own.adapter, first_hidden = own.first;
-      a = place.a, item_bytes = place.item_bytes, ranks = place.ranks, rank = block * at_once;
+      a = target.a, item_bytes = target.item_bytes, ranks = target.ranks, rank = block * at_once;
       if (rank < ranks) return true;
       block -= (ranks + at_once - 1) / at_once;
     }
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_columns(const ShrinkArguments& given, const
 }
 
 __device__ __forceinline__ void write_hidden(
-    const ShrinkArguments& given, const ShrinkPlace& at, int row, int rank, float sum) {
+    const ShrinkArguments& given, const ShrinkSpan& at, int row, int rank, float sum) {
   const float weight = at_position<float>(given.step, row_of_tile(given.step, at.tile, row).weights + at.entry);
   float* hidden = given.hidden[blockIdx.z] + at.tile.first_hidden + (long long)row * at.tile.hidden_stride;
   hidden[at.first_hidden + rank] = weight * sum;
@@ -88,7 +88,7 @@ __device__ __forceinline__ float warp_sums(float (&x)[count]) {
 }
 
 template <class T, int rows>
-__device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const ShrinkPlace& at) {
+__device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const ShrinkSpan& at) {
   constexpr int COUNT = SHRINK_RANKS * rows, UNROLLED = rows == 1 ? 2 : 1;
   SHARED(float, parts, SHRINK_WARPS * COUNT);
   const int padded = (given.columns + 31) / 32 * 32;
@@ -126,16 +126,16 @@ __device__ __forceinline__ void shrink_rows(const ShrinkArguments& given, const 
 }
 
 template <class T>
-__device__ __forceinline__ void shrink_tile(const ShrinkArguments& given, const ShrinkPlace& at) {
+__device__ __forceinline__ void shrink_tile(const ShrinkArguments& given, const ShrinkSpan& at) {
   if (at.tile.rows == 1) shrink_rows<T, 1>(given, at);
   else shrink_rows<T, DECODE_TILE_ROWS>(given, at);
 }
 
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
 __device__ __forceinline__ void shrink_few(const ShrinkArguments& given) {
-  ShrinkPlace at;
+  ShrinkSpan at;
   if (!few_tile(given.step, blockIdx.y, given.last_tile, at.tile)) return;
-  if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, SHRINK_RANKS)) return;
+  if (!at.find(given.step, given.targets[blockIdx.z], blockIdx.x, SHRINK_RANKS)) return;
   if (at.item_bytes == 2) shrink_tile<half_bits>(given, at);
   else shrink_tile<float>(given, at);
 }
@@ -160,13 +160,13 @@ __device__ __forceinline__ void split(const float (&numbers)[8], unsigned (&roun
 
 template <class T>
 __device__ __forceinline__ void shrink_slices(
-    const ShrinkArguments& given, const ShrinkPlace& at, float (&sums)[PREFILL_TILE_RANKS / 8][4]) {
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
+    const ShrinkArguments& given, const ShrinkSpan& at, float (&sums)[PREFILL_TILE_RANKS / 8][4]) {
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, lane_in_group = lane % 4;
   const int padded = (given.columns + 31) / 32 * 32, left = at.ranks - at.rank;
   const T* a = factor_of<T>(at.adapter, at.a) + (long long)at.rank * padded;
   const float *upper = row_of(given, at.tile, group), *lower = row_of(given, at.tile, group + 8);
   for (int first = warp * SLICE; first < padded; first += SHRINK_WARPS * SLICE) {
-    const int column = first + 8 * place;
+    const int column = first + 8 * lane_in_group;
     float x[8];
     unsigned rounded[2][4], rest[2][4];
     load_columns(given, upper, column, x);
@@ -197,10 +197,10 @@ __device__ __forceinline__ void shrink_slices(
 // Grid (blocks of ranks, tiles, parts), at least as many as there are.
 __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
   SHARED(float, parts, SHRINK_WARPS * PREFILL_TILE_ROWS * PART_STRIDE);
-  ShrinkPlace at;
+  ShrinkSpan at;
   if (!many_tile(given.step, blockIdx.y, at.tile)) return;
-  if (!at.find(given.step, given.places[blockIdx.z], blockIdx.x, PREFILL_TILE_RANKS)) return;
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
+  if (!at.find(given.step, given.targets[blockIdx.z], blockIdx.x, PREFILL_TILE_RANKS)) return;
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, lane_in_group = lane % 4;
   float sums[PREFILL_TILE_RANKS / 8][4] = {};
   if (at.item_bytes == 2) shrink_slices<half_bits>(given, at, sums);
   else shrink_slices<float>(given, at, sums);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void shrink_many(const ShrinkArguments& given) {
   for (int tile = 0; tile < PREFILL_TILE_RANKS / 8; ++tile)
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      float* own = parts + (warp * PREFILL_TILE_ROWS + group + 8 * row) * PART_STRIDE + 8 * tile + 2 * place;
+      float* own = parts + (warp * PREFILL_TILE_ROWS + group + 8 * row) * PART_STRIDE + 8 * tile + 2 * lane_in_group;
       *reinterpret_cast<float2*>(own) = float2{sums[tile][2 * row], sums[tile][2 * row + 1]};
     }
   __syncthreads();

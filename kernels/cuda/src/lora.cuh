@@ -54,9 +54,9 @@ struct AdapterSegment {
   int unused[3];
 };
 
-// An adapter begins with its places. a: [ranks of all segments][columns, a multiple of 32]; item_bytes: of a number of a
+// An adapter begins with its targets. a: [ranks of all segments][columns, a multiple of 32]; item_bytes: of a number of a
 // factor, 2 or 4. segments: one stands here, others at `more`, which counts as `a` and `b` do.
-struct AdapterPlace {
+struct AdapterTarget {
   int a;
   int ranks;
   int item_bytes;
@@ -101,8 +101,8 @@ __device__ __forceinline__ AdapterEntry entry_of(const int* step, const AdapterT
   return entry == 0 ? AdapterEntry{tile.adapter, 0, 0} : (&at_position<AdapterEntry>(step, tile.first_entry))[entry];
 }
 
-__device__ __forceinline__ const AdapterPlace& place_of(const void* adapter, int place) {
-  return static_cast<const AdapterPlace*>(adapter)[place];
+__device__ __forceinline__ const AdapterTarget& target_of(const void* adapter, int target) {
+  return static_cast<const AdapterTarget*>(adapter)[target];
 }
 
 template <class T>

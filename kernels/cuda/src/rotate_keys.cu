@@ -8,7 +8,7 @@
 
 // blocks: as many as the grid is wide. cos, sin: [pairs], of the distance. keys: [block][kv_head] pages of a layer,
 // blocks so many bytes apart.
-struct TurnKeysArguments {
+struct RotateKeysArguments {
   const int* blocks;
   const float* cos;
   const float* sin;
@@ -28,7 +28,7 @@ struct alignas(UNIT * sizeof(T)) FourTokens {
 };
 
 template <class T>
-__device__ __forceinline__ void turn_floats(const TurnKeysArguments& given, unsigned char* page) {
+__device__ __forceinline__ void turn_floats(const RotateKeysArguments& given, unsigned char* page) {
   FourTokens<T>* const fours = reinterpret_cast<FourTokens<T>*>(page);
   for (int i = threadIdx.x; i < given.pairs * QUADS; i += TURN_WARPS * WARP) {
     const int pair = i / QUADS, quad = i % QUADS;
@@ -80,7 +80,7 @@ struct Reader<Int4> {
 };
 
 template <class Kind>
-__device__ __forceinline__ void turn_integers(const TurnKeysArguments& given, unsigned char* page) {
+__device__ __forceinline__ void turn_integers(const RotateKeysArguments& given, unsigned char* page) {
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, size = given.head_size;
   const int columns = Form<Kind>::key_columns(size);
   const Turn turned(given.cos, given.sin, given.pairs, given.interleaved, size);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void turn_integers(const TurnKeysArguments& given, un
 
 // Grid (blocks, kv_heads).
 template <class Kind>
-__device__ __forceinline__ void turn_keys(const TurnKeysArguments& given) {
+__device__ __forceinline__ void rotate_keys(const RotateKeysArguments& given) {
   unsigned char* const pages = given.keys + given.blocks[blockIdx.x] * given.key_block;
   unsigned char* const page = pages + (long long)blockIdx.y * key_bytes<Kind>(given.head_size);
   if constexpr (Form<Kind>::PACKED) turn_integers<Kind>(given, page);
