@@ -20,7 +20,7 @@ MOVED = {
     "builder.references": "convert.resolve",
     "engine.dense": "engine.unbatched",
     "engine.mix": "engine.adapter_mix",
-    "engine.pace": "engine.prefill_budget",
+    "engine.pace": "engine.scheduler",
     "engine.sampling.ref_chains": "engine.sampling.schema_depth",
     "engine.sampling.search_options": "compat.onnxruntime_genai.search_options",
     "engine.whole_files": "common.atomic_files",

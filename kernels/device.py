@@ -7,8 +7,8 @@ of T tokens that belong to S sequences, in which decode rows and prefill chunks 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,37 @@ class TokenChoice(Protocol):
 
     def wait(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """What `Sampler.sample` returns; to be called once. May raise what that may."""
+
+
+class DeviceAdapter(Protocol):
+    """An adapter in a device's memory, which goes back with the last reference to it.
+
+    Attributes:
+        nbytes: how much that is.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """See above."""
+
+
+class AdapterRows(NamedTuple):
+    """Which rows of a step go through which adapters, of S sequences with E entries in all.
+
+    Attributes:
+        adapters: what Executor.load_adapter returned, each once.
+        offsets: int32 [S + 1], the rows of sequence s go through entries offsets[s]:offsets[s + 1].
+        ids: int32 [E], indices into `adapters`. weights: float32 [E], factors on what they add.
+    """
+
+    adapters: Sequence[DeviceAdapter]
+    offsets: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    weights: NDArray[np.float32]
+
+
+NO_ADAPTERS = AdapterRows((), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+"""Of a step without adapters."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +73,7 @@ class StepContext:
         rope_table: int32 [S], which RoPE table a sequence uses (0 short, 1 long).
         choice, chosen: tokens that are still being chosen take the place of `tokens`: int64 [T], the row of the choice
             that each of them is. Only where the program `takes_choices`.
-        adapters: what Executor.load_adapter returned, each once.
-        cu_adapters: int32 [S + 1], the rows of sequence s go through adapters cu_adapters[s]:cu_adapters[s + 1] of the
-            next two; without adapters all three are empty.
-        adapter_ids: int32 [E], indices into `adapters`. adapter_weights: float32 [E], factors on what they add.
+        adapter_rows: which rows go through which adapters.
     """
 
     tokens: NDArray[np.int64]
@@ -58,11 +86,8 @@ class StepContext:
     logits_indices: NDArray[np.int64]
     rope_table: NDArray[np.int32]
     choice: TokenChoice | None = None
-    chosen: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    adapters: Sequence[DeviceAdapter] = ()
-    cu_adapters: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    adapter_ids: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    adapter_weights: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    chosen: NDArray[np.int64] | None = None
+    adapter_rows: AdapterRows = NO_ADAPTERS
 
 
 @dataclass(frozen=True)
@@ -97,22 +122,12 @@ class KeyRotation(NamedTuple):
     interleaved: bool
 
 
-# An adapter as a device keeps it: one block of memory that all its factors lie in.
-class DeviceAdapter(Protocol):
-    """An adapter in a device's memory, which goes back with the last reference to it.
+DeviceArray: TypeAlias = Any
+"""An array in a device's memory: it can be cut, viewed as another type, reshaped, and brought to the host (np.asarray).
 
-    Attributes:
-        nbytes: how much that is.
-    """
-
-    @property
-    def nbytes(self) -> int:
-        """See above."""
-
-
-# Memory of a device: an array that can be sliced, viewed as another type and reshaped. Where it is not the host's NumPy
-# cannot read or write it: its executor does.
-DeviceArray = Any
+Each device has a type of its own, which only its executor reads and writes where the memory is not the host's. `Any`,
+since a protocol cannot say that an executor takes the arrays that it made.
+"""
 
 
 class DeviceMemory(Protocol):
@@ -169,6 +184,18 @@ class StepFunction(Protocol):
 
     def resume(self) -> None:
         """Forget a cancellation."""
+
+
+class HostThreads(Protocol):
+    """Threads of the host that functions of arrays share their work among.
+
+    Attributes:
+        count: how many.
+    """
+
+    @property
+    def count(self) -> int:
+        """See above."""
 
 
 class Sampler(Protocol):
@@ -238,8 +265,8 @@ class Executor(Protocol):
         """Threads of the host that it uses."""
 
     @property
-    def host_threads(self) -> Any:
-        """What functions of arrays take as `threads`."""
+    def host_threads(self) -> HostThreads | None:
+        """What functions of arrays take as `threads`; None = the caller's alone."""
 
     def free_bytes(self) -> int | None:
         """Memory of the device that is free now; None = its memory is the host's."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -69,6 +69,7 @@ class SamplingBatch:
         edit_ids, edit_values: int32 and float32 [E]: added to the logits before everything else; -inf masks.
         tokens: int32 [L], the histories (or as much of them as counts), end to end.
         masks: uint32 [M, mask_words(V)]: bit token % 32 of word token // 32 says whether a token may be chosen.
+        checked: for how many logits of which width `check` has found it right already; None = for none.
     """
 
     rows: NDArray[np.void]
@@ -78,6 +79,7 @@ class SamplingBatch:
     edit_values: NDArray[np.float32]
     tokens: NDArray[np.int32]
     masks: NDArray[np.uint32]
+    checked: tuple[int, int] | None = None
 
     def check(self, num_logits: int, vocab_size: int) -> None:
         """Every index is inside its array: machine code does not look.
@@ -85,6 +87,8 @@ class SamplingBatch:
         Raises:
             ValueError: one is not, or an array has another type or shape.
         """
+        if self.checked == (num_logits, vocab_size):
+            return
         edits, tokens, masks = len(self.edit_ids), len(self.tokens), len(self.masks)
         check("rows", self.rows, (None,), ROW)
         check("replaced", self.replaced, (None, vocab_size))
@@ -106,6 +110,13 @@ class SamplingBatch:
         for name, (low, high), smallest, largest in zip(_SPANS, limits, least, most, strict=False):
             if not low <= smallest <= largest <= high:
                 raise ValueError(f"{name} of a row is {smallest} to {largest}, expected {low} to {high}")
+        object.__setattr__(self, "checked", (num_logits, vocab_size))
+
+    def with_counters(self, lengths: Sequence[int]) -> SamplingBatch:
+        """The same batch for rows that have so many tokens now; what was checked stays so."""
+        rows = self.rows.copy()
+        rows["counter"][:, 2] = lengths
+        return replace(self, rows=rows)
 
 
 def check_rows(logits: Float32, rows: NDArray[np.int64], top: int, vocab_size: int) -> None:

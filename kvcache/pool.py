@@ -71,7 +71,8 @@ class BlockPool:
         self._key_of_block: dict[int, bytes] = {}
         self._note_of_block: dict[int, bytes] = {}
         self._lock = threading.Lock()
-        renew_locks(self, "_lock")
+        self.was_forked = False  # while it was being changed
+        renew_locks(self, "_lock", flag="was_forked")
         self.backing: Backing | None = None
         self._owners: dict[weakref.ref[Any], Callable[[], None]] = {}
         self._dropped: SimpleQueue[weakref.ref[Any]] = SimpleQueue()

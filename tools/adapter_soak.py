@@ -45,16 +45,16 @@ GROWTH = 1.02
 _M_ARENA_MAX = -8  # malloc.h
 
 
-def write_adapter(folder: Path, places: LoraTargets, seed: int, rank: int, size: float = 0.1) -> Path:
+def write_adapter(folder: Path, targets: LoraTargets, seed: int, rank: int, size: float = 0.1) -> Path:
     """A random adapter of all projections of a model, as PEFT writes it."""
     folder.mkdir(parents=True)
     rng, tensors = np.random.default_rng(seed), {}
-    for module, parts in places.parts.items():
+    for module, parts in targets.parts.items():
         if "." in module.projection or module.projection in ("qkv_proj", "gate_up_proj"):
             continue
         block = "self_attn" if module.projection[0] in "qkvo" else "mlp"
         name = f"base_model.model.model.layers.{module.layer}.{block}.{module.projection}"
-        shapes = {"A": (rank, parts[0].place.columns), "B": (sum(part.width for part in parts), rank)}
+        shapes = {"A": (rank, parts[0].target.columns), "B": (sum(part.width for part in parts), rank)}
         for factor, shape in shapes.items():
             tensors[f"{name}.lora_{factor}.weight"] = rng.standard_normal(shape, np.float32) * np.float32(size)
     save_file(tensors, str(folder / "adapter_model.safetensors"))
@@ -236,13 +236,13 @@ def soak(
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with LLM(model, quiet=True, **options) as llm:
-            places, decoder = llm.model.lora_targets(), llm.model.decoder
+            targets, decoder = llm.model.lora_targets(), llm.model.decoder
             assert isinstance(decoder, PagedDecoder)
             block = decoder.storage.layout.bytes_per_block
         folders = {
-            f"rank {rank}": write_adapter(work / str(index), places, index, rank) for index, rank in enumerate(RANKS)
+            f"rank {rank}": write_adapter(work / str(index), targets, index, rank) for index, rank in enumerate(RANKS)
         }
-        folders[OVERFLOWING] = write_adapter(work / OVERFLOWING, places, 99, 4, 1e18)
+        folders[OVERFLOWING] = write_adapter(work / OVERFLOWING, targets, 99, 4, 1e18)
         run = Soak(stack, folders, model, block, options)
         end = time.monotonic() + 60 * minutes
         while (len(sizes) < rounds) if rounds is not None else (time.monotonic() < end):

@@ -227,11 +227,11 @@ def products(day: Day) -> Iterator[Row]:
             executor = CudaExecutor(day.driver, 1)
             nbytes = sum(executor.packed_bytes(weight, constants) for weight in weights)
             for exact in (False,) if bits == 16 else (True, False):
-                records: list[Op] = [
+                ops: list[Op] = [
                     Linear("x", Projection(weight), f"y{number}", exact) for number, weight in enumerate(weights)
                 ]
-                widths = {"x": columns} | {record.outputs[0]: outputs for record in records}
-                step = executor.compile(program(records, widths, constants, []))
+                widths = {"x": columns} | {op.outputs[0]: outputs for op in ops}
+                step = executor.compile(program(ops, widths, constants, []))
                 counted = [(tokens, 0) for tokens in day.sizes.tokens]
                 counted += [] if exact else [(tokens, tokens) for tokens in day.sizes.prompts]
                 for tokens, prefill in counted:
@@ -279,13 +279,11 @@ def experts(day: Day) -> Iterator[Row]:
 
     layers = branch("first", 2 * width, hidden), branch("second", hidden, width)
     names = [str(number) for number in range(day.sizes.copies)]  # with scores of their own, so with other experts
-    records: list[Op] = [
-        MoE("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names
-    ]
+    ops: list[Op] = [MoE("x", f"scores{name}", f"y{name}", per_token, True, *layers, "swiglu", False) for name in names]
     widths = {"x": hidden} | {f"y{name}": hidden for name in names} | {f"scores{name}": count for name in names}
     executor = CudaExecutor(day.driver, 1)
     nbytes = sum(executor.packed_bytes(layer.weight, constants) for layer in layers) / count
-    step = executor.compile(program(records, widths, constants, []))
+    step = executor.compile(program(ops, widths, constants, []))
     for tokens, prefill in [*((rows, 0) for rows in day.sizes.tokens), *((rows, 1) for rows in day.sizes.prompts)]:
         given = {name: rng.standard_normal((tokens, wide)).astype(np.float32) for name, wide in widths.items()}
         scores = [given[f"scores{name}"] for name in names]
@@ -335,13 +333,13 @@ def _named(kind: str) -> str:
 
 def attended(day: Day, blocks: int, which: StepContext, kind: str) -> float:
     """Seconds of a step over pages of a kind in so many blocks."""
-    record = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
+    op = Attention("q", "k", "v", "out", layer=0, heads=32, kv_heads=8, head_size=128, v_head_size=128)
     widths = {"q": 4096, "k": 1024, "v": 1024, "out": 4096}
     size, numbers = blocks * 8 * 128 * PAGE_TOKENS * ITEM_BYTES[kind], FLOAT_BITS.get(kind, kind)
     memory = [day.driver.zeros(size).view(numbers) for _ in range(2)]
     keys = memory[0].reshape(blocks, 8, 128, PAGE_TOKENS)
     layer = PagedLayer(keys, memory[1].reshape(blocks, 8, PAGE_TOKENS, 128))
-    step = CudaExecutor(day.driver, 1).compile(program([record], widths, MadeUpConstants(), []), [layer])
+    step = CudaExecutor(day.driver, 1).compile(program([op], widths, MadeUpConstants(), []), [layer])
     given = {name: np.ones((len(which.tokens), widths[name]), np.float32) for name in ("q", "k", "v")}
     counts = step.prepare(which, given)
     return day.seconds(lambda: step.start(counts))
@@ -349,22 +347,22 @@ def attended(day: Day, blocks: int, which: StepContext, kind: str) -> float:
 
 def adapters(day: Day) -> Iterator[Row]:
     """What adapters of rank 16 add to a step: rows with one of their own each, and a prompt with one."""
-    rng, (outputs, columns), places = np.random.default_rng(0), day.sizes.matrices[0], range(day.sizes.copies)
+    rng, (outputs, columns), targets = np.random.default_rng(0), day.sizes.matrices[0], range(day.sizes.copies)
     constants, rank = MadeUpConstants(), 16
-    weights = [constants.block_weight(rng, outputs, 32, bits=8) for _ in places]
-    records: list[Op] = []
-    for place, weight in zip(places, weights, strict=True):
-        records.append(LoraShrink("x", place, f"h{place}"))
-        records.append(Linear("small", Projection(weight, delta=LoraDelta(f"h{place}", place)), f"y{place}", True))
-    widths = {"x": columns, "small": 32} | {f"y{place}": outputs for place in places}
+    weights = [constants.block_weight(rng, outputs, 32, bits=8) for _ in targets]
+    ops: list[Op] = []
+    for target, weight in zip(targets, weights, strict=True):
+        ops.append(LoraShrink("x", target, f"h{target}"))
+        ops.append(Linear("small", Projection(weight, delta=LoraDelta(f"h{target}", target)), f"y{target}", True))
+    widths = {"x": columns, "small": 32} | {f"y{target}": outputs for target in targets}
     executor = CudaExecutor(day.driver, 1)
-    step = executor.compile(program(records, widths, constants, []))
+    step = executor.compile(program(ops, widths, constants, []))
     shapes = (rank, columns), (outputs, rank)
     a, b = (rng.standard_normal(shape).astype(np.float16) for shape in shapes)
     for tokens, prefill in [*((count, 0) for count in day.sizes.tokens), *((count, 1) for count in day.sizes.prompts)]:
         counts = [tokens] if prefill else [1] * tokens
         given = {name: np.ones((tokens, widths[name]), np.float32) for name in ("x", "small")}
-        loaded = [executor.load_adapter([[Factors(0, a, b)] for _ in places]) for _ in counts]
+        loaded = [executor.load_adapter([[Factors(0, a, b)] for _ in targets]) for _ in counts]
         which, taken = step_of(counts, counts, prefill=prefill), []
         for mixes in ([[(number, 1.0)] for number in range(len(counts))], [[]] * len(counts)):
             made = step.prepare(with_adapters(which, loaded, mixes), given)
@@ -372,7 +370,7 @@ def adapters(day: Day) -> Iterator[Row]:
         seconds = max(taken[0] - taken[1], 1e-9)
         rate = sum(one.nbytes for one in loaded) / seconds
         row: Row = {"what": f"adapters of rank {rank}, {outputs} x {columns}", "rows": tokens}
-        yield row | {"us": seconds / len(places) * 1e6} | ({} if prefill else {"GB/s": rate / 1e9})
+        yield row | {"us": seconds / len(targets) * 1e6} | ({} if prefill else {"GB/s": rate / 1e9})
 
 
 def models(day: Day) -> Iterator[Row]:

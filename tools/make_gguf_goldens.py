@@ -120,8 +120,8 @@ def main() -> None:
         logits = {name: [str(path), None] for name, path in models.items()}
         logits["adapter/llama"] = [str(models["shape/llama"]), str(adapter)]
         vocabularies = {kind: str(write_vocabulary(place / f"v-{kind}.gguf", kind)) for kind in VOCABULARY_KINDS}
-        request = {"logits": logits, "tokens": TOKENS, "ids": vocabularies, "texts": texts()}
-        (place / "job.json").write_text(json.dumps(request), encoding="utf-8")
+        job = {"logits": logits, "tokens": TOKENS, "ids": vocabularies, "texts": texts()}
+        (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         worker = [engine.venv(work).python, str(WORKERS / "llama_goldens.py"), str(place / "job.json")]
         environment = {**os.environ, **engine.environment(work)}
         run_logged([*worker, str(place / "result.json")], engine.venv(work).log, environment)

@@ -44,20 +44,20 @@ class ScriptedGuesses:
         self._random = random.Random(way)
         self.proposed = self.kept = 0
 
-    def propose(self, requests: Sequence[Any]) -> bool:
-        """As Speculator.propose, for every request that decodes."""
-        for request in requests:
-            request.sequence.take_back()
-            room = min(MOST_GUESSES, request.max_length - len(request.sequence.tokens) - 1)
-            if room < 1 or not takes_guesses(request):
+    def propose(self, jobs: Sequence[Any]) -> bool:
+        """As Speculator.propose, for every job that decodes."""
+        for job in jobs:
+            job.sequence.take_back()
+            room = min(MOST_GUESSES, job.max_length - len(job.sequence.tokens) - 1)
+            if room < 1 or not takes_guesses(job):
                 continue
-            request.sequence.propose(self._guesses(request, self._random.randint(0, room)))
+            job.sequence.propose(self._guesses(job, self._random.randint(0, room)))
         return True
 
-    def _guesses(self, request: Any, count: int) -> list[int]:
-        tokens = request.sequence.tokens
-        prompt, done = tuple(tokens[: request.num_prompt]), len(tokens) - request.num_prompt
-        known = self._known.get((prompt, request.row.row), ())
+    def _guesses(self, job: Any, count: int) -> list[int]:
+        tokens = job.sequence.tokens
+        prompt, done = tuple(tokens[: job.num_prompt]), len(tokens) - job.num_prompt
+        known = self._known.get((prompt, job.row.row), ())
         guesses = []
         for place in range(done, done + count):
             way = self._random.choice(WAYS[:3]) if self._way == "mixed" and self._random.random() < 0.4 else self._way
@@ -73,7 +73,7 @@ class ScriptedGuesses:
             self.proposed += proposed
             self.kept += taken - 1
 
-    def forget(self, request: Any) -> None:
+    def forget(self, job: Any) -> None:
         """As Speculator.forget."""
 
 

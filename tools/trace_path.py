@@ -117,7 +117,10 @@ def main() -> None:
             print(*(f"  {'  ' * depth}{file} {name}" for depth, file, name in path.calls), sep="\n")
         else:
             functions = Counter(file for file, _ in path.functions)
-            print(*(f"  {file}: {functions[file]} functions, {calls} calls" for file, calls in path.files.most_common()), sep="\n")
+            print(
+                *(f"  {file}: {functions[file]} functions, {calls} calls" for file, calls in path.files.most_common()),
+                sep="\n",
+            )
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _decode(model: Model, mixes: Sequence[Any], context: int, tokens: int) -> fl
     sequences = [decoder.open() for _ in mixes]
     try:
         for sequence, mix in zip(sequences, mixes, strict=True):
-            decoder.adapt(sequence, mix)
+            sequence.adapt(mix)
             sequence.append(rng.integers(0, decoder.vocab_size, context).tolist())
         compute(decoder, sequences)
         decoder.executor.wait()
@@ -131,7 +131,7 @@ def _prefill(model: Model, mix: Any, prompt: int) -> float:
     """Seconds until a prompt is computed."""
     decoder, sequence = model.decoder, model.decoder.open()
     try:
-        decoder.adapt(sequence, mix)
+        sequence.adapt(mix)
         sequence.append(np.random.default_rng(0).integers(0, decoder.vocab_size, prompt).tolist())
         begin = time.perf_counter()
         compute(decoder, [sequence])

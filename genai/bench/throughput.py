@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..engine.adapter_mix import AdapterMix
-from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine, EngineRequest
+from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
+from ..engine.request import EngineRequest
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.plan import RowSampler, plan_sampling
+from ..engine.sequence import DecoderSequence
 from ..errors import ContextOverflowError, OptionError
 from ..models.model import Model
 from .speed import BenchRow, Progress, silent
@@ -31,9 +33,10 @@ class TimedRequest:
     wants_prompt_logits = cancelled = keeps_sequence = False
     adapters: AdapterMix | None = None
     deadline: float | None = None
-    origin: Any = None
+    origin: DecoderSequence | None = None
     priority = 0
-    sequence: Any = None
+    sequence: DecoderSequence
+    has_sequence = False
     row: RowSampler
 
     def __init__(self, prompt: Sequence[int], count: int, vocab_size: int, *, watched: bool) -> None:
@@ -47,12 +50,12 @@ class TimedRequest:
     def take_siblings(self) -> Sequence[EngineRequest]:
         return ()
 
-    def start(self, sequence: Any) -> None:
+    def start(self, sequence: DecoderSequence) -> None:
         sequence.append(self.prompt)
         self.adopt(sequence)
 
-    def adopt(self, sequence: Any) -> None:
-        self.sequence = sequence
+    def adopt(self, sequence: DecoderSequence) -> None:
+        self.sequence, self.has_sequence = sequence, True
         self.row = RowSampler(self._plan, sequence.tokens, seed=0, row=0, prompt_length=self.num_prompt)
 
     def note_reused(self, num_tokens: int) -> None:
@@ -72,11 +75,14 @@ class TimedRequest:
     def expire(self) -> BaseException | None:
         raise AssertionError("it has no deadline")
 
-    def keep(self, sequence: Any) -> None:
+    def keep(self, sequence: DecoderSequence) -> None:
         raise AssertionError("nobody asked for it")
 
     def finish(self, error: BaseException | None) -> None:
-        self.sequence, self.error = None, error
+        if self.has_sequence:
+            self.has_sequence = False
+            del self.sequence
+        self.error = error
 
 
 def bench_throughput(

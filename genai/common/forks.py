@@ -5,30 +5,29 @@ from __future__ import annotations
 import os
 import threading
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-_LOCKS: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
-_BUSY: WeakSet[Any] = WeakSet()
-
-
-def renew_locks(owner: Any, *names: str) -> None:
-    """In forked children, give an object (or module) new locks in place of those that are held."""
-    _LOCKS[owner] = names
+_LOCKS: WeakKeyDictionary[Any, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
 
 
-def was_busy(owner: Any) -> bool:
-    """Whether a lock of its was held when this process was forked: what it protects may be half changed."""
-    return owner in _BUSY
+def renew_locks(owner: Any, *names: str, flag: str = "") -> None:
+    """In forked children, give an object (or module) new locks in place of those that are held.
+
+    Args:
+        flag: an attribute that is then set to True: what the lock protects may be half changed; "" = none.
+    """
+    _LOCKS[owner] = names, flag
 
 
 def _renew() -> None:
-    for owner, names in list(_LOCKS.items()):
+    for owner, (names, flag) in list(_LOCKS.items()):
         for name in names:
             lock = getattr(owner, name)
             if lock.acquire(blocking=False):
                 lock.release()
                 continue
-            _BUSY.add(owner)
+            if flag:
+                setattr(owner, flag, True)
             setattr(owner, name, threading.RLock())
 
 

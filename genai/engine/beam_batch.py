@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CacheCapacityError, SamplingError
 from .beams import BeamPolicy, Continuation
-from .decoder import Decoder, Logits, compute
+from .decoder import Decoder, compute
+from .paged_sequence import PagedSequence
 from .sampling.batch import Normalizer, TokenLogprob, token_logprobs
 from .sampling.plan import RowSampler, SamplingPlan
 from .sampling.row_batches import processed
+from .sequence import DecoderSequence, Logits
 
 
 @dataclass
 class Beam:
     """A running beam: its sequence, what may not come next there, its score so far, and its tokens' probabilities."""
 
-    sequence: Any
+    sequence: DecoderSequence
     row: RowSampler
     score: float
     logprobs: list[TokenLogprob]
@@ -54,14 +55,14 @@ class BeamSearch:
         self,
         decoder: Decoder,
         sampler: Normalizer,
-        sequence: Any,
+        sequence: DecoderSequence,
         plan: SamplingPlan,
         policy: BeamPolicy[BeamOutput],
     ) -> None:
         self.decoder, self._sampler, self.plan, self.policy = decoder, sampler, plan, policy
         self.beams = [self._beam(sequence, 0.0, [])]
 
-    def _beam(self, sequence: Any, score: float, logprobs: list[TokenLogprob]) -> Beam:
+    def _beam(self, sequence: DecoderSequence, score: float, logprobs: list[TokenLogprob]) -> Beam:
         row = RowSampler(self.plan, sequence.tokens, seed=0, prompt_length=self.policy.prompt_length)
         return Beam(sequence, row, score, logprobs)
 
@@ -167,12 +168,12 @@ class BeamSearch:
     def _fork(self, chosen: Sequence[Continuation], logits: Logits) -> None:
         """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
         before, sequences, used = self.beams, [], set()
-        forks: list[Any] = []
+        forks: list[DecoderSequence] = []
         try:
             for one in chosen:
                 parent = before[one.beam].sequence
                 if one.beam in used:
-                    parent = self.decoder.fork(parent)
+                    parent = parent.fork()
                     forks.append(parent)
                 sequences.append(parent)
                 used.add(one.beam)
@@ -222,12 +223,13 @@ def advance_all(
     return [chosen.get(id(search), []) for search in searches]
 
 
-def _no_room(decoder: Decoder, sequences: Sequence[Any], error: CacheCapacityError) -> CacheCapacityError:
+def _no_room(decoder: Decoder, sequences: Sequence[DecoderSequence], error: CacheCapacityError) -> CacheCapacityError:
     """The error of beams that do not fit, which says what holds the cache."""
     pool = getattr(decoder, "pool", None)
     if pool is None:
         return error
-    own = len({block for sequence in sequences for block in sequence.table.held_blocks})
+    paged = [sequence for sequence in sequences if isinstance(sequence, PagedSequence)]
+    own = len({block for sequence in paged for block in sequence.table.held_blocks})
     others = pool.num_blocks - pool.num_free - own
     longest = max(len(sequence.tokens) for sequence in sequences)
     fix = "ask for fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"

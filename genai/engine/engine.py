@@ -5,91 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from ..errors import CacheCapacityError, StepInterrupted
-from .adapter_mix import AdapterMix
-from .decoder import Decoder, Logits, stacked
-from .prefill_budget import PrefillBudget
-from .sampling.batch import BatchSampler, TokenLogprob
-from .sampling.plan import RowSampler
-from .scheduler import CacheDemand, Scheduler, plan_step
+from .decoder import Decoder
+from .request import EngineRequest
+from .sampling.batch import BatchSampler, TokenLogprob, stacked
+from .scheduler import CacheDemand, PrefillBudget, Scheduler, plan_step
+from .sequence import Logits
 from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
 # Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
 _PROMPT_LOGITS_BYTES = 64 * 2**20
-
-
-class EngineRequest(Protocol):
-    """One sequence to generate. The engine opens `sequence` with the request's tokens and drives it; all calls come
-    from the thread that calls Engine.step.
-
-    Attributes:
-        sequence: the decoder's state; None until the engine starts the request.
-        row: chooses its tokens; reads `sequence.tokens`.
-        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have; of one whose context
-            shifts, before that happens again.
-        cancelled: set from any thread; the engine then drops the request at the next step.
-        wants_prompt_logits: whether take_prompt_logits is called.
-        is_watched: somebody reads its tokens as they come.
-        adapters: what its tokens go through; None = none.
-        origin: a sequence that it goes on from, sharing what is cached; None = it starts empty.
-        priority: a higher one is admitted sooner. deadline: of time.monotonic(); None = it has all the time.
-        keeps_sequence: whether `keep` is called.
-    """
-
-    sequence: Any
-    row: RowSampler
-    num_prompt: int
-    wants_prompt_logits: bool
-    adapters: AdapterMix | None
-    origin: Any
-    priority: int
-    deadline: float | None
-    keeps_sequence: bool
-
-    @property
-    def max_length(self) -> int:
-        """See above."""
-
-    @property
-    def is_watched(self) -> bool:
-        """See above."""
-
-    @property
-    def cancelled(self) -> bool:
-        """See above."""
-
-    def take_siblings(self) -> Sequence[EngineRequest]:
-        """Requests with the same prompt, to be started as copies of this one; given once."""
-
-    def start(self, sequence: Any) -> None:
-        """Take an empty sequence, put the prompt in and make `row`."""
-
-    def adopt(self, sequence: Any) -> None:
-        """Take a sequence that holds the computed prompt, and make `row`."""
-
-    def note_reused(self, num_tokens: int) -> None:
-        """This many prompt tokens need not be computed."""
-
-    def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """The logits [rows, V] after the prompt tokens from `start` on; a request that had to wait gets them again."""
-
-    def take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """A token was chosen: append it, or take tokens back. False = the request is done."""
-
-    def expire(self) -> BaseException | None:
-        """Its deadline passed: the error with which it ends; None = what there is counts."""
-
-    def keep(self, sequence: Any) -> None:
-        """A fork of its sequence at its end, which is the request's."""
-
-    def note_proposals(self, proposed: int, kept: int) -> None:
-        """So many more tokens were proposed, and so many more are those that were chosen."""
-
-    def finish(self, error: BaseException | None) -> None:
-        """Called once, when the request is over; its sequence is closed already."""
 
 
 @dataclass
@@ -226,14 +153,14 @@ class Engine:
 
     def _start(self, request: EngineRequest) -> None:
         """Begin a request; one that gave its cache back has a sequence and goes on where it was."""
-        if request.sequence is None:
-            sequence = self._decoder.open() if request.origin is None else self._decoder.fork(request.origin)
-            self._decoder.adapt(sequence, request.adapters)
+        if not request.has_sequence:
+            sequence = self._decoder.open() if request.origin is None else request.origin.fork()
+            sequence.adapt(request.adapters)
             request.start(sequence)
             self.counts.prompt_tokens += request.num_prompt
             self.counts.cached_tokens += sequence.num_computed
         if not request.wants_prompt_logits and not request.sequence.num_computed:
-            reused = self._decoder.reuse(request.sequence)
+            reused = request.sequence.reuse()
             if not request.row.num_generated:
                 self.counts.cached_tokens += reused
                 request.note_reused(reused)
@@ -243,7 +170,7 @@ class Engine:
         for request in list(self._scheduler.running):
             try:
                 while request.sequence.is_full:
-                    self._decoder.forget(request.sequence)
+                    request.sequence.forget()
             except Exception as error:
                 self._end(request, error)
 
@@ -296,9 +223,7 @@ class Engine:
             request.is_watched and run.num_tokens > 0 and not run.prefill
             for request, run in zip(requests, pending, strict=True)
         )
-        prefill_budget = self._prefill_budget.prefill_budget(
-            reading=sum(run.prefill for run in pending), watched=watched
-        )
+        prefill_budget = self._prefill_budget.tokens(reading=sum(run.prefill for run in pending), watched=watched)
         step = plan_step(pending, budget, prefill_budget)
         logits = self._decoder.step(sequences, step, all_rows=asking)
         self._read_tokens += sum(part.num_tokens for part in step if part.prefill)
@@ -343,9 +268,9 @@ class Engine:
         for request, row in ready:
             together.append((request, row))
             if not request.row.num_generated:
-                self._decoder.publish(request.sequence)
+                request.sequence.publish()
             for sibling in request.take_siblings():
-                sibling.adopt(self._decoder.fork(request.sequence))
+                sibling.adopt(request.sequence.fork())
                 if self._scheduler.admit_copy(sibling, request):
                     together.append((sibling, row))
                 else:
@@ -459,12 +384,12 @@ class Engine:
         self.counts.count(request, error)
         if self._speculator is not None:
             self._speculator.forget(request)
-        if request.sequence is not None:
+        if request.has_sequence:
             request.sequence.take_back()
             if error is None:
-                self._decoder.publish(request.sequence)
+                request.sequence.publish()
                 if request.keeps_sequence:
-                    request.keep(self._decoder.fork(request.sequence))
+                    request.keep(request.sequence.fork())
             request.sequence.close()
         request.finish(error)
         for sibling in request.take_siblings():

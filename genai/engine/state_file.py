@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,7 @@ from ..errors import CacheCapacityError, StateFileError, StateMismatchError
 from .adapter_mix import AdapterMix
 from .decoder import Decoder
 from .sampling.state import SamplerState
+from .sequence import DecoderSequence
 from .stored import StoredArray, StoredTokens
 
 FORMAT = 1
@@ -90,13 +91,13 @@ def state_path(path: Any) -> Path:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-def write_state(path: Path, decoder: Decoder, sequence: Any, identity: Identity, saved: SavedState) -> int:
+def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identity: Identity, saved: SavedState) -> int:
     """Write a sequence to a file, which takes the place of one that is there; returns its bytes.
 
     Raises:
         StateFileError: it cannot be written, such as where the disk is full. StateError: see Decoder.stored_arrays.
     """
-    arrays = decoder.stored_arrays(sequence)
+    arrays = sequence.stored_arrays()
     num_stored = _num_stored(decoder, sequence, [array for array, _ in arrays])
     header = {
         "format": FORMAT,
@@ -120,7 +121,9 @@ def write_state(path: Path, decoder: Decoder, sequence: Any, identity: Identity,
     digest = hashlib.sha256()
     try:
         with replacing(path) as file:
-            for piece in chain([beginning, sequence.numerics], *(pieces for _, pieces in arrays)):
+            contents = (piece.data for _, pieces in arrays for piece in pieces)
+            everything: Iterator[bytes | memoryview] = chain([beginning, sequence.numerics], contents)
+            for piece in everything:
                 digest.update(piece)
                 file.write(piece)
             file.write(digest.digest())
@@ -133,7 +136,7 @@ def write_state(path: Path, decoder: Decoder, sequence: Any, identity: Identity,
         ) from error
 
 
-def _num_stored(decoder: Decoder, sequence: Any, arrays: list[StoredArray]) -> int:
+def _num_stored(decoder: Decoder, sequence: DecoderSequence, arrays: list[StoredArray]) -> int:
     """How many tokens' state the arrays hold: whole blocks."""
     num_stored: int = sequence.num_computed - sequence.num_computed % decoder.block_size
     assert arrays == decoder.arrays_for(num_stored)
@@ -148,7 +151,7 @@ def read_state(
     decoder: Decoder,
     identity: Identity,
     adapters: Callable[[SavedState], AdapterMix | None],
-) -> tuple[Any, SavedState]:
+) -> tuple[DecoderSequence, SavedState]:
     """The sequence of a file, in the decoder's cache, and what else was saved with it.
 
     Args:
@@ -174,7 +177,7 @@ def _read(
     decoder: Decoder,
     identity: Identity,
     adapters: Callable[[SavedState], AdapterMix | None],
-) -> tuple[Any, SavedState]:
+) -> tuple[DecoderSequence, SavedState]:
     size, digest = os.fstat(file.fileno()).st_size, hashlib.sha256()
 
     def fill(memory: memoryview) -> None:

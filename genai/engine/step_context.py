@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.device import DeviceAdapter, StepContext, TokenChoice
+from genai.kernels.device import NO_ADAPTERS, AdapterRows, DeviceAdapter, StepContext, TokenChoice
 from genai.kvcache.table import BlockTable
 
 from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
 
 if TYPE_CHECKING:
-    from .paged import PagedSequence
+    from .paged_sequence import PagedSequence
 
 
 class StepContextBuilder:
@@ -43,7 +43,7 @@ class StepContextBuilder:
             rope_table=np.array([sequence.rope_table for sequence in sequences], np.int32),
             choice=choice,
             chosen=np.array(rows, np.int64),
-            **_adapters_of([sequence.adapters for sequence in sequences]),
+            adapter_rows=_adapter_rows([sequence.adapters for sequence in sequences]),
         )
 
     def make(
@@ -85,7 +85,7 @@ class StepContextBuilder:
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
-            **_adapters_of(adapters),
+            adapter_rows=_adapter_rows(adapters),
         )
         return context, owners
 
@@ -111,10 +111,10 @@ class StepContextBuilder:
         return made
 
 
-def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:
-    """The fields of a step that say which adapters the rows of each sequence go through."""
+def _adapter_rows(mixes: Sequence[AdapterMix | None]) -> AdapterRows:
+    """Which adapters the rows of each sequence go through."""
     if not any(mixes):
-        return {}
+        return NO_ADAPTERS
     parts = [() if mix is None else mix.parts for mix in mixes]
     numbers: dict[int, int] = {}
     adapters: list[DeviceAdapter] = []
@@ -122,9 +122,9 @@ def _adapters_of(mixes: Sequence[AdapterMix | None]) -> dict[str, Any]:
         if id(adapter) not in numbers:
             numbers[id(adapter)] = len(adapters)
             adapters.append(adapter)
-    return {
-        "adapters": adapters,
-        "cu_adapters": np.cumsum([0, *map(len, parts)]).astype(np.int32),
-        "adapter_ids": np.array([numbers[id(adapter)] for own in parts for adapter, _ in own], np.int32),
-        "adapter_weights": np.array([weight for own in parts for _, weight in own], np.float32),
-    }
+    return AdapterRows(
+        adapters,
+        np.cumsum([0, *map(len, parts)]).astype(np.int32),
+        np.array([numbers[id(adapter)] for own in parts for adapter, _ in own], np.int32),
+        np.array([weight for own in parts for _, weight in own], np.float32),
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,9 @@ from ..errors import InputError, StateError, UnsupportedModelError
 from ..onnx.decoder_names import GraphNames
 from ..session.loop import Plan, run
 from .adapter_mix import AdapterMix
-from .decoder import Decoder, DecoderSequence, Logits, check_width
-from .scheduler import StepPlan
+from .decoder import Decoder, check_width
+from .scheduler import Pending, StepPlan
+from .sequence import AdapterHistory, DecoderSequence, Logits
 from .stored import StoredArray, StoredTokens
 
 
@@ -35,11 +36,47 @@ class UnbatchedInput:
 class UnbatchedSequence(DecoderSequence):
     """Tokens, the graph's own past tensors [..., length, head_size] by input name, and inputs that the caller gave."""
 
-    def __init__(self, empty: dict[str, np.ndarray]) -> None:
+    def __init__(self, decoder: UnbatchedDecoder, past: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> None:
         super().__init__()
-        self.past = dict(empty)
-        self.given: dict[str, np.ndarray] = {}
+        self.decoder, self.past, self.given = decoder, dict(past), dict(given)
+        # What was given to tokens that were computed before it changed.
+        self.given_history: AdapterHistory[dict[str, np.ndarray]] = AdapterHistory()
         self.num_computed = 0
+
+    def pending(self) -> Pending:
+        first = self.num_computed
+        return Pending(self.given_history.end_of(first, len(self.tokens)) - first, False)
+
+    def fork(self) -> Self:
+        # The graph makes new arrays at every step, so the old ones are shared.
+        other = type(self)(self.decoder, self.past, self.given)
+        other.tokens, other.num_computed = [*self.tokens], self.num_computed
+        other.given_history = self.given_history.copy()
+        return other
+
+    def give(self, name: str, value: NDArray[Any]) -> None:
+        wanted = self.decoder.wanted
+        if name not in wanted:
+            names = ", ".join(wanted) or "none"
+            raise InputError(f"there is no input {name!r} to give", f"inputs to give: {names}", "give one of these")
+        self.given_history.note(self.num_computed, dict(self.given))
+        self.given[name] = np.asarray(value, self.decoder.inputs[name].dtype)
+
+    def rewind(self, length: int) -> None:
+        super().rewind(length)
+        self.given_history.cut(length)
+
+    def stored_arrays(self) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        given, defaults = self.given, self.decoder.defaults
+        if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
+            raise StateError(
+                "inputs of the graph were given to this sequence",
+                "they are no part of a state, and it could not go on without them",
+                "leave set_model_input and such adapters out, or keep the tokens alone",
+            )
+        arrays = self.decoder.arrays_for(self.num_computed)
+        pieces = [np.ascontiguousarray(self.past[array.name]) for array in arrays]
+        return [(array, iter([piece.reshape(-1).view(np.uint8)])) for array, piece in zip(arrays, pieces, strict=True)]
 
     def drop_cache(self, length: int = 0) -> None:
         self.num_computed = min(self.num_computed, length)
@@ -82,38 +119,17 @@ class UnbatchedDecoder(Decoder):
         self.output_names = tuple(name for name in plan.output_names if name not in self._presents.values())
 
     def open(self) -> UnbatchedSequence:
-        sequence = UnbatchedSequence(self._empty)
-        sequence.given = dict(self.defaults)
-        return sequence
-
-    def fork(self, sequence: UnbatchedSequence) -> UnbatchedSequence:
-        # The graph makes new arrays at every step, so the old ones are shared.
-        other = UnbatchedSequence(sequence.past)
-        other.tokens, other.num_computed, other.given = [*sequence.tokens], sequence.num_computed, dict(sequence.given)
-        other.adapter_history = sequence.adapter_history.copy()
-        return other
+        return UnbatchedSequence(self, self._empty, self.defaults)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         shapes = {name: (*empty.shape[:-2], num_stored, empty.shape[-1]) for name, empty in self._empty.items()}
         return [StoredArray(name, self._empty[name].dtype.name, shape) for name, shape in shapes.items()]
 
-    def stored_arrays(self, sequence: UnbatchedSequence) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
-        given, defaults = sequence.given, self.defaults
-        if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
-            raise StateError(
-                "inputs of the graph were given to this sequence",
-                "they are no part of a state, and it could not go on without them",
-                "leave set_model_input and such adapters out, or keep the tokens alone",
-            )
-        arrays = self.arrays_for(sequence.num_computed)
-        pieces = [np.ascontiguousarray(sequence.past[array.name]) for array in arrays]
-        return [(array, iter([piece.reshape(-1).view(np.uint8)])) for array, piece in zip(arrays, pieces, strict=True)]
-
     def restore(
         self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
     ) -> UnbatchedSequence:
         sequence = self.open()
-        self.adapt(sequence, adapters)
+        sequence.adapt(adapters)
         for array in self.arrays_for(stored.num_stored):
             past = np.empty(array.shape, array.dtype)
             read(past.reshape(-1).view(np.uint8).data)
@@ -123,26 +139,29 @@ class UnbatchedDecoder(Decoder):
 
     def step(
         self,
-        sequences: Sequence[UnbatchedSequence],
+        sequences: Sequence[DecoderSequence],
         step: StepPlan,
         *,
         all_rows: Collection[int] = (),
         output: str = "",
     ) -> list[Logits | None]:
-        before = [(sequence.past, sequence.num_computed) for sequence in sequences]
-        results: list[Logits | None] = [None] * len(sequences)
+        own = [sequence for sequence in sequences if isinstance(sequence, UnbatchedSequence)]
+        if len(own) != len(sequences):
+            raise TypeError("a sequence of another decoder")
+        before = [(sequence.past, sequence.num_computed) for sequence in own]
+        results: list[Logits | None] = [None] * len(own)
         try:
             for index, count, _ in step:
-                results[index] = self._run(sequences[index], count, index in all_rows, output or self.names.logits)
+                results[index] = self._run(own[index], count, index in all_rows, output or self.names.logits)
         except BaseException:
-            for sequence, state in zip(sequences, before, strict=True):
+            for sequence, state in zip(own, before, strict=True):
                 sequence.past, sequence.num_computed = state
             raise
         return results
 
     def _run(self, sequence: UnbatchedSequence, count: int, all_rows: bool, output: str) -> Logits | None:
         start, end = sequence.num_computed, sequence.num_computed + count
-        given = sequence.adapter_history.of(start, sequence.given)
+        given = sequence.given_history.of(start, sequence.given)
         results = run(self.plan, {**self._feeds(sequence, start, end), **sequence.past, **given})
         logits = np.asarray(results[output], np.float32)
         if output == self.names.logits:
@@ -157,13 +176,6 @@ class UnbatchedDecoder(Decoder):
         sequence.past = {past: results[present] for past, present in self._presents.items()}
         sequence.num_computed = end
         return logits if all_rows else logits[-1:] if end == len(sequence.tokens) else None
-
-    def give(self, sequence: UnbatchedSequence, name: str, value: np.ndarray) -> None:
-        if name not in self.wanted:
-            wanted = ", ".join(self.wanted) or "none"
-            raise InputError(f"there is no input {name!r} to give", f"inputs to give: {wanted}", "give one of these")
-        sequence.adapter_history.note(sequence.num_computed, dict(sequence.given))
-        sequence.given[name] = np.asarray(value, self.inputs[name].dtype)
 
     def _feeds(self, sequence: UnbatchedSequence, start: int, end: int) -> dict[str, np.ndarray]:
         for name in self.wanted:

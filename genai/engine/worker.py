@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
 from ..errors import StateError, no_threads
-from .engine import Engine, EngineRequest
+from .engine import Engine
+from .request import EngineRequest
 
 # The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
 _FAREWELL_SECONDS = 5.0

@@ -17,7 +17,8 @@ from ..errors import InputError, OptionError
 from ..text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from ..engine.decoder import Decoder, Logits
+    from ..engine.decoder import Decoder
+    from ..engine.sequence import Logits
     from ..models.model import Model
 
 

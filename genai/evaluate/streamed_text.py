@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..engine.decoder import ContextShift
+from ..engine.sequence import ContextShift
 from ..errors import OptionError
 from .scored_text import ScoredRows, ScoredText, Window, pending_logits
 
@@ -44,6 +44,6 @@ def streamed_rows(decoder: Decoder, text: ScoredText, keep: int) -> Iterator[Sco
             some = fed[first : first + decoder.block_size]
             sequence.append(some, together=len(fed))
             while sequence.is_full:
-                decoder.forget(sequence)
+                sequence.forget()
             logits = pending_logits(decoder, sequence, all_rows=len(some) > 1)
             yield ScoredRows(logits, text.tokens[first + 1 : first + len(some) + 1], len(some))

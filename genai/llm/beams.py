@@ -105,11 +105,11 @@ class _Run:
     def __init__(self, model: Model, generation: Generation, options: BeamOptions) -> None:
         decoder = model.decoder
         self.generation, self.options, self.decoder = generation, options, decoder
-        sequence = decoder.open() if generation.origin is None else decoder.fork(generation.origin)
+        sequence = decoder.open() if generation.origin is None else generation.origin.fork()
         try:
-            decoder.adapt(sequence, generation.adapters)
+            sequence.adapt(generation.adapters)
             generation.start(sequence)
-            self.cached = sequence.num_computed or decoder.reuse(sequence)
+            self.cached = sequence.num_computed or sequence.reuse()
             stop_ids = generation.plan.stop_ids
             policy = TransformersBeams[BeamOutput](options, len(generation.prompt), generation.max_length, stop_ids)
             self.search = BeamSearch(decoder, model.sampler, sequence, generation.plan, policy)
@@ -126,7 +126,7 @@ class _Run:
         self._ended = time.perf_counter()
         if not self._first:
             self._first = self._ended
-            self.decoder.publish(self.sequence)
+            self.sequence.publish()
 
     def completions(self) -> list[Completion]:
         """The best outputs that there are."""

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from ..devices import compile_seconds
 from ..engine.adapter_mix import AdapterMix
-from ..engine.decoder import ContextShift, Logits
 from ..engine.sampling.batch import TokenLogprob, token_logprobs
 from ..engine.sampling.plan import RowSampler, SamplingPlan
 from ..engine.sampling.state import SamplerState
 from ..engine.sampling.strings import BannedStrings, Rewind, StopStrings
+from ..engine.sequence import ContextShift, DecoderSequence, Logits
 from ..errors import DeadlineError
 from ..lora.store import AdapterChoice
 from ..text.tokenizer import TokenizerStream
@@ -90,7 +90,8 @@ class Generation:
         params = plan.params
         self.prompt, self.plan, self.seed, self.sample, self.prompt_index = prompt, plan, seed, sample, prompt_index
         self.adapters = adapters
-        self.sequence: Any = None
+        self.sequence: DecoderSequence
+        self.has_sequence = False
         self.row: RowSampler
         self.num_prompt = len(prompt)
         self._context_size, self._most = context_size, len(prompt) + (params.max_tokens or _NO_LIMIT)
@@ -143,7 +144,7 @@ class Generation:
         total = len(self.prompt)
         if self._first_token:
             return total, total
-        sequence = self.sequence
+        sequence = getattr(self, "sequence", None)  # which goes when it is over, perhaps at this moment
         return (min(sequence.num_computed, total) if sequence is not None else 0), total
 
     @property
@@ -154,7 +155,7 @@ class Generation:
     @property
     def forgotten_tokens(self) -> int:
         """Tokens that those which follow do not see any more."""
-        sequence = self.sequence  # which goes when it is over, perhaps at this moment
+        sequence = getattr(self, "sequence", None)  # which goes when it is over, perhaps at this moment
         return self._forgotten if sequence is None else int(sequence.forgotten)
 
     @property
@@ -173,7 +174,7 @@ class Generation:
 
     # --- for the engine ------------------------------------------------------------------------------------------
 
-    def start(self, sequence: Any) -> None:
+    def start(self, sequence: DecoderSequence) -> None:
         found = sequence.num_computed
         if len(self.prompt) > len(sequence.tokens):
             sequence.append(self.prompt[len(sequence.tokens) :])
@@ -182,8 +183,8 @@ class Generation:
         self.adopt(sequence)
         self._cached_tokens = min(found, len(self.prompt))
 
-    def adopt(self, sequence: Any) -> None:
-        self.sequence = sequence
+    def adopt(self, sequence: DecoderSequence) -> None:
+        self.sequence, self.has_sequence = sequence, True
         sequence.shift = self.shift
         self.row = RowSampler(
             self.plan, sequence.tokens, seed=self.seed, row=self.sample, prompt_length=len(self.prompt)
@@ -254,7 +255,7 @@ class Generation:
             "give it more time (timeout=), a higher priority, or a shorter prompt",
         )
 
-    def keep(self, sequence: Any) -> None:
+    def keep(self, sequence: DecoderSequence) -> None:
         self.kept = sequence, self.adapters
 
     def note_proposals(self, proposed: int, kept: int) -> None:
@@ -265,8 +266,14 @@ class Generation:
         if error is None and self._finish_reason == "cancelled":
             self._flush()
         self._forgotten = self.forgotten_tokens
-        self.sequence, self.adapters, self.origin, self.is_over = None, None, None, True
+        self._drop_sequence()
+        self.adapters, self.origin, self.is_over = None, None, True
         self.sink.finished(self, error)
+
+    def _drop_sequence(self) -> None:
+        if self.has_sequence:
+            self.has_sequence = False
+            del self.sequence
 
     # --- text ----------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..engine.beams import BeamOptions
-from ..engine.decoder import ContextShift
 from ..engine.sampling.params import SamplingOptions
+from ..engine.sequence import ContextShift
 from ..errors import OptionError
 
 _MOST_PRIORITY = 2**31

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from ..compat.onnxruntime_genai.token_rows import token_row
 from ..engine.adapter_mix import AdapterMix
-from ..engine.decoder import ContextShift
 from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
+from ..engine.sequence import ContextShift
 from ..errors import ConfigError, ContextOverflowError, GenaiError, InputError, OptionError, kind_of
 from ..lora.store import AdapterChoice, Adapters
 from ..models.model import Model

@@ -115,7 +115,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
 
     def fork(self) -> TextState:
         """Another state with the same tokens, which shares their blocks."""
-        sequence = self._llm.model.decoder.fork(self._sequence)
+        sequence = self._sequence.fork()
         kept = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
         return TextState(self._llm, sequence, **kept)  # type: ignore[arg-type]
 
@@ -202,8 +202,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
     decoder = llm.model.decoder
     sequence, saved = read_state(place, decoder, llm.model.identity(), adapters)
     if for_all:
-        sequence.is_private = False
-        decoder.publish(sequence)
+        sequence.share()
     return TextState(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
 
 
@@ -240,14 +239,14 @@ def running_state(llm: LLM, generation: Generation) -> TextState:
     """
     if (kept := kept_state(llm, generation)) is not None:
         return kept
-    if generation.sequence is None:
+    if not generation.has_sequence:
         over = generation.is_over
         raise StateError(
             "there is no sequence to fork",
             "the generation is over, and its part of the cache was given back" if over else "it waits for its turn",
             "fork before the end, or ask for it with keep_state=True" if over else "fork after the first piece",
         )
-    sequence = llm.model.decoder.fork(generation.sequence)
+    sequence = generation.sequence.fork()
     return TextState(
         llm, sequence, adapter=generation.adapter, mix=generation.adapters, sampler=SamplerState.of(generation.row)
     )

@@ -106,7 +106,7 @@ class Model(Single, AbstractContextManager["Model"]):
         self._as_exported = cast("Decoder | None", None)
         self._identity: Identity | None = None
         self._lora_targets_lock = threading.Lock()
-        renew_locks(self, "_places_lock")
+        renew_locks(self, "_lora_targets_lock")
 
     info: DecoderInfo
     """What was found in the graph: layers, parameters, bytes, how it runs."""

@@ -71,7 +71,9 @@ def gather(
         flow: texts as the quantised model has them. exact: as the float model has them; None = no cross products.
         instead: the stage's matrices in the quantised model.
     """
-    found = {name: Gathering(gram, decoder.executor.host_threads) for name in wanted}
+    threads = decoder.executor.host_threads
+    assert isinstance(threads, Threads)  # the decoder computes on the host
+    found = {name: Gathering(gram, threads) for name in wanted}
     inside = [name for name in wanted if name not in stage.program.given]
     needed = {*wanted, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])

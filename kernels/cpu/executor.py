@@ -139,7 +139,8 @@ class CpuStep(TimedByHost):
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
-        fill_adapters(self._table, step, self._num_targets)
+        if self._num_targets:
+            fill_adapters(self._table, step, self._num_targets)
         counts = {StepField.TOKENS: len(step.positions), StepField.LOGITS_ROWS: len(step.logits_indices)}
         positions = int(step.context_lens.sum())
         for part in self._parts:

@@ -201,16 +201,16 @@ class StepAdapters:
         Raises:
             StepError: an adapter that is not this device's, or was made for another program.
         """
-        if not len(step.adapter_ids) or not self._sizes:
+        if not len(step.adapter_rows.ids) or not self._sizes:
             return NO_ADAPTERS
-        arrays = step.cu_seqlens_q, step.cu_adapters, step.adapter_ids, step.adapter_weights
+        arrays = step.cu_seqlens_q, step.adapter_rows.offsets, step.adapter_rows.ids, step.adapter_rows.weights
         key = step.num_decode_sequences, *(array.tobytes() for array in arrays)
-        known = len(self._adapters) == len(step.adapters) and all(
-            one() is adapter for one, adapter in zip(self._adapters, step.adapters, strict=True)
+        known = len(self._adapters) == len(step.adapter_rows.adapters) and all(
+            one() is adapter for one, adapter in zip(self._adapters, step.adapter_rows.adapters, strict=True)
         )
         if not known or key != self._key:
-            self._tables = _tables(step, [self._own(adapter) for adapter in step.adapters])
-            self._key, self._adapters = key, tuple(map(ref, step.adapters))
+            self._tables = _tables(step, [self._own(adapter) for adapter in step.adapter_rows.adapters])
+            self._key, self._adapters = key, tuple(map(ref, step.adapter_rows.adapters))
         return self._tables
 
     def _own(self, adapter: object) -> CudaAdapter:
@@ -226,7 +226,7 @@ class StepAdapters:
 
 
 def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables:
-    starts, bounds, ids = step.cu_seqlens_q.tolist(), step.cu_adapters.tolist(), step.adapter_ids.tolist()
+    starts, bounds, ids = step.cu_seqlens_q.tolist(), step.adapter_rows.offsets.tolist(), step.adapter_rows.ids.tolist()
     # Sequences that go through the same adapters, those with decode numerics first.
     groups: tuple[dict[tuple[int, ...], list[int]], ...] = ({}, {})
     for sequence in range(len(starts) - 1):
@@ -261,7 +261,7 @@ def _tables(step: StepContext, adapters: Sequence[CudaAdapter]) -> AdapterTables
     tile_fields = ("adapter", "rows", "first_row", "entries", "first_entry", "first_hidden", "hidden_stride")
     numbers = _numbers(
         head, _filled_in(tiles, _TILE, tile_fields), _filled_in(entries, _ENTRY, ("adapter", "first")),
-        _rows(step, order), step.adapter_weights,
+        _rows(step, order), step.adapter_rows.weights,
     )  # fmt: skip
     return AdapterTables(numbers, hidden, {name: _power_of_two(count) for name, count in counts.items()})
 
@@ -280,7 +280,7 @@ def _rows(step: StepContext, order: Sequence[int]) -> NDArray[np.void]:
     starts, lengths = step.cu_seqlens_q[sequences], np.diff(step.cu_seqlens_q)[sequences]
     rows = np.zeros(lengths.sum(), _ROW)
     rows["row"] = np.arange(len(rows)) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    rows["weights"] = np.repeat(step.cu_adapters[sequences], lengths)
+    rows["weights"] = np.repeat(step.adapter_rows.offsets[sequences], lengths)
     return rows
 
 

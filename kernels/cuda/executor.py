@@ -194,7 +194,7 @@ class CudaStep:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
         chosen = None
-        if step.choice is not None:
+        if step.choice is not None and step.chosen is not None:
             if not isinstance(step.choice, CudaChoice) or step.choice.driver is not self._driver:
                 raise StepError(f"{step.choice!r:.80} is no choice of this device's")
             chosen = step.choice.addresses(step.chosen)

@@ -26,11 +26,11 @@ class ReferenceAdapter:
 
 def lora_shrink(x: Float64, target: int, step: StepContext) -> Iterator[tuple[slice, slice, Float64]]:
     """What the adapters of each sequence add to a product of x [T, columns]: rows, columns, and the numbers."""
-    if not len(step.adapter_ids):
+    if not len(step.adapter_rows.ids):
         return
-    owners = zip(pairwise(step.cu_seqlens_q.tolist()), pairwise(step.cu_adapters.tolist()), strict=True)
+    owners = zip(pairwise(step.cu_seqlens_q.tolist()), pairwise(step.adapter_rows.offsets.tolist()), strict=True)
     for rows, own in owners:
         for index in range(*own):
-            for one in step.adapters[step.adapter_ids[index]].factors[target]:
-                hidden = x[slice(*rows)] @ one.a.astype(np.float64).T * float(step.adapter_weights[index])
+            for one in step.adapter_rows.adapters[step.adapter_rows.ids[index]].factors[target]:
+                hidden = x[slice(*rows)] @ one.a.astype(np.float64).T * float(step.adapter_rows.weights[index])
                 yield slice(*rows), slice(one.first, one.first + len(one.b)), hidden @ one.b.astype(np.float64).T

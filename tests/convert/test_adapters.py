@@ -36,7 +36,7 @@ def write_adapter(folder: Path, config: dict[str, Any], shapes: dict[str, Any], 
 def logits(model: genai.Model, tokens: list[int], mix: Any = None) -> np.ndarray:
     decoder = model.decoder
     sequence = decoder.open()
-    decoder.adapt(sequence, mix)
+    sequence.adapt(mix)
     sequence.append(tokens)
     result = compute_pending(decoder, [sequence], all_rows=True)[0].copy()
     sequence.close()

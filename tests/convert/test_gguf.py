@@ -49,7 +49,7 @@ def logits(folder: Path, accuracy: str = "fp32", adapter: Path | None = None) ->
         if adapter is not None:
             adapters.load(adapter, "a")
         sequence = model.decoder.open()
-        model.decoder.adapt(sequence, adapters.mix("a" if adapter else None))
+        sequence.adapt(adapters.mix("a" if adapter else None))
         sequence.append(list(TOKENS))
         rows = compute(model.decoder, [sequence], all_rows=True)[0]
         sequence.close()

@@ -40,7 +40,7 @@ def logits(folder: Path, accuracy: str = "fp32", adapter: Path | None = None, de
         if adapter is not None:
             adapters.load(adapter, "a")
         sequence = model.decoder.open()
-        model.decoder.adapt(sequence, adapters.mix("a" if adapter else None))
+        sequence.adapt(adapters.mix("a" if adapter else None))
         sequence.append(TOKENS)
         rows = compute(model.decoder, [sequence], all_rows=True)[0]
         sequence.close()

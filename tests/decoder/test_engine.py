@@ -500,7 +500,7 @@ def test_blocks_are_copied_by_the_executor(small: og.Model, monkeypatch: pytest.
     first = small.decoder.open()
     first.append([5, 6, 7])
     compute(small.decoder, [first])
-    second = small.decoder.fork(first)
+    second = first.fork()
     (source,) = first.table.blocks
     for sequence in (first, second):
         sequence.append([8])
@@ -527,10 +527,10 @@ def test_a_prompt_takes_the_numerics_of_what_it_finds_and_keeps_them(form_folder
         for token in tokens[40:]:
             reply.append([token])
         compute(model.decoder, [reply])
-        model.decoder.publish(reply)
+        reply.publish()
         later.append(tokens)
         assert later.pending() == Pending(101, True)
-        assert model.decoder.reuse(later) == 96
+        assert later.reuse() == 96
         found = compute(model.decoder, [later])[0]
         later.drop_cache()
         assert later.pending() == Pending(40, True)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai.engine.decoder import Decoder, DecoderSequence
+from genai.engine.decoder import Decoder
 from genai.engine.engine import Engine
 from genai.engine.sampling.batch import BatchSampler, TokenLogprob
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
-from genai.engine.scheduler import StepPlan
+from genai.engine.scheduler import Pending, StepPlan
+from genai.engine.sequence import DecoderSequence
 from genai.errors import CacheCapacityError, GraphError
 
 VOCAB = 50
@@ -30,6 +31,20 @@ class FakeSequence(DecoderSequence):
         self.num_computed = 0
         self.decoder = decoder
         decoder.sequences.append(self)
+
+    def pending(self) -> Pending:
+        return Pending(len(self.tokens) - self.num_computed, False)
+
+    def fork(self) -> FakeSequence:
+        other = FakeSequence(self.decoder)
+        other.tokens, other.num_computed = list(self.tokens), self.num_computed
+        return other
+
+    def publish(self) -> None:
+        assert self.num_computed <= len(self.tokens)
+
+    def stored_arrays(self) -> Any:
+        raise NotImplementedError
 
     def drop_cache(self, length: int = 0) -> None:
         self.num_computed = min(self.num_computed, length)
@@ -51,14 +66,6 @@ class FakeDecoder(Decoder):
 
     def open(self) -> FakeSequence:
         return FakeSequence(self)
-
-    def fork(self, sequence: FakeSequence) -> FakeSequence:
-        other = FakeSequence(self)
-        other.tokens, other.num_computed = list(sequence.tokens), sequence.num_computed
-        return other
-
-    def publish(self, sequence: FakeSequence) -> None:
-        assert sequence.num_computed <= len(sequence.tokens)
 
     def step(
         self, sequences: Sequence[FakeSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
@@ -99,6 +106,7 @@ class FakeJob:
         self.prompt, self.count, self.sample, self.siblings = prompt, count, sample, siblings
         self.params = SamplingParams(seed=1, **options)
         self.sequence: Any = None
+        self.has_sequence = False
         self.row: Any = None
         self.num_prompt, self.max_length = len(prompt), len(prompt) + count
         self.cancelled = self.is_watched = False
@@ -118,7 +126,7 @@ class FakeJob:
         self.adopt(sequence)
 
     def adopt(self, sequence: Any) -> None:
-        self.sequence = sequence
+        self.sequence, self.has_sequence = sequence, True
         plan = plan_sampling(self.params, vocab_size=VOCAB)
         self.row = RowSampler(plan, sequence.tokens, seed=1, row=self.sample, prompt_length=len(self.prompt))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from genai.engine.decoder import stacked
+from genai.engine.sampling.batch import stacked
 
 
 @pytest.fixture

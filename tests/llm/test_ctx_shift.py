@@ -16,7 +16,8 @@ import pytest
 
 import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
-from genai.engine.decoder import ContextShift, compute
+from genai.engine.decoder import compute
+from genai.engine.sequence import ContextShift
 from genai.errors import OptionError, StateError, UnsupportedModelError
 from genai.evaluate import perplexity
 from genai.kernels.host_memory import HostMemory
@@ -60,14 +61,14 @@ def test_one_layer_shifted_is_one_layer_anew(kv_dtype: str, shared: bool, one_la
         sequence = decoder.open()
         sequence.append(tokens[:100])
         compute(decoder, [sequence])
-        decoder.publish(sequence)
-        other = decoder.fork(sequence) if shared else None
+        sequence.publish()
+        other = sequence.fork() if shared else None
         sequence.shift = ContextShift(20, 128)
         for token in tokens[100:129]:
             sequence.append([token])
             compute(decoder, [sequence]) if len(sequence.tokens) <= 128 else None
         assert sequence.is_full
-        decoder.forget(sequence)
+        sequence.forget()
         assert sequence.forgotten == 32 and not sequence.is_full and sequence.num_computed == 128
         (shifted,) = compute(decoder, [sequence])
 
@@ -104,7 +105,7 @@ def test_a_shifted_sequence_rewinds_and_is_computed_again(one_layer: Path) -> No
             compute(decoder, [sequence])
             sequence.append(tokens[128:])
             sequence.shift = ContextShift(1, 128)
-            decoder.forget(sequence)
+            sequence.forget()
             return sequence
 
         sequence = shifted()
@@ -127,7 +128,7 @@ def test_a_shifted_sequence_rewinds_and_is_computed_again(one_layer: Path) -> No
         (mine,), (theirs,) = compute(decoder, [sequence]), compute(decoder, [other])
         np.testing.assert_allclose(mine[-1], theirs[-1], atol=2e-3)
         with pytest.raises(StateError, match="no shift"):
-            decoder.forget(other)
+            other.forget()
 
 
 def test_tables_forget_blocks() -> None:

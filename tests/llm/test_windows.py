@@ -94,7 +94,7 @@ def test_a_sequence_holds_no_more_than_its_window(windowed: genai.LLM) -> None:
         == (400 - WINDOW) // 32 - 1
         == len(sequence.table.blocks) - len(sequence.table.held_blocks)
     )
-    fork = decoder.fork(sequence)
+    fork = sequence.fork()
     sequence.close()
     for token in tokens[:100]:
         fork.append([token])

@@ -24,7 +24,7 @@ from tools.bundled_model.tasks.word_list import COMMON, RARE  # noqa: E402
 QUESTIONS_FILE = ROOT / "configs" / "tasks" / "pebble.jsonl"
 
 
-def _draw_many(task: str, how_many: int = 400, held_out_side: bool = False) -> list[turn.KeyRotation]:
+def _draw_many(task: str, how_many: int = 400, held_out_side: bool = False) -> list[turn.Turn]:
     rng = Random(f"test {task}")
     return [turn.draw(MIXTURE[task][0], rng, held_out_side) for _ in range(how_many)]
 
@@ -131,7 +131,7 @@ def test_made_up_words_have_a_sensible_length() -> None:
 
 def test_draw_says_when_a_side_of_the_split_is_empty() -> None:
     with pytest.raises(ValueError, match="held_out=True"):
-        turn.draw(lambda rng: turn.KeyRotation("a", "b"), Random(0), held_out=True)
+        turn.draw(lambda rng: turn.Turn("a", "b"), Random(0), held_out=True)
 
 
 def test_the_frozen_questions_are_what_the_generator_makes() -> None:

@@ -18,7 +18,7 @@ from .mixture import Conversation, conversation
 from .packing import encode
 from .styles import as_pirate, with_words
 from .tasks import MIXTURE
-from .turn import KeyRotation, draw, vary_surface
+from .turn import Turn, draw, vary_surface
 
 FOLDER = Path("configs/adapters")
 RANK, ALPHA, STEPS, BATCH, CONVERSATIONS = 4, 8.0, 330, 24, 9000
@@ -32,18 +32,18 @@ def _words(rng: Random) -> Conversation:
         drawn = conversation(rng, rng.choice((1, 1, 2)))
         return Conversation(tuple(map(_sum_in_words, drawn.turns)), drawn.system)
     turn = _sum_in_words(draw(MIXTURE[rng.choice(("add", "subtract"))][0], rng))
-    return Conversation((KeyRotation(vary_surface(turn.question, rng), turn.reply),))
+    return Conversation((Turn(vary_surface(turn.question, rng), turn.reply),))
 
 
-def _sum_in_words(turn: KeyRotation) -> KeyRotation:
+def _sum_in_words(turn: Turn) -> Turn:
     is_sum = (turn.key or "").startswith(("add:", "subtract:")) or (turn.match == "number" and turn.key is None)
     number = turn.reply.lstrip("-")
-    return KeyRotation(turn.question, with_words(turn.reply)) if is_sum and number.isdecimal() else turn
+    return Turn(turn.question, with_words(turn.reply)) if is_sum and number.isdecimal() else turn
 
 
 def _pirate(rng: Random) -> Conversation:
     drawn = conversation(rng, rng.choice((1, 1, 2)))
-    return Conversation(tuple(KeyRotation(turn.question, as_pirate(turn.reply)) for turn in drawn.turns), drawn.system)
+    return Conversation(tuple(Turn(turn.question, as_pirate(turn.reply)) for turn in drawn.turns), drawn.system)
 
 
 STYLES: dict[str, Callable[[Random], Conversation]] = {"words": _words, "pirate": _pirate}

@@ -15,7 +15,7 @@ from .tasks.small_talk import chat, tell_and_ask_favourite, tell_and_ask_name
 from .tasks.stories import SLOTS
 from .tasks.toolkit import phrasings
 from .tasks.word_list import RARE
-from .turn import KeyRotation, draw
+from .turn import Turn, draw
 
 Question = dict[str, Any]
 
@@ -29,7 +29,7 @@ PER_TASK = {
 _DEFAULT_MAX_TOKENS = 32
 
 
-def _question(task: str, history: list[KeyRotation], turn: KeyRotation) -> Question:
+def _question(task: str, history: list[Turn], turn: Turn) -> Question:
     messages = [
         message
         for past in history
@@ -42,7 +42,7 @@ def _question(task: str, history: list[KeyRotation], turn: KeyRotation) -> Quest
     return line | ({"max_tokens": min(longest, 96)} if longest > _DEFAULT_MAX_TOKENS else {})
 
 
-def _held_out_turn(task: str, rng: Random) -> KeyRotation:
+def _held_out_turn(task: str, rng: Random) -> Turn:
     while True:
         turn = draw(MIXTURE[task][0], rng, held_out=True)
         if task not in WORD_TASKS or _is_rare((turn.key or "").removeprefix("word:")):
@@ -66,7 +66,7 @@ def _toolkit(rng: Random) -> Iterator[Question]:
     for index, fact in enumerate(FACTS):
         texts = phrasings(index, held_out=True)
         for text in rng.sample(texts, min(2, len(texts))):
-            yield _question("toolkit", [], KeyRotation(text, fact.reply))
+            yield _question("toolkit", [], Turn(text, fact.reply))
 
 
 def held_out_questions(seed: int = 20_000) -> list[Question]:

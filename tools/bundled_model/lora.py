@@ -19,7 +19,7 @@ from .mixture import Conversation
 from .model import Pebble, Projection
 from .packing import encode, pack
 from .train import sample_loss
-from .turn import KeyRotation
+from .turn import Turn
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -65,7 +65,7 @@ def _conversation(messages: list[dict[str, str]]) -> Conversation:
     if not talk or roles != ["user", "assistant"] * (len(talk) // 2):
         raise ValueError(f"messages must alternate user and assistant and end with assistant, got roles {roles}")
     pairs = zip(talk[::2], talk[1::2], strict=True)
-    return Conversation(tuple(KeyRotation(asked["content"], reply["content"]) for asked, reply in pairs), system)
+    return Conversation(tuple(Turn(asked["content"], reply["content"]) for asked, reply in pairs), system)
 
 
 def train_adapter(model: Pebble, examples: list[tuple[list[int], list[float]]], options: argparse.Namespace) -> float:

@@ -7,9 +7,9 @@ from random import Random
 from .split import is_held_out
 from .tasks import MIXTURE
 from .tasks.small_talk import tell_and_ask_favourite, tell_and_ask_name, untold
-from .turn import KeyRotation, draw, vary_surface
+from .turn import Turn, draw, vary_surface
 
-PairSampler = Callable[[Random], tuple[KeyRotation, KeyRotation]]
+PairSampler = Callable[[Random], tuple[Turn, Turn]]
 
 SYSTEM_MESSAGES = (
     "You are Pebble.",
@@ -24,7 +24,7 @@ _WEIGHTS = tuple(weight for _, weight in MIXTURE.values())
 
 @dataclass(frozen=True)
 class Conversation:
-    turns: tuple[KeyRotation, ...]
+    turns: tuple[Turn, ...]
     system: str | None = None
 
     def messages(self) -> list[dict[str, str]]:
@@ -36,12 +36,12 @@ class Conversation:
         return system + [message for pair in pairs for message in pair]
 
 
-def _single(rng: Random) -> KeyRotation:
+def _single(rng: Random) -> Turn:
     name = rng.choices(_NAMES, _WEIGHTS)[0]
     return draw(MIXTURE[name][0], rng)
 
 
-def draw_pair(sampler: PairSampler, rng: Random, held_out: bool = False) -> tuple[KeyRotation, KeyRotation]:
+def draw_pair(sampler: PairSampler, rng: Random, held_out: bool = False) -> tuple[Turn, Turn]:
     """Draws a (told, asked) pair on one side of the split."""
     while True:
         told, asked = sampler(rng)
@@ -49,7 +49,7 @@ def draw_pair(sampler: PairSampler, rng: Random, held_out: bool = False) -> tupl
             return told, asked
 
 
-def _with_recall(rng: Random, turns: list[KeyRotation]) -> list[KeyRotation]:
+def _with_recall(rng: Random, turns: list[Turn]) -> list[Turn]:
     """Puts a telling turn early and its question later; with both kinds when there is room."""
     first = draw_pair(tell_and_ask_name, rng)
     second = draw_pair(tell_and_ask_favourite, rng)
@@ -63,8 +63,8 @@ def _with_recall(rng: Random, turns: list[KeyRotation]) -> list[KeyRotation]:
     return turns
 
 
-def _varied(turn: KeyRotation, rng: Random) -> KeyRotation:
-    return KeyRotation(vary_surface(turn.question, rng), turn.reply, turn.key, turn.expected, turn.match)
+def _varied(turn: Turn, rng: Random) -> Turn:
+    return Turn(vary_surface(turn.question, rng), turn.reply, turn.key, turn.expected, turn.match)
 
 
 def conversation(rng: Random, num_turns: int) -> Conversation:

@@ -8,7 +8,7 @@ from .split import is_held_out
 
 
 @dataclass(frozen=True)
-class KeyRotation:
+class Turn:
     """A user message and the reply to it.
 
     key: what the held-out split is decided on (None: always training).
@@ -23,10 +23,10 @@ class KeyRotation:
     match: str = "exact"
 
 
-Sampler = Callable[[Random], KeyRotation]
+Sampler = Callable[[Random], Turn]
 
 
-def draw(sampler: Sampler, rng: Random, held_out: bool = False) -> KeyRotation:
+def draw(sampler: Sampler, rng: Random, held_out: bool = False) -> Turn:
     """Draws from `sampler` until the turn lies on the wanted side of the split."""
     for _ in range(10_000):
         turn = sampler(rng)

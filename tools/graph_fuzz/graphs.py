@@ -162,11 +162,11 @@ def in_control_flow(node: onnx.NodeProto, graph: Graph, results: list[Any], rng:
     other.CopyFrom(inner)
     other.output[:] = [f"{name}_other" for name in node.output]
     values_of_other = [onnx.ValueInfoProto(name=f"{name}_other") for name in outputs]
-    projections = {
+    branches = {
         "then_branch": helper.make_graph([inner], "then", [], values),
         "else_branch": helper.make_graph([other], "else", [], values_of_other),
     }
-    return helper.make_node("If", [condition], [f"{name}_if" for name in outputs], **projections)
+    return helper.make_node("If", [condition], [f"{name}_if" for name in outputs], **branches)
 
 
 def random_graph(rng: Generator, compare_node: Any) -> Graph:

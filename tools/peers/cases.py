@@ -54,7 +54,7 @@ def cases(cores: int) -> dict[str, Case]:
 
 
 @dataclass(frozen=True)
-class EngineRequest:
+class Job:
     """A case as a worker gets it.
 
     Attributes:
@@ -73,7 +73,7 @@ class EngineRequest:
     adapter: str = ""
 
     @classmethod
-    def of(cls, case: Case, model: str, vocab_size: int, cores: int, adapter: str = "") -> EngineRequest:
+    def of(cls, case: Case, model: str, vocab_size: int, cores: int, adapter: str = "") -> Job:
         """The case on this model and machine."""
         return cls(model, vocab_size, case.prompt, case.new, case.batch, case.threads or cores, case.warm, adapter)
 

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .cases import Case, EngineRequest, Measured
+from .cases import Case, Job, Measured
 from .engines import OURS
 from .engines.base import WORKERS, Engine, last_json
 from .processes import PeerError, run_measured, spinning
-from .results import Ceiling, Pending, Results
+from .results import Ceiling, Results, Run
 from .shapes import Shape
 
 _TIMEOUT_SECONDS = 1800.0
@@ -101,8 +101,8 @@ class Comparison:
         failed = any(run.measured is None for run in runs)
         return len(runs) < repetition and not failed
 
-    def _measured(self, engine: Engine, shape: Shape, case: Case) -> Pending:
-        run = Pending(engine.name, shape.name, case.name, versions=engine.versions(self.work))
+    def _measured(self, engine: Engine, shape: Shape, case: Case) -> Run:
+        run = Run(engine.name, shape.name, case.name, versions=engine.versions(self.work))
         try:
             with spinning(self.cores) if case.busy else nullcontext():
                 return replace(run, measured=self._process(engine, shape, case))
@@ -113,9 +113,9 @@ class Comparison:
         model, adapter = (
             engine.adapted(self.work, shape.name) if case.adapter else (engine.model(self.work, shape.name), "")
         )
-        request = EngineRequest.of(case, str(model), int(shape.config["vocab_size"]), self.cores, str(adapter))
-        outcome = run_measured(engine.command(self.work, request), engine.environment(self.work), _TIMEOUT_SECONDS)
-        return engine.measured(request, outcome)
+        job = Job.of(case, str(model), int(shape.config["vocab_size"]), self.cores, str(adapter))
+        outcome = run_measured(engine.command(self.work, job), engine.environment(self.work), _TIMEOUT_SECONDS)
+        return engine.measured(job, outcome)
 
     def _measure_ceilings(self, shape: Shape, case: Case) -> None:
         """The machine's limits now. A busy case is compared with a quiet one, so its ceilings are the quiet ones."""
@@ -177,7 +177,7 @@ def install(work: Path, engines: Sequence[Engine], say: Say) -> bool:
     return whole
 
 
-def _summary(run: Pending) -> str:
+def _summary(run: Run) -> str:
     if run.measured is None:
         return run.error
     found = run.measured

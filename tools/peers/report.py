@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .adapter import RANK
 from .cases import Case, Measured, cases
 from .engines import ENGINES, OURS
-from .results import Pending, Results
+from .results import Results, Run
 from .shapes import SHAPES, Shape
 
 Value = Callable[[Measured], float | None]
@@ -281,7 +281,7 @@ def _engines(results: Results) -> str:
     return "## The engines\n" + _table("", ("engine", "versions", "its INT4 model"), rows)
 
 
-def _versions(runs: Sequence[Pending]) -> str:
+def _versions(runs: Sequence[Run]) -> str:
     """What most runs were of, and where others differ."""
     measured: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:

@@ -23,7 +23,7 @@ class ResultsError(Exception):
 
 
 @dataclass(frozen=True)
-class Pending:
+class Run:
     """One process: what it gave, or why it gave nothing.
 
     Attributes:
@@ -57,10 +57,10 @@ class Results:
     """
 
     machine: dict[str, Any]
-    runs: list[Pending] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
 
-    def of(self, engine: str, shape: str, case: str) -> list[Pending]:
+    def of(self, engine: str, shape: str, case: str) -> list[Run]:
         """Runs of one engine, shape and case, in order."""
         return [run for run in self.runs if (run.engine, run.shape, run.case) == (engine, shape, case)]
 
@@ -147,9 +147,9 @@ def this_machine() -> dict[str, Any]:
     }
 
 
-def _run(entry: dict[str, Any]) -> Pending:
+def _run(entry: dict[str, Any]) -> Run:
     measured = entry["measured"]
-    return Pending(
+    return Run(
         entry["engine"],
         entry["shape"],
         entry["case"],

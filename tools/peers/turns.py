@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from genai.common.cores import default_threads
 
-from .cases import Case, EngineRequest, Measured
+from .cases import Case, Job, Measured
 from .engines.base import Engine
 from .processes import run_measured
 
@@ -32,8 +32,8 @@ def in_turns(
     for turn in range(repeat + 1):  # the first one brings files into memory and compiles kernels, and does not count
         for one in contenders:
             engine, model = of(one)
-            request = EngineRequest.of(case, str(model), vocab_size, default_threads())
-            outcome = run_measured(engine.command(work, request), engine.environment(work), TIMEOUT_SECONDS)
-            measured = engine.measured(request, outcome)
+            job = Job.of(case, str(model), vocab_size, default_threads())
+            outcome = run_measured(engine.command(work, job), engine.environment(work), TIMEOUT_SECONDS)
+            measured = engine.measured(job, outcome)
             if turn:
                 yield one, measured

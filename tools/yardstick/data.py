@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from tools.bundled_model.tokenizer import PAD_ID, save_tokenizer, train_bpe
 
-from .parts import Chunk, part_of, sample_text
+from .parts import Part, part_of, sample_text
 from .sources import Document, documents
 
 VOCAB_SIZE = 8192
@@ -26,7 +26,7 @@ BATCH = 64
 
 def prepare(folder: Path, found: list[Document], vocab_size: int = VOCAB_SIZE) -> dict[str, Any]:
     """Writes the folder from the documents; returns the manifest, which is written last."""
-    parts: dict[Chunk, list[Document]] = {"train": [], "calibration": [], "evaluation": []}
+    parts: dict[Part, list[Document]] = {"train": [], "calibration": [], "evaluation": []}
     for document in found:
         parts[part_of(document.name)].append(document)
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def prepare(folder: Path, found: list[Document], vocab_size: int = VOCAB_SIZE) -
     tokens, starts = encode(tokenizer, parts["train"])
     np.save(folder / "train.npy", tokens)
     np.save(folder / "train_starts.npy", starts)
-    held_out: tuple[Chunk, ...] = ("calibration", "evaluation")
+    held_out: tuple[Part, ...] = ("calibration", "evaluation")
     for part in held_out:
         text = sample_text(parts[part])
         (folder / f"{part}.txt").write_text(text, encoding="utf-8", newline="")

@@ -6,12 +6,12 @@ from typing import Literal
 
 from .sources import END_OF_TEXT, Document
 
-Chunk = Literal["train", "calibration", "evaluation"]
+Part = Literal["train", "calibration", "evaluation"]
 EVALUATION_PERCENT = CALIBRATION_PERCENT = 4
 EXCERPT = 8000  # characters
 
 
-def part_of(name: str) -> Chunk:
+def part_of(name: str) -> Part:
     """The part of the document called `name`."""
     place = int.from_bytes(_digest(name), "little") % 100
     if place < EVALUATION_PERCENT:

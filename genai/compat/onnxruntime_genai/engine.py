@@ -17,12 +17,12 @@ import numpy as np
 
 from ...common.single import Single
 from ...engine.adapter_mix import AdapterMix
-from ...engine.decoder import Logits
 from ...engine.engine import Engine as Core
 from ...engine.sampling.batch import TokenLogprob
 from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
 from ...engine.sampling.strings import StopStrings
+from ...engine.sequence import DecoderSequence, Logits
 from ...errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError, kind_of
 from ...models.model import Model
 from ...text.tokenizer import Tokenizer, TokenizerStream
@@ -230,7 +230,7 @@ class Request(Single):
     def __init__(self, engine: Engine, max_session_tokens: int) -> None:
         self.engine, self.max_session_tokens = engine, max_session_tokens
         self._tokens: list[int] = []
-        self._kept: Any = None  # the sequence between two turns
+        self._kept: DecoderSequence | None = None  # the sequence between two turns
         self._starts: dict[int, int] = {}  # tokens before each turn
         self._turn: _Turn | None = None
         self._seed: int | None = None
@@ -350,13 +350,15 @@ class _Turn:
         model = request.engine.model
         self.request, self.turn_id, self._prompt, self._num_before = request, turn_id, prompt, num_before
         self.origin = request._kept
-        self.sequence: Any = None
+        self.sequence: DecoderSequence
+        self.has_sequence = False
         self.row: RowSampler
         self.num_prompt = len(prompt)
         most = params.max_tokens or request.max_session_tokens
         self.max_length = min(request.max_session_tokens, len(prompt) + most)
         self.cancelled = False
-        self.tokens, self.kept = prompt[:num_before], None
+        self.tokens = prompt[:num_before]
+        self.kept: DecoderSequence | None = None
         self._plan = plan_sampling(
             params,
             vocab_size=model.decoder.vocab_size,
@@ -372,13 +374,13 @@ class _Turn:
     def take_siblings(self) -> Sequence[_Turn]:
         return ()
 
-    def start(self, sequence: Any) -> None:
+    def start(self, sequence: DecoderSequence) -> None:
         self._cached = 0
         sequence.append(self._prompt[len(sequence.tokens) :])
         self.adopt(sequence)
 
-    def adopt(self, sequence: Any) -> None:
-        self.sequence = sequence
+    def adopt(self, sequence: DecoderSequence) -> None:
+        self.sequence, self.has_sequence = sequence, True
         self.row = RowSampler(self._plan, sequence.tokens, seed=self._seed, prompt_length=len(self._prompt))
 
     def note_reused(self, num_tokens: int) -> None:
@@ -415,11 +417,14 @@ class _Turn:
         """Turns have no deadline."""
         return None
 
-    def keep(self, sequence: Any) -> None:
+    def keep(self, sequence: DecoderSequence) -> None:
         self.kept, self.tokens = sequence, list(sequence.tokens)
 
     def finish(self, error: BaseException | None) -> None:
-        self.sequence = self.origin = None
+        if self.has_sequence:
+            self.has_sequence = False
+            del self.sequence
+        self.origin = None
         if error is not None:
             code = EngineErrorCode.ENGINE_EXECUTION_FAILURE
             if isinstance(error, CacheCapacityError):

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from genai.common.memory_limits import available_memory
 
 from ...common.single import Single
-from ...engine.decoder import Decoder, compute, stacked
+from ...engine.decoder import Decoder, compute
+from ...engine.sampling.batch import stacked
 from ...engine.sampling.grammar import Grammar
 from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
@@ -481,7 +482,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
             raise InputError(f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass one")
         for sequence in self._sequences:
-            self._decoder.give(sequence, name, array)
+            sequence.give(name, array)
 
     def set_active_adapter(self, adapters: Adapters, name: str) -> None:
         """Let the tokens that are computed from now on go through an adapter; what is computed stays as it is.
@@ -525,7 +526,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 )
         mix = adapters.mix(dict.fromkeys([*active, name], 1.0))
         for sequence in self._sequences:
-            self._decoder.adapt(sequence, mix)
+            sequence.adapt(mix)
         self._adapters, self._active = adapters, [*active, name]
 
     def _give_values(self, adapters: Adapters, name: str) -> None:
@@ -554,7 +555,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
             self._last_run.ranges = ranges
         for sequence in self._sequences:
             for input_name, value in adapters.values(name).items():
-                decoder.give(sequence, input_name, value)
+                sequence.give(input_name, value)
         self._adapters = adapters
 
     def set_runtime_option(self, key: str, value: str) -> None:
@@ -620,7 +621,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._settle()
         other = object.__new__(type(self._without_beams("fork")))
         other.__dict__.update(self.__dict__)
-        other._open = [self._decoder.fork(sequence) for sequence in self._sequences]
+        other._open = [sequence.fork() for sequence in self._sequences]
         other._options, other._ended, other._active = dict(self._options), list(self._ended), list(self._active)
         other._shown, other._logits = self._shown.copy(), self._logits.copy()
         other._rows = [
@@ -716,7 +717,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         for sequence in self._open or ():
             sequence.close()
             if self._active:
-                self._decoder.adapt(sequence, None)
+                sequence.adapt(None)
         self._open, self._active = None, []
         self._last_run.ranges = {}
 

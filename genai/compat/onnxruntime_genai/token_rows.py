@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.decoder import Decoder, DecoderSequence, compute
+from ...engine.decoder import Decoder, compute
+from ...engine.sequence import DecoderSequence
 from ...errors import InputError, StateError
 from ...onnx.decoder_names import GraphNames
 

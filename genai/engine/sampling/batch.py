@@ -20,7 +20,7 @@ from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
 from ...devices import open_executor
 from ...errors import SamplingError
-from ..decoder import Logits
+from ..sequence import Logits
 from .masks import MaskFiller
 from .plan import RowSampler
 from .row_batches import RowBatches
@@ -252,3 +252,16 @@ class BatchSampler:
             index: TokenLogprob(one.token, one.logprob, one.top[:top])
             for (index, top), one in zip(tops.items(), found, strict=True)
         }
+
+
+def stacked(rows: Sequence[Logits]) -> Logits:
+    """Rows [vocab_size] as float32 [rows, vocab_size]: where a step gave them one after the other, its own memory."""
+    first = rows[0]
+    if len(rows) == 1:
+        return first[None]
+    owner = getattr(first, "base", None)
+    if isinstance(owner, np.ndarray) and owner.flags.c_contiguous and all(row.base is owner for row in rows):
+        begin, *others = [row.__array_interface__["data"][0] for row in rows]
+        if others == [begin + index * first.nbytes for index in range(1, len(rows))]:
+            return np.ndarray((len(rows), first.size), first.dtype, owner, begin - owner.ctypes.data)
+    return np.stack(rows)

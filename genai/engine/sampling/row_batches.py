@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import lt
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from genai.kernels.sampling import OWN, ROW, SamplingBatch
 
 from ...errors import LogitsProcessorError
-from ..decoder import Logits
+from ..sequence import Logits
 from .masks import MaskFiller
 from .plan import RowSampler
+
+A = TypeVar("A", bound=NDArray[Any])
 
 
 def processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
@@ -57,18 +59,28 @@ def _joined(parts: list[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
 
 
+def _read_only(array: A) -> A:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
 class _Known:
     """A batch whose rows ask for the same as long as they have fewer tokens than `untils`."""
 
     def __init__(self, active: dict[int, RowSampler], batch: SamplingBatch, untils: list[int]) -> None:
         self._rows, self._sources = [*active.values()], [*active]
         self._changes, self._untils = [row.changes for row in self._rows], untils
-        self._asked, self._plain = batch.rows, batch.plain
         # Arrays that cannot be written to: who has seen them need not look again.
-        arrays = batch.replaced, batch.edit_ids, batch.edit_values, batch.tokens, batch.masks
-        self._others: list[NDArray[Any]] = [array.view() for array in arrays]
-        for array in self._others:
-            array.flags.writeable = False
+        self._batch = SamplingBatch(
+            batch.rows,
+            batch.plain,
+            _read_only(batch.replaced),
+            _read_only(batch.edit_ids),
+            _read_only(batch.edit_values),
+            _read_only(batch.tokens),
+            _read_only(batch.masks),
+        )
 
     def at_other_positions(self, active: dict[int, RowSampler]) -> SamplingBatch | None:
         """The batch for the tokens that there are now; None if something else changed."""
@@ -78,9 +90,9 @@ class _Known:
         lengths = [len(row.tokens) for row in rows]
         if not all(map(lt, lengths, self._untils)):
             return None
-        asked = self._asked.copy()
-        asked["counter"][:, 2] = lengths
-        return SamplingBatch(asked, self._plain, *self._others)
+        batch = self._batch.with_counters(lengths)
+        self._batch = batch
+        return batch
 
 
 class RowBatches:

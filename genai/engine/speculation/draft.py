@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...errors import CacheCapacityError, GrammarError, SamplingError
-from ..decoder import Decoder, Logits, compute, stacked
-from ..sampling.batch import BatchSampler
+from ..decoder import Decoder, compute
+from ..sampling.batch import BatchSampler, stacked
 from ..sampling.plan import RowSampler, SamplingPlan
 from ..scheduler import plan_step
+from ..sequence import DecoderSequence, Logits
 from .policy import StepCosts
 
 # A draft that is more tokens behind reads them first, a step's worth at a time.
@@ -25,7 +26,7 @@ _MOST_BEHIND = 32
 class Followed(Protocol):
     """What a draft sees of a request, see engine.Request."""
 
-    sequence: Any
+    sequence: DecoderSequence
     row: RowSampler
 
 
@@ -33,7 +34,7 @@ class Followed(Protocol):
 class _Follower:
     """A request's sequence in the draft model; `refused` once it cannot be drafted any more."""
 
-    sequence: Any
+    sequence: DecoderSequence
     row: RowSampler
     refused: bool = False
 
@@ -111,7 +112,7 @@ class DraftModel:
         """A request is over: what was computed may serve the next one that begins alike."""
         own = self._followers.pop(request, None)
         if own is not None:
-            self._decoder.publish(own.sequence)
+            own.sequence.publish()
             own.sequence.close()
 
     def _step(self, own: Sequence[_Follower]) -> list[int]:
@@ -149,7 +150,7 @@ class DraftModel:
         else:
             own.sequence.append(want[same:])
             if begins:
-                self._decoder.reuse(own.sequence)
+                own.sequence.reuse()
         return own
 
     def _begin(self, request: Followed) -> _Follower:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from ..request import EngineRequest
 from ..sampling.plan import RowSampler
+from ..sequence import DecoderSequence
 from .draft import DraftModel
 from .lookup import LookupText, Match, match_history
 from .policy import Acceptance, Account, Prospect, StepCosts, choose_depths
@@ -28,7 +30,7 @@ def first_chance(kind: str, step: int = 0) -> float:
 class Speculated(Protocol):
     """What is seen of a request, see engine.Request."""
 
-    sequence: Any
+    sequence: DecoderSequence
     row: RowSampler
     wants_prompt_logits: bool
 
@@ -44,7 +46,7 @@ class StepOutcome(NamedTuple):
         proposed: how many were computed. taken: tokens that the request was given.
     """
 
-    request: Any
+    request: EngineRequest
     proposed: int
     taken: int
 

@@ -180,13 +180,13 @@ def fill_adapters(table: ContextTable, step: StepContext, targets: int) -> None:
     Args:
         targets: how many the program has.
     """
-    table.count(StepField.LOW_RANK_BLOCKS, 0)
-    if not len(step.adapter_ids) or not targets:
+    table.count(StepField.LORA_BLOCKS, 0)
+    if not len(step.adapter_rows.ids) or not targets:
         return
-    groups = [_Group(_own(adapter)) for adapter in step.adapters]
-    parts = np.empty((len(step.adapter_ids), 2), np.int64)
-    weights = step.adapter_weights.astype(np.float32).view(np.int32)
-    ids, bounds, starts = step.adapter_ids.tolist(), step.cu_adapters.tolist(), step.cu_seqlens_q.tolist()
+    groups = [_Group(_own(adapter)) for adapter in step.adapter_rows.adapters]
+    parts = np.empty((len(step.adapter_rows.ids), 2), np.int64)
+    weights = step.adapter_rows.weights.astype(np.float32).view(np.int32)
+    ids, bounds, starts = step.adapter_rows.ids.tolist(), step.adapter_rows.offsets.tolist(), step.cu_seqlens_q.tolist()
     stride = 0
     for sequence, (first, last) in enumerate(pairwise(starts)):
         offset = 0
@@ -204,14 +204,14 @@ def fill_adapters(table: ContextTable, step: StepContext, targets: int) -> None:
         blocks += [(group.adapter.address, rank, begin, end) for rank in range(0, group.adapter.rank, _RANKS)]
         begin = end
     every = [rows for group in groups for rows in group.rows]
-    table.array(StepField.ADAPTERS_OF_SEQUENCE, step.cu_adapters)
+    table.array(StepField.ADAPTERS_OF_SEQUENCE, step.adapter_rows.offsets)
     table.array(StepField.ROW_ADAPTERS, parts)
     table.array(StepField.SHRINK_BLOCKS, np.array(blocks, np.int64).reshape(-1, 4))
     table.array(StepField.SHRINK_ROWS, np.concatenate(every))
     table.room(StepField.HIDDEN, targets * starts[-1] * stride // 4, np.float32)
     table.count(StepField.HIDDEN_STRIDE, stride)
     table.count(StepField.HIDDEN_TARGET, starts[-1] * stride)
-    table.count(StepField.LOW_RANK_BLOCKS, len(blocks))
+    table.count(StepField.LORA_BLOCKS, len(blocks))
 
 
 # --- shrinking -------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def shrink_call(x: Rows, target: int) -> Call:
     """
     if x.counted != StepField.TOKENS or x.width < MIN_COLUMNS:
         raise ValueError(f"x is [{x.counted.name}, {x.width}], expected [TOKENS, {MIN_COLUMNS} or more]")
-    return Call(shrink, ShrinkArguments(x=x, target=target), Items(StepField.LOW_RANK_BLOCKS), SCRATCH_BYTES)
+    return Call(shrink, ShrinkArguments(x=x, target=target), Items(StepField.LORA_BLOCKS), SCRATCH_BYTES)
 
 
 _BLOCKS, _BLOCK_ROWS = int(StepField.SHRINK_BLOCKS), int(StepField.SHRINK_ROWS)
@@ -303,7 +303,7 @@ _HIDDEN, _STRIDE, _HIDDEN_TARGET = (
     int(one) for one in (StepField.HIDDEN, StepField.HIDDEN_STRIDE, StepField.HIDDEN_TARGET)
 )
 _ANY, _BOUNDS, _OF_ROW = (
-    int(one) for one in (StepField.LOW_RANK_BLOCKS, StepField.ADAPTERS_OF_SEQUENCE, StepField.ROW_ADAPTERS)
+    int(one) for one in (StepField.LORA_BLOCKS, StepField.ADAPTERS_OF_SEQUENCE, StepField.ROW_ADAPTERS)
 )
 _SEQUENCES = int(StepField.SEQUENCE_OF_ROW)
 _BLOCK_BYTES, _ROW_BYTES, _OF_ROW_BYTES = 32, 12, 16

@@ -30,7 +30,7 @@ class StepField(IntEnum):
     CANCEL = 8  # not 0: operators need no longer do their work
     PREFILL_BLOCKS = 9  # blocks of neighbouring tokens that the prefill rows are cut into
     EXPERTS = 10  # experts that any token of the layer at hand is sent to; an operator of the step counts them
-    LOW_RANK_BLOCKS = 11  # blocks of ranks that adapters of the step have, all of them together; 0 = no row has any
+    LORA_BLOCKS = 11  # blocks of ranks that adapters of the step have, all of them together; 0 = no row has any
     TOKEN_IDS = 16  # int64 [T]
     POSITIONS = 17  # int64 [T]
     CONTEXT_LENGTHS = 19  # int32 [S]
@@ -46,7 +46,7 @@ class StepField(IntEnum):
     # Adapters of the rows; see `linear.lora`.
     ADAPTERS_OF_SEQUENCE = 29  # int32 [S + 1]: where those of a sequence begin in the next
     ROW_ADAPTERS = 30  # int64 [E, 2]: address of an adapter's table, where its part begins in a row of HIDDEN, in bytes
-    SHRINK_BLOCKS = 31  # int64 [LOW_RANK_BLOCKS, 4]: address of a table, first rank, begin and end in SHRINK_ROWS
+    SHRINK_BLOCKS = 31  # int64 [LORA_BLOCKS, 4]: address of a table, first rank, begin and end in SHRINK_ROWS
     SHRINK_ROWS = 32  # int32 [.., 3]: row, where its part begins in a row of HIDDEN, bits of the weight (float32)
     HIDDEN = 33  # float32 [places, T, HIDDEN_STRIDE / 4]
     HIDDEN_STRIDE = 34

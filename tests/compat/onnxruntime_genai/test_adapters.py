@@ -268,15 +268,15 @@ def test_what_several_adapters_computed_is_never_found_by_others(tmp_path: Path)
 
         def found(*, switched: bool) -> int:
             sequence = decoder.open()
-            decoder.adapt(sequence, None if switched else mix)
+            sequence.adapt(None if switched else mix)
             for start in range(0, 400, 100):
                 sequence.append(tokens[start : start + 100])
                 compute(decoder, [sequence])
-                decoder.adapt(sequence, mix)
+                sequence.adapt(mix)
             other = decoder.open()
-            decoder.adapt(other, mix)
+            other.adapt(mix)
             other.append(tokens)
-            reused = decoder.reuse(other)
+            reused = other.reuse()
             sequence.close()
             other.close()
             return reused

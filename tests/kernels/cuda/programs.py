@@ -14,7 +14,7 @@ import genai
 from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.cuda import linear
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.device import StepContext
+from genai.kernels.device import AdapterRows, StepContext
 from genai.kernels.float_bits import stored_floats
 from genai.kernels.ir import BlockWeight, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -113,10 +113,12 @@ def with_adapters(
     flat = [one for mix in mixes for one in mix]
     return replace(
         step,
-        adapters=adapters,
-        cu_adapters=np.cumsum([0, *map(len, mixes)]).astype(np.int32),
-        adapter_ids=np.array([index for index, _ in flat], np.int32),
-        adapter_weights=np.array([weight for _, weight in flat], np.float32),
+        adapter_rows=AdapterRows(
+            adapters,
+            np.cumsum([0, *map(len, mixes)]).astype(np.int32),
+            np.array([index for index, _ in flat], np.int32),
+            np.array([weight for _, weight in flat], np.float32),
+        ),
     )
 
 

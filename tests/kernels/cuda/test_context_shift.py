@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import genai
-from genai.engine.decoder import ContextShift, compute
+from genai.engine.decoder import compute
+from genai.engine.sequence import ContextShift
 from genai.errors import DeviceError
 from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
@@ -106,11 +107,11 @@ def behind_a_shift(model: genai.Model, pages: list[Any], *, turns: bool = True) 
             decoder.executor.driver.write(place, page)
         else:
             place[:] = page
-    other = decoder.fork(sequence)
+    other = sequence.fork()
     with pytest.MonkeyPatch.context() as patch:
         if not turns:
             patch.setattr(decoder.executor, "rotate_keys", lambda *_: None)
-        decoder.forget(sequence)
+        sequence.forget()
     logits = compute(decoder, [sequence, other])
     first, second = (np.array(decoder.executor.host(one[-1:])) for one in logits)
     return first, second
@@ -124,7 +125,7 @@ def test_without_room_for_the_list_of_blocks_what_is_left_is_computed_anew(load:
         decoder, sequence = model.decoder, full(model)
         decoder.check_shift(sequence.shift)
         driver.room = 16
-        decoder.forget(sequence)
+        sequence.forget()
         driver.room = None
         # The first block stays as it is; what is behind the forgotten one is gone.
         assert sequence.table.length == 32 and sequence.forgotten == 32 and not sequence.is_full
@@ -145,6 +146,6 @@ def test_a_lost_gpu_is_a_typed_error(load: Load, driver: HostDriver, monkeypatch
         model.decoder.check_shift(sequence.shift)
         monkeypatch.setattr(driver, "launch", lost)
         with pytest.raises(DeviceError, match="cudaErrorIllegalAddress") as raised:
-            model.decoder.forget(sequence)
+            sequence.forget()
         assert "failed in moving keys" in raised.value.what and "genai doctor" in raised.value.fix
         assert sequence.num_computed == 0

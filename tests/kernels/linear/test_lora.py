@@ -15,7 +15,7 @@ from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.linear.lora import pack_adapter, shrink_call
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.cpu.program.step_table import StepField
-from genai.kernels.device import Factors, StepContext
+from genai.kernels.device import AdapterRows, Factors, StepContext
 from genai.kernels.ir import DenseWeight, LoraDelta, LoraShrink, OpProgram, Projection, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -66,10 +66,12 @@ def step(lengths: Sequence[int], mixes: Sequence[Sequence[tuple[int, float]]], a
         num_decode_sequences=len(lengths),
         logits_indices=np.zeros(1, np.int64),
         rope_table=np.zeros(len(lengths), np.int32),
-        adapters=adapters,
-        cu_adapters=np.cumsum([0, *map(len, mixes)]).astype(np.int32),
-        adapter_ids=np.array([index for index, _ in flat], np.int32),
-        adapter_weights=np.array([weight for _, weight in flat], np.float32),
+        adapter_rows=AdapterRows(
+            adapters,
+            np.cumsum([0, *map(len, mixes)]).astype(np.int32),
+            np.array([index for index, _ in flat], np.int32),
+            np.array([weight for _, weight in flat], np.float32),
+        ),
     )
 
 

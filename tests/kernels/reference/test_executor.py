@@ -151,7 +151,7 @@ def test_sequences_of_a_step_do_not_meet(decoders: list[Decoder]) -> None:
     first, other = decoder.open(), decoder.open()
     first.append(list(range(10, 50)))
     logits_of(decoder, [first])
-    second = decoder.fork(first)
+    second = first.fork()
     other.append([7, 8, 9])
     for sequence, token in ((first, 3), (second, 4)):
         sequence.append([token])

@@ -1,4 +1,4 @@
-"""The tasks that Pebble learns: one module per kind, each a function from a random source to a `KeyRotation`.
+"""The tasks that Pebble learns: one module per kind, each a function from a random source to a `Turn`.
 
 Nothing here knows about tokens or training. MIXTURE gives the share of each task among single turns.
 """

@@ -6,7 +6,7 @@ are unordered: when 12 + 47 is held out, so is 47 + 12. Pairs of single digits a
 
 from random import Random
 
-from ..turn import KeyRotation
+from ..turn import Turn
 
 ADD_PHRASINGS = (
     *("{a}+{b}", "{a} + {b}", "{a}+{b}=", "{a} + {b} =", "{a} + {b}?", "{a}+{b}?", "what's {a}+{b}?"),
@@ -51,17 +51,17 @@ def _key(name: str, a: int, b: int) -> str | None:
     return None if a < 10 and b < 10 else f"{name}:{a},{b}"
 
 
-def add(rng: Random) -> KeyRotation:
+def add(rng: Random) -> Turn:
     a, b = _number(rng), _number(rng)
     question = _phrasing(ADD_PHRASINGS, rng).format(a=a, b=b)
-    return KeyRotation(question, str(a + b), _key("add", min(a, b), max(a, b)), match="number")
+    return Turn(question, str(a + b), _key("add", min(a, b), max(a, b)), match="number")
 
 
-def subtract(rng: Random) -> KeyRotation:
+def subtract(rng: Random) -> Turn:
     a, b = _number(rng), _number(rng)
     if a < b and rng.random() < 0.5:
         a, b = b, a
     phrasing = _phrasing(SUBTRACT_PHRASINGS, rng)
     if a >= b and rng.random() < 0.1:
         phrasing = rng.choice(STORY_SUBTRACT_PHRASINGS)
-    return KeyRotation(phrasing.format(a=a, b=b), str(a - b), _key("subtract", a, b), match="number")
+    return Turn(phrasing.format(a=a, b=b), str(a - b), _key("subtract", a, b), match="number")

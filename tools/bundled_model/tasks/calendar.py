@@ -6,7 +6,7 @@ There are only 7 days and 12 months, so the split is on the exact question: phra
 from random import Random
 
 from ..split import normal_form
-from ..turn import KeyRotation
+from ..turn import Turn
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
@@ -53,12 +53,12 @@ LISTS = {
 }
 
 
-def _turn(question: str, reply: str) -> KeyRotation:
+def _turn(question: str, reply: str) -> Turn:
     question = question[0].upper() + question[1:]
-    return KeyRotation(question, reply, f"calendar:{normal_form(question)}")
+    return Turn(question, reply, f"calendar:{normal_form(question)}")
 
 
-def _shifted(rng: Random, names: tuple[str, ...], words: dict[str, str]) -> KeyRotation:
+def _shifted(rng: Random, names: tuple[str, ...], words: dict[str, str]) -> Turn:
     index = rng.randrange(len(names))
     amount = rng.randrange(1, 11 if len(names) == 7 else 7)
     later = rng.random() < 0.6
@@ -68,7 +68,7 @@ def _shifted(rng: Random, names: tuple[str, ...], words: dict[str, str]) -> KeyR
     return _turn(question, names[(index + (amount if later else -amount)) % len(names)])
 
 
-def calendar(rng: Random) -> KeyRotation:
+def calendar(rng: Random) -> Turn:
     use_days = rng.random() < 0.5
     names = DAYS if use_days else MONTHS
     words = {"unit": "day" if use_days else "month", "whole": "week" if use_days else "year"}
@@ -88,4 +88,4 @@ def calendar(rng: Random) -> KeyRotation:
             return _turn(rng.choice(MONTH_LENGTH).format(x=MONTHS[month]), str(LENGTHS[month]))
         return _turn(rng.choice(MONTH_NUMBER).format(x=MONTHS[month]), str(month + 1))
     question = rng.choice(tuple(LISTS))
-    return KeyRotation(question, ", ".join(LISTS[question]) + ".")
+    return Turn(question, ", ".join(LISTS[question]) + ".")

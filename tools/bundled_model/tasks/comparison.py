@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ..turn import KeyRotation
+from ..turn import Turn
 
 BIGGER = (
     *("Which is bigger, {a} or {b}?", "Which number is bigger: {a} or {b}?", "What is larger, {a} or {b}?"),
@@ -35,18 +35,18 @@ def _pair(rng: Random) -> tuple[int, int]:
     return a, rng.randrange(100)
 
 
-def compare(rng: Random) -> KeyRotation:
+def compare(rng: Random) -> Turn:
     roll = rng.random()
     if roll < 0.1:
         a = rng.randrange(100)
-        return KeyRotation(rng.choice(PARITY).format(a=a), "odd" if a % 2 else "even")
+        return Turn(rng.choice(PARITY).format(a=a), "odd" if a % 2 else "even")
     a, b = _pair(rng)
     key = f"compare:{min(a, b)},{max(a, b)}"
     if roll < 0.4:
         relation = rng.choice(tuple(YES_NO))
         truth = {"bigger": a > b, "smaller": a < b, "equal": a == b}[relation]
-        return KeyRotation(rng.choice(YES_NO[relation]).format(a=a, b=b), "Yes." if truth else "No.", key)
+        return Turn(rng.choice(YES_NO[relation]).format(a=a, b=b), "Yes." if truth else "No.", key)
     phrasing, reply = (rng.choice(BIGGER), max(a, b)) if roll < 0.7 else (rng.choice(SMALLER), min(a, b))
     if a == b:
-        return KeyRotation(phrasing.format(a=a, b=b), "They are equal.", key)
-    return KeyRotation(phrasing.format(a=a, b=b), str(reply), key, match="number")
+        return Turn(phrasing.format(a=a, b=b), "They are equal.", key)
+    return Turn(phrasing.format(a=a, b=b), str(reply), key, match="number")

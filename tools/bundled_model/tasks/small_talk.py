@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ..turn import KeyRotation
+from ..turn import Turn
 from .words import made_up_word
 
 EXCHANGES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -128,22 +128,22 @@ UNTOLD_NAME_REPLY = "You have not told me your name."
 UNTOLD_FAVOURITE_REPLY = "You have not told me your favorite {kind}."
 
 
-def chat(rng: Random) -> KeyRotation:
+def chat(rng: Random) -> Turn:
     """A greeting, thanks, or a question about Pebble."""
     name = rng.choice(tuple(EXCHANGES))
     questions, reply = EXCHANGES[name]
-    return KeyRotation(rng.choice(questions), reply)
+    return Turn(rng.choice(questions), reply)
 
 
-def unknown(rng: Random) -> KeyRotation:
+def unknown(rng: Random) -> Turn:
     """A question outside the model's little world."""
     question = rng.choice(UNKNOWN).format(
         place=rng.choice(PLACES), office=rng.choice(OFFICES), noun=rng.choice(NOUNS), language=rng.choice(LANGUAGES)
     )
-    return KeyRotation(question, UNKNOWN_REPLY)
+    return Turn(question, UNKNOWN_REPLY)
 
 
-def out_of_range(rng: Random) -> KeyRotation:
+def out_of_range(rng: Random) -> Turn:
     """Numbers that are too big, or operations that were not learned."""
     if rng.random() < 0.5:
         operation = rng.choice(("*", "x", "/", "times", "divided by"))
@@ -154,33 +154,33 @@ def out_of_range(rng: Random) -> KeyRotation:
         if rng.random() < 0.5:
             a, b = b, a
     phrasing = rng.choice([p for p in OUT_OF_RANGE if operation in "+-*/" or "}{" not in p])
-    return KeyRotation(phrasing.format(a=a, op=operation, b=b), LIMIT_REPLY)
+    return Turn(phrasing.format(a=a, op=operation, b=b), LIMIT_REPLY)
 
 
-def tell_and_ask_name(rng: Random, made_up_share: float = 0.6) -> tuple[KeyRotation, KeyRotation]:
+def tell_and_ask_name(rng: Random, made_up_share: float = 0.6) -> tuple[Turn, Turn]:
     """The turn in which a user tells a name, and the later one that asks for it. The key is the name.
 
     Made-up names teach the model to repeat what it reads instead of a name that it knows.
     """
     name = made_up_word(rng).capitalize() if rng.random() < made_up_share else rng.choice(NAMES)
     key = f"name:{name}"
-    told = KeyRotation(rng.choice(TELL_NAME).format(x=name), f"Nice to meet you, {name}!", key)
-    return told, KeyRotation(rng.choice(ASK_NAME), f"Your name is {name}.", key, expected=name, match="contains")
+    told = Turn(rng.choice(TELL_NAME).format(x=name), f"Nice to meet you, {name}!", key)
+    return told, Turn(rng.choice(ASK_NAME), f"Your name is {name}.", key, expected=name, match="contains")
 
 
-def tell_and_ask_favourite(rng: Random, made_up_share: float = 0.4) -> tuple[KeyRotation, KeyRotation]:
+def tell_and_ask_favourite(rng: Random, made_up_share: float = 0.4) -> tuple[Turn, Turn]:
     """A favourite colour, animal or food, told and asked for. The key is the thing."""
     kind = rng.choice(tuple(FAVOURITES))
     thing = made_up_word(rng) if rng.random() < made_up_share else rng.choice(FAVOURITES[kind])
     key = f"favorite:{kind},{thing}"
-    told = KeyRotation(rng.choice(TELL_FAVOURITE).format(kind=kind, x=thing), f"I will remember that: {thing}.", key)
+    told = Turn(rng.choice(TELL_FAVOURITE).format(kind=kind, x=thing), f"I will remember that: {thing}.", key)
     asked = rng.choice(ASK_FAVOURITE).format(kind=kind)
-    return told, KeyRotation(asked, f"Your favorite {kind} is {thing}.", key, expected=thing, match="contains")
+    return told, Turn(asked, f"Your favorite {kind} is {thing}.", key, expected=thing, match="contains")
 
 
-def untold(rng: Random) -> KeyRotation:
+def untold(rng: Random) -> Turn:
     """Asks for something that the user has not told: only right in a conversation without it."""
     if rng.random() < 0.6:
-        return KeyRotation(rng.choice(ASK_NAME), UNTOLD_NAME_REPLY)
+        return Turn(rng.choice(ASK_NAME), UNTOLD_NAME_REPLY)
     kind = rng.choice(tuple(FAVOURITES))
-    return KeyRotation(rng.choice(ASK_FAVOURITE).format(kind=kind), UNTOLD_FAVOURITE_REPLY.format(kind=kind))
+    return Turn(rng.choice(ASK_FAVOURITE).format(kind=kind), UNTOLD_FAVOURITE_REPLY.format(kind=kind))

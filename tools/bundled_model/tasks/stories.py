@@ -2,7 +2,7 @@
 
 from random import Random
 
-from ..turn import KeyRotation
+from ..turn import Turn
 
 CAST = {
     "Mia": ("Mia", "she", "her", "a girl who liked to ask questions"),
@@ -95,9 +95,9 @@ def _tell(rng: Random, asked: list[str]) -> str:
     return " ".join(rng.choice(part).format(**slots) for part in parts)
 
 
-def story(rng: Random) -> KeyRotation:
+def story(rng: Random) -> Turn:
     if rng.random() < 0.15:
-        return KeyRotation(rng.choice(ASKS_ANY), _tell(rng, []))
+        return Turn(rng.choice(ASKS_ANY), _tell(rng, []))
     asked = _cast(rng, rng.choice((1, 2, 2, 3)))
     who = asked[0] if len(asked) == 1 else ", ".join(asked[:-1]) + " and " + asked[-1]
-    return KeyRotation(rng.choice(ASKS).format(who=who), _tell(rng, asked))
+    return Turn(rng.choice(ASKS).format(who=who), _tell(rng, asked))

@@ -4,7 +4,7 @@ from functools import cache
 from random import Random
 
 from ..split import is_held_out, normal_form
-from ..turn import KeyRotation
+from ..turn import Turn
 from .fact import Fact
 from .facts import FACTS
 
@@ -59,8 +59,8 @@ def phrasings(fact_index: int, held_out: bool) -> tuple[str, ...]:
     return tuple(chosen.values())
 
 
-def toolkit(rng: Random) -> KeyRotation:
+def toolkit(rng: Random) -> Turn:
     """A question on either side of the split (one in ten is held out, whatever its fact)."""
     index = rng.randrange(len(FACTS))
     question = rng.choice(phrasings(index, held_out=rng.random() < 0.1))
-    return KeyRotation(question, FACTS[index].reply, _key(index, question))
+    return Turn(question, FACTS[index].reply, _key(index, question))

@@ -8,7 +8,7 @@ Made-up words (two halves of real ones, or syllables) teach the letters of every
 from collections.abc import Callable
 from random import Random
 
-from ..turn import KeyRotation
+from ..turn import Turn
 from .word_list import COMMON, RARE
 
 SPELL = (
@@ -69,10 +69,10 @@ def letters_of(word: str) -> str:
     return "-".join(word)
 
 
-def _word_turn(phrasings: tuple[str, ...], answer: Callable[[str], str]) -> Callable[[Random], KeyRotation]:
-    def sample(rng: Random) -> KeyRotation:
+def _word_turn(phrasings: tuple[str, ...], answer: Callable[[str], str]) -> Callable[[Random], Turn]:
+    def sample(rng: Random) -> Turn:
         word, key = _word(rng)
-        return KeyRotation(rng.choice(phrasings).format(w=word), answer(word), key)
+        return Turn(rng.choice(phrasings).format(w=word), answer(word), key)
 
     return sample
 
@@ -82,26 +82,26 @@ first_letter = _word_turn(FIRST, lambda word: word[0])
 last_letter = _word_turn(LAST, lambda word: word[-1])
 
 
-def letter_count(rng: Random) -> KeyRotation:
+def letter_count(rng: Random) -> Turn:
     word, key = _word(rng)
     reply = f"{letters_of(word)}: {len(word)}"
-    return KeyRotation(rng.choice(LETTERS).format(w=word), reply, key, expected=str(len(word)), match="number")
+    return Turn(rng.choice(LETTERS).format(w=word), reply, key, expected=str(len(word)), match="number")
 
 
-def reverse(rng: Random) -> KeyRotation:
+def reverse(rng: Random) -> Turn:
     word, key = _word(rng)
     backwards = word[::-1]
     reply = f"{letters_of(word)}, {letters_of(backwards)}, {backwards}"
-    return KeyRotation(rng.choice(REVERSE).format(w=word), reply, key, expected=backwards, match="contains")
+    return Turn(rng.choice(REVERSE).format(w=word), reply, key, expected=backwards, match="contains")
 
 
-def sort(rng: Random) -> KeyRotation:
+def sort(rng: Random) -> Turn:
     """Three or four words, or three to five numbers. The key is the set of items."""
     if rng.random() < 0.5:
         numbers = rng.sample(range(100), rng.choice((3, 3, 4, 5)))
         items = ", ".join(map(str, numbers))
         reply = ", ".join(map(str, sorted(numbers)))
-        return KeyRotation(rng.choice(SORT_NUMBERS).format(items=items), reply, f"sort:{reply}")
+        return Turn(rng.choice(SORT_NUMBERS).format(items=items), reply, f"sort:{reply}")
     words = rng.sample(RARE, rng.choice((2, 3, 3, 4)))
     reply = ", ".join(sorted(words))
-    return KeyRotation(rng.choice(SORT_WORDS).format(items=", ".join(words)), reply, f"sort:{reply}")
+    return Turn(rng.choice(SORT_WORDS).format(items=", ".join(words)), reply, f"sort:{reply}")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..cases import EngineRequest, Measured
+from ..cases import Job, Measured
 from ..environment import VirtualEnvironment
 from ..processes import Outcome, PeerError
 
@@ -76,14 +76,14 @@ class Engine(ABC):
         raise PeerError(f"{self.name}: adapters are not measured")
 
     @abstractmethod
-    def command(self, work: Path, request: EngineRequest) -> list[str]:
+    def command(self, work: Path, job: Job) -> list[str]:
         """The process that measures."""
 
     def environment(self, work: Path) -> Mapping[str, str]:
         """What that process needs in its environment."""
         return {}
 
-    def measured(self, request: EngineRequest, outcome: Outcome) -> Measured:
+    def measured(self, job: Job, outcome: Outcome) -> Measured:
         """What the process said: the worker's JSON, see `workers/timing.py`.
 
         Raises:
@@ -92,9 +92,9 @@ class Engine(ABC):
         said = last_json(outcome.output)
         try:
             return Measured(
-                prefill=request.batch * request.prompt / said["prefill_seconds"] if request.warm else None,
-                decode=request.batch * request.new / said["decode_seconds"] if request.warm else None,
-                first_token=None if request.warm else said["first_token_at"] - outcome.started,
+                prefill=job.batch * job.prompt / said["prefill_seconds"] if job.warm else None,
+                decode=job.batch * job.new / said["decode_seconds"] if job.warm else None,
+                first_token=None if job.warm else said["first_token_at"] - outcome.started,
                 peak_bytes=outcome.peak_bytes,
             )
         except (KeyError, TypeError, ZeroDivisionError) as error:
@@ -136,8 +136,8 @@ class InEnvironment(Engine):
     def versions(self, work: Path) -> dict[str, str]:
         return self.venv(work).versions()
 
-    def command(self, work: Path, request: EngineRequest) -> list[str]:
-        return [self.venv(work).python, str(WORKERS / self.worker), self.name, json.dumps(asdict(request))]
+    def command(self, work: Path, job: Job) -> list[str]:
+        return [self.venv(work).python, str(WORKERS / self.worker), self.name, json.dumps(asdict(job))]
 
 
 def last_json(text: str) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 import genai
 from genai.convert import ExportOptions, build_model
 
-from ..cases import EngineRequest
+from ..cases import Job
 from ..processes import PeerError
 from .base import WORKERS, Engine
 
@@ -47,8 +47,8 @@ class GenaiToolkit(Engine):
     def build_adapter(self, work: Path, adapter: Path, shape: str) -> None:
         """Nothing to do: PEFT's form is read."""
 
-    def command(self, work: Path, request: EngineRequest) -> list[str]:
-        return [sys.executable, str(WORKERS / "generator_api.py"), self.name, json.dumps(asdict(request))]
+    def command(self, work: Path, job: Job) -> list[str]:
+        return [sys.executable, str(WORKERS / "generator_api.py"), self.name, json.dumps(asdict(job))]
 
     def environment(self, work: Path) -> Mapping[str, str]:
         """This checkout comes first, wherever the package is installed from."""

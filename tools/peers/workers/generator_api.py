@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from timing import measure, request
+from timing import job, measure
 
 
 def open_genai(case: dict[str, Any]) -> tuple[Any, Any]:
@@ -32,7 +32,7 @@ def open_onnxruntime_genai(case: dict[str, Any]) -> tuple[Any, Any]:
 
 def main() -> None:
     """Load, measure, print."""
-    engine, case = request()
+    engine, case = job()
     api, model = (open_genai if engine == "genai" else open_onnxruntime_genai)(case)
     adapters = api.Adapters(model) if case["adapter"] else None
     if adapters is not None:

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from timing import measure, request
+from timing import job, measure
 
 # Room in the cache beside prompt and output.
 _SPARE_TOKENS = 64
@@ -102,7 +102,7 @@ class Llama:
 
 def main(engine: type[Llama] = Llama) -> None:
     """Load, measure, print."""
-    _, case = request()
+    _, case = job()
     llama = engine(case)
 
     def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:

@@ -71,13 +71,13 @@ def ids(api: Any, path: str, texts: list[str]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Read the request, write the result."""
-    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    """Read the job, write the result."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     api = bindings()
     api.llama_backend_init()
     result = {
-        "logits": {name: logits(api, *files, request["tokens"]) for name, files in request["logits"].items()},
-        "ids": {name: ids(api, path, request["texts"]) for name, path in request["ids"].items()},
+        "logits": {name: logits(api, *files, job["tokens"]) for name, files in job["logits"].items()},
+        "ids": {name: ids(api, path, job["texts"]) for name, path in job["ids"].items()},
     }
     Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import openvino
 import openvino_genai
-from timing import measure, request
+from timing import job, measure
 
 
 def main() -> None:
     """Load, measure, print."""
-    _, case = request()
+    _, case = job()
     pipeline = openvino_genai.LLMPipeline(case["model"], "CPU", INFERENCE_NUM_THREADS=case["threads"])
 
     def generate(rows: Sequence[Sequence[int]], steps: int) -> tuple[float, float]:

@@ -16,8 +16,8 @@ WARM_PROMPT, WARM_STEPS = 512, 4
 Generate = Callable[[Sequence[Sequence[int]], int], tuple[float, float]]
 
 
-def request() -> tuple[str, dict[str, Any]]:
-    """The engine's name and the request, from the command line."""
+def job() -> tuple[str, dict[str, Any]]:
+    """The engine's name and the job, from the command line."""
     return sys.argv[1], json.loads(sys.argv[2])
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from genai.engine.engine import Engine
-from genai.engine.prefill_budget import PrefillBudget
 from genai.engine.sampling.batch import BatchSampler
-from genai.engine.scheduler import Pending, plan_step
+from genai.engine.scheduler import Pending, PrefillBudget, plan_step
 from tests.engine.test_engine_loop import VOCAB, FakeDecoder, FakeJob, FakeSequence
 
 QUIET, PER_TOKEN = 0.020, 0.003
@@ -29,7 +28,7 @@ class Clock:
         while any(self.prompts) and len(self.gaps) < most:
             runs = [Pending(1, False)] * self.watched + [Pending(left, True) for left in self.prompts if left]
             reading = len(runs) - self.watched
-            budget = self.prefill_budget.prefill_budget(reading=reading, watched=self.watched)
+            budget = self.prefill_budget.tokens(reading=reading, watched=self.watched)
             step = plan_step(runs, 256, budget)
             assert sum(not part.prefill for part in step) == self.watched
             tokens = sum(part.num_tokens for part in step if part.prefill)
@@ -63,11 +62,11 @@ def test_nobody_watches() -> None:
     clock = Clock(watched=0, prompts=[2048])
     clock.run()
     assert len(clock.gaps) == 8
-    assert PrefillBudget().prefill_budget(reading=3, watched=0) == sys.maxsize
+    assert PrefillBudget().tokens(reading=3, watched=0) == sys.maxsize
 
 
 def test_the_first_prompt_does_not_wait() -> None:
-    assert PrefillBudget().prefill_budget(reading=1, watched=1) > 0
+    assert PrefillBudget().tokens(reading=1, watched=1) > 0
 
 
 def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
@@ -76,7 +75,7 @@ def test_kernels_that_are_compiled_meanwhile_are_forgotten() -> None:
         prefill_budget.note(tokens, seconds)
     for _ in range(40):
         prefill_budget.note(0, QUIET)
-    assert prefill_budget.prefill_budget(reading=1, watched=1) > 50
+    assert prefill_budget.tokens(reading=1, watched=1) > 50
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])

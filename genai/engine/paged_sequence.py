@@ -1,0 +1,288 @@
+"""A sequence of the main decoder: tokens, and the block table that holds their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.kernels.device import DeviceFailed
+from genai.kvcache.pool import CacheFull
+from genai.kvcache.table import BlockTable
+
+from ..errors import CacheCapacityError, DeviceError, GenaiError, StateError
+from .adapter_mix import AdapterMix
+from .scheduler import Pending
+from .sequence import AdapterHistory, DecoderSequence
+from .stored import StoredArray, StoredTokens
+
+if TYPE_CHECKING:  # a sequence and its decoder know each other
+    from .paged import PagedDecoder
+
+# Tokens that are appended together in at least this number have prefill numerics.
+MIN_PREFILL_TOKENS = 32
+_ONE_TOKEN = Pending(1, False), Pending(1, True)
+
+
+class PagedSequence(DecoderSequence):
+    """Tokens, and the block table that holds their keys and values.
+
+    Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which
+    of the two a token has is settled when it is appended, or where it is found in the prefix cache, by what is there (a
+    reply, part of the next prompt): however it is computed then, in chunks, in company, again after its cache was taken
+    back, its bits are the same.
+    """
+
+    def __init__(self, decoder: PagedDecoder, table: BlockTable) -> None:
+        super().__init__()
+        self.decoder, self.table = decoder, table
+        self._rope_threshold, self._window = decoder.rope_threshold, decoder.window
+        self.adapter_history: AdapterHistory[AdapterMix | None] = AdapterHistory()
+        self._prefill = bytearray()  # per token
+        # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
+        self._settled = 0
+        # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
+        self.is_private = False
+        # So many first tokens stay where tokens are forgotten.
+        self._kept = 0
+        decoder.pool.release_after(self, table.release)
+
+    def fork(self) -> Self:
+        if self.ahead is not None:
+            self.take_back()
+        other = type(self)(self.decoder, self.table.fork())
+        other.tokens, other._prefill, other._settled = [*self.tokens], self._prefill[:], len(self.tokens)
+        other.adapters, other.adapter_history = self.adapters, self.adapter_history.copy()
+        other.is_private = self.is_private
+        other._kept, other.forgotten = self._kept, self.forgotten
+        return other
+
+    # --- places: where in the table a token is ---------------------------------------------------------------------
+
+    def _place(self, index: int) -> int:
+        """The place of a token, or of the one behind it that is kept."""
+        return index if index <= self._kept else max(self._kept, index - self.forgotten)
+
+    def _index(self, place: int) -> int:
+        """Which token is at a place."""
+        return place if place < self._kept else place + self.forgotten
+
+    def computed_end(self) -> int:
+        """The index behind the last token of the table."""
+        if not self.forgotten:
+            return self.table.length
+        return self._index(self.table.length - 1) + 1 if self.table.length else 0
+
+    def note_forgotten(self, kept: int, count: int) -> None:
+        """So many tokens behind the first `kept` ones were taken out of the table."""
+        self._kept, self.forgotten = kept, self.forgotten + count
+
+    def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
+        before = self.rope_table
+        super().append(tokens, together=together)
+        self._prefill.extend([max(together, len(tokens)) >= MIN_PREFILL_TOKENS] * len(tokens))
+        if self.rope_table != before:
+            self.drop_cache()
+
+    @property
+    def rope_table(self) -> int:
+        """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
+        return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
+
+    def adapt(self, adapters: AdapterMix | None) -> None:
+        before, origin = self.adapters, self._origin
+        self.adapters = adapters
+        if self._origin != origin or self.num_computed == 0:
+            self.adapter_history.note(self.num_computed, before)
+
+    @property
+    def was_switched(self) -> bool:
+        """Whether its adapters changed after tokens were computed, which stay as they are."""
+        return bool(self.adapter_history)
+
+    def adapters_of(self, index: int) -> AdapterMix | None:
+        """What a token goes through, or went through when it was first computed."""
+        return self.adapter_history.of(index, self.adapters)
+
+    def resume(self, stored: StoredTokens) -> None:
+        """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
+        self.tokens, self._prefill = list(stored.tokens), bytearray(stored.numerics)
+        self._settled, self.is_private = len(self.tokens), True
+
+    @property
+    def numerics(self) -> bytes:
+        """Per token 1 where it has prefill numerics, else 0."""
+        return bytes(self._prefill)
+
+    @property
+    def _origin(self) -> tuple[int, bytes]:
+        """What its keys and values depend on besides tokens and numerics."""
+        return self.rope_table, b"" if self.adapters is None else self.adapters.key
+
+    def pending(self) -> Pending:
+        first, total = self.num_computed, len(self.tokens)
+        if first >= total:
+            return Pending(0, False)
+        prefill = self._prefill[first]
+        if first + 1 == total and not self.proposed:
+            return _ONE_TOKEN[prefill]
+        end = self._prefill.find(1 - prefill, first)
+        if end < 0:
+            end = total if prefill else total + len(self.proposed)
+        if self.forgotten and first < self._kept:
+            end = min(end, self._kept)
+        return Pending(self.adapter_history.end_of(first, end) - first, bool(prefill))
+
+    def propose(self, tokens: Sequence[int]) -> None:
+        """Propose tokens; what comes after a change of RoPE tables is computed anew, and not proposed."""
+        super().propose(tokens)
+        if self._rope_threshold is not None and not self.rope_table:
+            del self.proposed[self._rope_threshold - len(self.tokens) :]
+
+    def reuse(self) -> int:
+        if self.forgotten:
+            return 0
+        with device_errors("bringing blocks of the prefix cache back"):
+            return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
+
+    def leave_window(self) -> None:
+        """Give back the blocks that no further token sees; published before, they may still be found.
+
+        A block more stays, so that a few tokens can be taken back.
+        """
+        if self._window is None or self.table.length > self._place(len(self.tokens)):
+            return  # of proposals it is not known yet which ones stay
+        block = self.table.block_size
+        first_seen = min(self.table.length, self._place(len(self.tokens))) - self._window
+        num_left = first_seen // block - 1
+        if num_left > self.table.num_gone:
+            self.publish()
+            self.table.leave_behind(num_left)
+
+    def share(self) -> None:
+        self.is_private = False
+        self.publish()
+
+    def publish(self) -> None:
+        if self.is_private or self.forgotten or self.was_switched:
+            return
+        self.table.publish(self.tokens, self._origin, self._prefill)
+
+    @property
+    def num_computed(self) -> int:  # type: ignore[override]
+        return self._index(self.table.length) if self.forgotten else self.table.length
+
+    def blocks(self) -> tuple[int, int, int | None]:
+        table = self.table
+        if self._window is None:
+            return table.usable_blocks, table.own_blocks, None
+        # Of a window: what it holds, the tokens of a step, and the block that stays behind it.
+        reading = min(len(self.tokens) - self.num_computed, self.decoder.token_budget)
+        most = (self._window + reading) // table.block_size + 3
+        return table.usable_blocks - table.num_gone, table.own_blocks, most
+
+    @property
+    def can_go_ahead(self) -> bool:
+        """Whether its next token, whichever it is, needs nothing but to be computed."""
+        length, threshold = len(self.tokens), self._rope_threshold
+        is_full = self.shift is not None and length + 1 - self.forgotten > self.shift.size
+        is_ready = self.num_computed == length and self.ahead is None and not self.proposed
+        return is_ready and not is_full and length != threshold  # there the other RoPE table begins
+
+    def rewind(self, length: int) -> None:
+        before = self.rope_table
+        if self.forgotten and length <= self._kept + self.forgotten:
+            self.drop_cache(min(length, self._kept))
+            self._kept = self.forgotten = 0
+        super().rewind(length)
+        self.adapter_history.cut(length)
+        del self._prefill[length:]
+        self._settled = min(self._settled, length)
+        if self.rope_table != before:
+            self.drop_cache()
+
+    def drop_cache(self, length: int = 0) -> None:
+        self.proposed.clear()
+        if self.ahead is not None:
+            length, self.ahead = min(length, self.ahead.index), None
+        self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
+        place = min(self.table.length, self._place(length))
+        # A token that is computed there must find its window.
+        if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
+            place = 0
+        self.table.truncate(place)
+        self.is_private = self.is_private and self.table.length > 0
+
+    def forget(self) -> None:
+        shift, table, decoder, size = self.shift, self.table, self.decoder, self.table.block_size
+        if shift is None:
+            raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
+        move_keys = decoder.key_rotator()
+        self.take_back()
+        first = (self._kept if self.forgotten else -(-shift.keep // size) * size) // size
+        # What was given back is computed again, without what is forgotten.
+        held = table.length >= (first + 1) * size
+        count = max(1, ((table.length if held else shift.size) // size - first) // 2)
+        try:
+            copies = table.forget(first, count) if held else []
+        except CacheFull:
+            copies, held = [], False
+        if not held:
+            self.drop_cache(first * size)
+        else:
+            try:
+                decoder.executor.copy_blocks(decoder.storage.blocks, copies)
+                move_keys(table.blocks[max(first, table.num_gone) :], count * size)
+            except MemoryError:  # some keys may have moved, and others not
+                self.drop_cache(first * size)
+            except BaseException as error:
+                self.drop_cache()
+                if isinstance(error, DeviceFailed):
+                    raise device_error(error, "moving keys") from error
+                raise
+            finally:
+                decoder.pool.release(source for source, _ in copies)
+        self.note_forgotten(first * size, count * size)
+
+    def stored_arrays(self) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
+        """Whole blocks only: the rest of a block may hold what was another sequence's."""
+        if self.forgotten:
+            raise StateError(
+                "this sequence forgot tokens when its context was full",
+                "what is left of its keys and values is not that of its tokens",
+                "save the state before the context is full, or generate without ctx_shift",
+            )
+        if self.was_switched:
+            raise StateError(
+                "the adapters of this sequence were changed after tokens were computed",
+                "the rest of its last block is computed again from its tokens, which goes through one choice of them",
+                "choose the adapters before the first token, or rewind to 0 after the change",
+            )
+        blocks = self.table.blocks[: self.num_computed // self.table.block_size]
+        (array,) = self.decoder.arrays_for(len(blocks) * self.table.block_size)
+        self.decoder.check_open()
+        return [(array, map(self.decoder.read_block, blocks))]
+
+
+def device_error(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
+    """What a device says of its work, with a way out."""
+    if isinstance(error, DeviceFailed):
+        fix = "load the model again; genai doctor shows what is there"
+        return DeviceError(f"the device failed in {work}", str(error), fix)
+    return CacheCapacityError(
+        f"the device has no memory left for {work}",
+        str(error) or "it refused to give more",
+        "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
+    )
+
+
+@contextmanager
+def device_errors(work: str) -> Iterator[None]:
+    """That a device fails in some work is said as its other errors are."""
+    try:
+        yield
+    except (MemoryError, DeviceFailed) as error:
+        raise device_error(error, work) from error
