@@ -67,26 +67,49 @@ class RowsType:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A matrix [rows, columns] of small integers in blocks of columns: value = (integer - zero point) * scale.
+    """A quantised matrix [rows, columns] by the names of its constants; "" = it has none. `stored_weight` reads it.
 
-    Equal weights are packed once, so a tied embedding and head share memory. The bytes are those of
-    onnxruntime's block-quantised products, for `experts` matrices one after the other; 0 = no mixture's, but one.
+    Equal weights are packed once, so a tied embedding and head share memory.
 
     Attributes:
-        data: uint8; scales: of any float type, one per block or one per row; points: uint8 packed, or floats;
-            "" = 2 ** (bits - 1) for all.
+        data: codes, uint8, those of `experts` matrices one after the other; 0 = no mixture's, but one.
+        scales: floats, one per group or one per row.
+        offsets: packed integers. Without `offset_scales` they are zero points, whose scales are `scales`, and may be
+            floats too.
+        multipliers: packed integers. offset_scales: floats.
+        grid: float32 [2 ** bits]. Without it, `values` are the grid; without both it counts by ones.
+        high_first: of two numbers in a byte the first one has the high bits.
         interleaved: rows are in turn those of a gate and of what it gates.
     """
 
     data: Constant
     scales: Constant
-    points: Constant
+    offsets: Constant
     rows: int
     columns: int
-    bits: int
-    block_size: int
+    format: WeightFormat
     experts: int = 0
     interleaved: bool = False
+    multipliers: Constant = ""
+    offset_scales: Constant = ""
+    grid: Constant = ""
+    values: tuple[float, ...] = ()
+    high_first: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self.format.bits
+
+    @property
+    def block_size(self) -> int:
+        """Columns of a block."""
+        return self.format.block_size
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it has what onnxruntime's blocks have: integers, a scale, and perhaps a zero point."""
+        return not (self.grid or self.values or self.multipliers or self.offset_scales)
 
 
 @dataclass(frozen=True)
@@ -101,32 +124,7 @@ class DenseWeight:
     interleaved: bool = False
 
 
-@dataclass(frozen=True)
-class FormWeight:
-    """A matrix [rows, columns] of any form; what the constants are is said by `weight_formats.from_stored`.
-
-    Attributes:
-        multipliers, offset_scales, offsets: "" = none.
-        values: the grid where no constant holds it (`grid` is "").
-        high_first: of two numbers in a byte the first one has the high bits.
-    """
-
-    data: Constant
-    grid: Constant
-    scales: Constant
-    multipliers: Constant
-    offset_scales: Constant
-    offsets: Constant
-    rows: int
-    columns: int
-    form: WeightFormat
-    values: tuple[float, ...] = ()
-    high_first: bool = False
-    experts = 0
-    interleaved = False
-
-
-Weight = BlockWeight | DenseWeight | FormWeight
+Weight = BlockWeight | DenseWeight
 
 
 @dataclass(frozen=True)

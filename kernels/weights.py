@@ -19,40 +19,46 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.cores import allowed_processors
+
 if TYPE_CHECKING:
-    from .ir import FormWeight
+    from .ir import BlockWeight
 
 # As a block or a group: all columns of a row.
 ROW = 0
 CODE_BITS = (2, 3, 4, 5, 6, 8)
 BLOCKS = (16, 32, 64, 128, 256)
+_BLOCK_UNIT = 16
 # Bits of the integers of blocks; 0 = there are none.
 MULTIPLIER_BITS = OFFSET_BITS = (0, 2, 3, 4, 5, 6, 8)
 # Types of scales.
 FLOAT_TYPES = ("float16", "bfloat16", "float32")
 # Rows of codes are filled up to a multiple of this many columns.
 _WHOLE = 16
+# Weights that are packed or dequantised at once: they stay inside a core's cache.
+_CHUNK_WEIGHTS = 1 << 16
 # The largest value of a grid as a byte, of which the unit is found between these.
 _LARGEST_BYTE, _SMALLEST_REACH = 127, 64
 
 
-class WeightFormatError(ValueError):
-    """A form of weights that there is not, or arrays that do not fit one; the message names the values."""
+class QuantizationError(ValueError):
+    """A weight format that does not exist, a matrix that cannot be quantised, or arrays that do not fit it."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """The form of a matrix [rows, columns].
+    """How a quantised matrix [rows, columns] is stored.
 
     Attributes:
         bits: of a code: 2, 3, 4, 5, 6 or 8.
-        block_size: columns that share a multiplier and an offset: 16, 32, 64, 128, 256, or ROW.
+        block_size: columns that share a multiplier and an offset: a multiple of 16 up to 256, or ROW.
         group_size: columns that share a scale (and an offset scale): the block size, a larger number of columns, or
             ROW.
         multiplier_bits: of a block's multiplier; 0 = none.
@@ -60,7 +66,7 @@ class WeightFormat:
         offset_bits: of a block's offset; 0 = none.
 
     Raises:
-        WeightFormatError: a value that no kernel reads.
+        QuantizationError: a value that no kernel reads.
     """
 
     bits: int
@@ -73,19 +79,23 @@ class WeightFormat:
     def __post_init__(self) -> None:
         for name, value, known in (
             ("bits", self.bits, CODE_BITS),
-            ("block_size", self.block_size, (*BLOCKS, ROW)),
             ("multiplier_bits", self.multiplier_bits, MULTIPLIER_BITS),
             ("offset_bits", self.offset_bits, OFFSET_BITS),
         ):
             if value not in known:
-                raise WeightFormatError(f"{name} is {value}, expected one of {', '.join(map(str, known))}")
+                raise QuantizationError(f"{name} is {value}, expected one of {', '.join(map(str, known))}")
+        if self.block_size != ROW and self.block_size not in range(_BLOCK_UNIT, BLOCKS[-1] + 1, _BLOCK_UNIT):
+            raise QuantizationError(
+                f"block_size is {self.block_size}, expected a multiple of {_BLOCK_UNIT} up to {BLOCKS[-1]}, "
+                f"or {ROW}: a row"
+            )
         whole = self.block_size and self.group_size > 0 and self.group_size % self.block_size == 0
         if self.group_size != ROW and not whole:
-            raise WeightFormatError(
+            raise QuantizationError(
                 f"group_size is {self.group_size}, expected a multiple of block_size {self.block_size}, or {ROW}: a row"
             )
         if self.group_size != self.block_size and not self.multiplier_bits:
-            raise WeightFormatError(
+            raise QuantizationError(
                 f"blocks of {self.block_size} in groups of {self.group_size} need multipliers of their own"
             )
 
@@ -128,33 +138,165 @@ class WeightFormat:
         return float(self.bits * self.padded(columns) + floats * self.groups(columns) * scale_bits + integers) / columns
 
 
+def uniform_format(bits: int, block_size: int, *, zero_points: bool = False) -> WeightFormat:
+    """One level: a scale per block (ROW: per row), and with `zero_points` an integer of as many bits as a code has."""
+    return WeightFormat(bits, block_size, block_size, offset_bits=bits if zero_points else 0)
+
+
+def uniform_grid(bits: int, *, centred: bool = True) -> NDArray[np.float32]:
+    """The integers of so many bits, float32 [2 ** bits]: around zero as symmetric formats have them, or from 0 on."""
+    return np.arange(1 << bits, dtype=np.float32) - np.float32((1 << (bits - 1)) * centred)
+
+
 @dataclass(frozen=True)
-class WeightArrays:
-    """What a weight is made of; see `dequantized`.
+class QuantizedWeight:
+    """A matrix [rows, columns] of quantised numbers: what every method makes, every file holds and every device reads.
 
     Attributes:
-        data: uint8 [rows, padded columns * bits / 8], codes as rows of bits.
-        grid: float32 [2 ** bits]. scales, offset_scales: float32 [rows, groups]. multipliers: int16 [rows, blocks],
-            offsets: uint8 [rows, blocks]. None = there are none.
+        format: how many bits each part has, and which columns share it.
+        rows, columns: outputs and inputs of a linear layer.
+        data: codes, uint8 [rows, padded columns * bits / 8], packed as rows of bits. The padding is never read.
+        grid: float32 [2 ** bits], what each code stands for.
+        scales: float32 [rows, groups].
+        multipliers: int16 [rows, blocks], or None.
+        offset_scales: float32 [rows, groups], or None. Zero points are offsets whose scales are `scales`.
+        offsets: uint8 [rows, blocks], or None.
+
+    Raises:
+        QuantizationError: an array has another type or shape, or numbers that its bits cannot hold.
     """
 
-    form: WeightFormat
+    format: WeightFormat
     rows: int
     columns: int
     data: NDArray[np.uint8]
     grid: NDArray[np.float32]
     scales: NDArray[np.float32]
-    multipliers: NDArray[np.int16] | None
-    offset_scales: NDArray[np.float32] | None
-    offsets: NDArray[np.uint8] | None
+    multipliers: NDArray[np.int16] | None = None
+    offset_scales: NDArray[np.float32] | None = None
+    offsets: NDArray[np.uint8] | None = None
 
-    def dequantized(self, dtype: Any = np.float32, rows: Any = slice(None)) -> NDArray[Any]:
+    def __post_init__(self) -> None:
+        format, columns = self.format, self.columns
+        if self.rows < 1 or columns < 1:
+            raise QuantizationError(f"a weight of {self.rows} x {columns}, expected at least one row and one column")
+        groups, blocks = (self.rows, format.groups(columns)), (self.rows, format.blocks(columns))
+        _check("data", self.data, (self.rows, format.padded(columns) * format.bits // 8), "B")
+        _check("grid", self.grid, (1 << format.bits,), "f")
+        _check("scales", self.scales, groups, "f")
+        for name, wanted, shape, kind in (
+            ("multipliers", format.multiplier_bits, blocks, "h"),
+            ("offset_scales", format.offset_bits, groups, "f"),
+            ("offsets", format.offset_bits, blocks, "B"),
+        ):
+            array = getattr(self, name)
+            if (array is None) == bool(wanted):
+                raise QuantizationError(f"{name} is {'absent' if wanted else 'given'}, which {format} does not expect")
+            if array is not None:
+                _check(name, array, shape, kind)
+        if self.multipliers is not None:
+            low = -format.multiplier_zero
+            _check_range("multipliers", self.multipliers, low, low + (1 << format.multiplier_bits) - 1)
+        if self.offsets is not None:
+            _check_range("offsets", self.offsets, 0, (1 << format.offset_bits) - 1)
+
+    @classmethod
+    def from_codes(
+        cls, format: WeightFormat, codes: NDArray[Any], grid: NDArray[np.float32], scales: NDArray[np.float32],
+        multipliers: NDArray[np.int16] | None = None, offset_scales: NDArray[np.float32] | None = None,
+        offsets: NDArray[np.uint8] | None = None, columns: int | None = None,
+    ) -> QuantizedWeight:  # fmt: skip
+        """Pack codes [rows, columns], integers below 2 ** bits; the padding of rows becomes 0.
+
+        Args:
+            columns: of the matrix, where the codes have the padding of rows too.
+        """
+        if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
+            raise QuantizationError(f"codes are {codes.dtype} {list(codes.shape)}, expected integers [rows, columns]")
+        _check_range("codes", codes, 0, (1 << format.bits) - 1)
+        rows, width = codes.shape
+        columns = width if columns is None else columns
+        data = np.empty((rows, format.padded(columns) * format.bits // 8), np.uint8)
+
+        def pack(part: slice) -> None:
+            padded = codes[part]
+            if format.padded(columns) > width:
+                padded = np.zeros((len(padded), format.padded(columns)), np.uint8)
+                padded[:, :width] = codes[part]
+            data[part] = pack_bits(padded, format.bits)
+
+        _by_rows(pack, rows, columns)
+        return cls(format, rows, columns, data, grid, scales, multipliers, offset_scales, offsets)
+
+    @classmethod
+    def from_packed(
+        cls, format: WeightFormat, rows: int, columns: int, data: NDArray[Any], grid: NDArray[Any],
+        scales: NDArray[Any], multipliers: NDArray[Any] | None, offset_scales: NDArray[Any] | None,
+        offsets: NDArray[Any] | None,
+    ) -> QuantizedWeight:  # fmt: skip
+        """From constants as models store them: floats of any type, multipliers (plus their zero) and offsets packed.
+
+        Raises:
+            QuantizationError: an array has another type or shape.
+        """
+        groups, blocks = format.groups(columns), format.blocks(columns)
+        integers = [(rows, packed_bytes(blocks, bits)) for bits in (format.multiplier_bits, format.offset_bits)]
+        for name, array, shape, kinds in (
+            ("codes", data, (rows, format.padded(columns) * format.bits // 8), "u1"),
+            ("grid", grid, (1 << format.bits,), "float"),
+            ("scales", scales, (rows, groups), "float"),
+            ("multipliers", multipliers, integers[0] if format.multiplier_bits else None, "u1"),
+            ("offset_scales", offset_scales, (rows, groups) if format.offset_bits else None, "float"),
+            ("offsets", offsets, integers[1] if format.offset_bits else None, "u1"),
+        ):
+            if (array is None) != (shape is None):
+                state = "absent" if array is None else "given"
+                raise QuantizationError(f"{name} is {state}, which {format} does not expect")
+            if array is None:
+                continue
+            is_right = array.dtype == np.uint8 if kinds == "u1" else array.dtype.name in FLOAT_TYPES
+            if array.shape != shape or not is_right:
+                raise QuantizationError(
+                    f"{name} is {array.dtype} {list(array.shape)}, expected "
+                    f"{'uint8' if kinds == 'u1' else ' or '.join(FLOAT_TYPES)} {list(shape or ())}"
+                )
+
+        def floats(array: NDArray[Any] | None) -> Any:
+            return None if array is None else np.ascontiguousarray(array, np.float32)
+
+        if multipliers is not None:
+            stored = unpack_bits(multipliers, format.multiplier_bits, blocks)
+            multipliers = stored.astype(np.int16) - np.int16(format.multiplier_zero)
+        if offsets is not None:
+            offsets = unpack_bits(offsets, format.offset_bits, blocks)
+        return cls(
+            format, rows, columns, data, floats(grid), floats(scales), multipliers, floats(offset_scales), offsets
+        )
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """uint8 [rows, columns]."""
+        return unpack_bits(self.data, self.format.bits, self.columns)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The weights as float32 [rows, columns], on all processors."""
+        values = np.empty((self.rows, self.columns), np.float32)
+
+        def fill(part: slice) -> None:
+            values[part] = self.dequantize_rows(part)
+
+        _by_rows(fill, self.rows, self.columns)
+        return values
+
+    def dequantize_rows(self, rows: Any, dtype: Any = np.float32) -> NDArray[Any]:
         """Some rows [.., columns]: (scale * multiplier) * grid[code] - offset scale * offset, in this order.
 
         Args:
+            rows: an index of rows, such as a slice or an array of integers.
             dtype: of the arithmetic.
         """
-        values = _grid_values(self.data[rows], self.form.bits, self.form.padded(self.columns), self.grid.astype(dtype))
+        format = self.format
+        values = _grid_values(self.data[rows], format.bits, format.padded(self.columns), self.grid.astype(dtype))
 
         def per_block(factors: NDArray[Any], integers: NDArray[Any] | None) -> NDArray[Any]:
             found: NDArray[Any] = factors[rows].astype(dtype)
@@ -168,73 +310,73 @@ class WeightArrays:
         result: NDArray[Any] = values[:, : self.columns]
         return result
 
+    @property
+    def half_scales(self) -> bool:
+        """Whether float16 holds all scales exactly, so that they take 16 bits where they are stored."""
+        return all(_fits_half(array) for array in (self.scales, self.offset_scales) if array is not None)
 
-def from_stored(
-    form: WeightFormat, rows: int, columns: int, data: NDArray[Any], grid: NDArray[Any], scales: NDArray[Any],
-    multipliers: NDArray[Any] | None, offset_scales: NDArray[Any] | None, offsets: NDArray[Any] | None,
-) -> WeightArrays:  # fmt: skip
-    """Constants as they are stored: multipliers and offsets as rows of bits, multipliers plus their zero.
-
-    Raises:
-        WeightFormatError: an array has another type or shape.
-    """
-    groups, blocks = form.groups(columns), form.blocks(columns)
-    integers = (rows, packed_bytes(blocks, form.multiplier_bits)), (rows, packed_bytes(blocks, form.offset_bits))
-    for name, array, shape, kinds in (
-        ("codes", data, (rows, form.padded(columns) * form.bits // 8), "u1"),
-        ("grid", grid, (1 << form.bits,), "float"),
-        ("scales", scales, (rows, groups), "float"),
-        ("multipliers", multipliers, integers[0] if form.multiplier_bits else None, "u1"),
-        ("offset_scales", offset_scales, (rows, groups) if form.offset_bits else None, "float"),
-        ("offsets", offsets, integers[1] if form.offset_bits else None, "u1"),
-    ):
-        if (array is None) != (shape is None):
-            raise WeightFormatError(f"{name} is {'absent' if array is None else 'given'}, which {form} does not expect")
-        if array is None:
-            continue
-        is_right = array.dtype == np.uint8 if kinds == "u1" else array.dtype.name in FLOAT_TYPES
-        if array.shape != shape or not is_right:
-            raise WeightFormatError(
-                f"{name} is {array.dtype} {list(array.shape)}, expected "
-                f"{'uint8' if kinds == 'u1' else ' or '.join(FLOAT_TYPES)} {list(shape or ())}"
-            )
-
-    def floats(array: NDArray[Any] | None) -> Any:
-        return None if array is None else np.ascontiguousarray(array, np.float32)
-
-    if multipliers is not None:
-        stored = unpack_bits(multipliers, form.multiplier_bits, blocks)
-        multipliers = stored.astype(np.int16) - np.int16(form.multiplier_zero)
-    if offsets is not None:
-        offsets = unpack_bits(offsets, form.offset_bits, blocks)
-    return WeightArrays(
-        form, rows, columns, data, floats(grid), floats(scales), multipliers, floats(offset_scales), offsets
-    )
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that a weight takes as it is stored, scales and padding included."""
+        floats = 1 if self.offset_scales is None or self.offset_scales is self.scales else 2
+        scale_bits = 16 if self.half_scales else 32
+        return self.format.bits_per_weight(self.columns, scale_bits, floats_per_group=floats)
 
 
-def stored_weight(weight: FormWeight, array: Callable[[str], NDArray[Any]]) -> WeightArrays:
-    """What an op names, from its constants: `array` gives them by their names.
+def _by_rows(work: Callable[[slice], None], rows: int, columns: int) -> None:
+    """work(rows) of all rows, in pieces that a core's cache holds."""
+    step = max(1, _CHUNK_WEIGHTS // columns)
+    with ThreadPoolExecutor(len(allowed_processors())) as pool:
+        for _ in pool.map(work, [slice(first, min(first + step, rows)) for first in range(0, rows, step)]):
+            pass
+
+
+def _fits_half(values: NDArray[np.float32]) -> bool:
+    with np.errstate(over="ignore"):
+        return bool(np.array_equal(values.astype(np.float16).astype(np.float32), values))
+
+
+def _check(name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str) -> None:
+    if array.shape != shape or array.dtype.char != kind:
+        raise QuantizationError(f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(kind)} {list(shape)}")
+
+
+def _check_range(name: str, array: NDArray[Any], low: int, high: int) -> None:
+    if array.size and (array.min() < low or array.max() > high):
+        raise QuantizationError(f"{name} lie in [{array.min()}, {array.max()}], expected [{low}, {high}]")
+
+
+def stored_weight(weight: BlockWeight, array: Callable[[str], NDArray[Any]]) -> QuantizedWeight:
+    """The arrays of a weight whose constants are not onnxruntime's blocks (`BlockWeight.is_uniform`).
+
+    Args:
+        array: gives a constant by its name.
 
     Raises:
-        WeightFormatError: an array has another type or shape.
+        QuantizationError: an array has another type or shape.
     """
     names = (weight.data, weight.scales, weight.multipliers, weight.offset_scales, weight.offsets)
     data, scales, multipliers, offset_scales, offsets = (array(name) if name else None for name in names)
     grid = array(weight.grid) if weight.grid else np.array(weight.values, np.float32)
     assert data is not None and scales is not None
     if weight.high_first:
-        rows = (weight.rows, weight.form.padded(weight.columns) * weight.form.bits // 8)
-        wanted = weight.rows * weight.form.groups(weight.columns)
+        rows = (weight.rows, weight.format.padded(weight.columns) * weight.format.bits // 8)
+        wanted = weight.rows * weight.format.groups(weight.columns)
         if data.size != rows[0] * rows[1] or data.dtype != np.uint8 or scales.size != wanted:
-            raise WeightFormatError(
+            raise QuantizationError(
                 f"codes are {data.dtype} {list(data.shape)}, scales {list(scales.shape)}, expected uint8 of "
                 f"{rows[0] * rows[1]} bytes, and {wanted} scales"
             )
         data, scales = data.reshape(rows), scales.reshape(weight.rows, -1)
         data = data >> np.uint8(4) | data << np.uint8(4)
-    return from_stored(
-        weight.form, weight.rows, weight.columns, data, grid, scales, multipliers, offset_scales, offsets
+    return QuantizedWeight.from_packed(
+        weight.format, weight.rows, weight.columns, data, grid, scales, multipliers, offset_scales, offsets
     )
+
+
+def num_blocks(columns: int, block_size: int) -> int:
+    """Blocks of a row, the last one perhaps padded."""
+    return -(-columns // block_size)
 
 
 def packed_bytes(count: int, bits: int) -> int:

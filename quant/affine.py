@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
 
 # Below this a float32 scale has lost bits, and 1 / scale overflows.
 _LEAST_SCALE = float(np.finfo(np.float32).tiny)
@@ -151,7 +151,7 @@ def dequantize_affine(
 
 
 def along(parameter: NDArray[Any], rank: int, axis: int | None) -> NDArray[Any]:
-    """One number as it is, or one per position of an axis in a form that broadcasts to arrays of this rank."""
+    """One number as it is, or one per position of an axis in a shape that broadcasts to arrays of this rank."""
     if parameter.ndim == 0:
         return parameter
     if axis is None:

@@ -2,7 +2,7 @@
 
 The `dtype` of such an array has one field, named after the block's type, of the block's bytes; so rows of a matrix can
 be cut, put in another order and joined as those of any array. A type says which weights its blocks become: the one
-formula of `kernels.weight_formats`, with its numbers. Those of llama.cpp's files are in `quant.ggml`; `plain_blocks`
+formula of `kernels.weights`, with its numbers. Those of llama.cpp's files are in `quant.ggml`; `plain_blocks`
 makes types for all whose blocks are codes with a float or two.
 """
 
@@ -12,16 +12,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import BLOCKS, WeightFormat, pack_bits, unpack_bits
+from genai.common.cores import allowed_processors
+from genai.kernels.weights import (
+    BLOCKS,
+    QuantizationError,
+    QuantizedWeight,
+    WeightFormat,
+    pack_bits,
+    uniform_format,
+    uniform_grid,
+    unpack_bits,
+)
 
-from .blocks import QuantizationError
-from .formats import GRIDS, QuantizedWeight, uniform_format, uniform_grid
-from .threads import worker_count
+from .formats import GRIDS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -29,14 +37,11 @@ Floats = NDArray[np.float32]
 _CHUNK_WEIGHTS = 1 << 18
 
 
-class Parts(NamedTuple):
-    """What blocks hold: codes [..., columns], floats [..., groups], integers [..., blocks]."""
-
-    codes: Bytes
-    scales: Floats
-    multipliers: NDArray[Any] | None = None
-    offset_scales: Floats | None = None
-    offsets: Bytes | None = None
+# What blocks hold, in the order of QuantizedWeight: codes [..., columns], scales [..., groups] and, where there
+# are any, multipliers [..., blocks], offset scales [..., groups], offsets [..., blocks].
+Numbers = tuple[NDArray[Any] | None, ...]
+# From blocks, uint8 [..., nbytes], to their numbers.
+Decoder = Callable[[Bytes], Numbers]
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,16 @@ class BlockType:
     Attributes:
         name: of the type; two of one name are one.
         columns: weights of a block. nbytes: bytes of a block.
-        form: what a matrix of such blocks becomes. grid: what its codes stand for.
-        read: from blocks, uint8 [..., nbytes], to their parts.
+        format: what a matrix of such blocks becomes. grid: what its codes stand for.
+        decode: from blocks to their numbers.
     """
 
     name: str
     columns: int
     nbytes: int
-    form: WeightFormat
+    format: WeightFormat
     grid: Floats
-    read: Callable[[Bytes], Parts]
+    decode: Decoder
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -65,10 +70,15 @@ class BlockType:
     @property
     def is_uniform(self) -> bool:
         """Whether its blocks are integers of 4 or 8 bits with a scale, and perhaps a zero point: QMoE's."""
-        form = self.form
-        if form.bits not in (4, 8) or form.multiplier_bits or form.group_size != form.block_size or not form.block_size:
+        format = self.format
+        if (
+            format.bits not in (4, 8)
+            or format.multiplier_bits
+            or format.group_size != format.block_size
+            or not format.block_size
+        ):
             return False
-        return np.array_equal(self.grid, uniform_grid(form.bits, centred=not form.offset_bits))
+        return np.array_equal(self.grid, uniform_grid(format.bits, centred=not format.offset_bits))
 
     @property
     def bits_per_weight(self) -> float:
@@ -99,27 +109,30 @@ def weight_of(blocks: NDArray[Any]) -> QuantizedWeight:
     kind = type_of(blocks)
     if kind is None or blocks.ndim != 2 or 0 in blocks.shape:
         raise QuantizationError(f"{blocks.dtype} {list(blocks.shape)} is no matrix of blocks")
-    form, rows, columns = kind.form, len(blocks), blocks.shape[1] * kind.columns
-    made = _empty(form, rows, columns)
+    format, rows, columns = kind.format, len(blocks), blocks.shape[1] * kind.columns
+    data = np.empty((rows, columns * format.bits // 8), np.uint8)
+    factors = _empty_factors(format, rows, columns)
 
     def convert(first: int) -> None:
         part = slice(first, first + step)
         # Overflow is found by what it leaves: a scale that is no number.
-        found = kind.read(np.ascontiguousarray(blocks[part])[kind.name])
-        for place, array in zip(made, found, strict=True):
-            if place is not None and array is not None:
-                flat = array.reshape(len(array), -1)
-                place[part] = pack_bits(flat, form.bits) if place is made.codes else flat
+        codes, *found = kind.decode(np.ascontiguousarray(blocks[part])[kind.name])
+        assert codes is not None
+        data[part] = pack_bits(codes.reshape(len(codes), -1), format.bits)
+        for target, array in zip(factors, found, strict=False):
+            if target is not None and array is not None:
+                target[part] = array.reshape(len(array), -1)
 
     step = max(1, _CHUNK_WEIGHTS // columns)
-    with ThreadPoolExecutor(worker_count()) as pool:
+    with ThreadPoolExecutor(len(allowed_processors())) as pool:
         for _ in pool.map(convert, range(0, rows, step)):
             pass
-    for floats in (made.scales, made.offset_scales):
+    scales, _, offset_scales, _ = factors
+    for floats in (scales, offset_scales):
         if floats is not None and not np.isfinite(floats).all():
             row = int(np.flatnonzero(~np.isfinite(floats).all(axis=1))[0])
             raise QuantizationError(f"row {row} of {kind.name} blocks has a scale that is infinite or no number")
-    return QuantizedWeight(form, rows, columns, made.codes, kind.grid, *made[1:])
+    return QuantizedWeight(format, rows, columns, data, kind.grid, *factors)
 
 
 def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
@@ -131,8 +144,8 @@ def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
     step = max(1, _CHUNK_WEIGHTS // (matrix.shape[1] * kind.columns))
     for first in range(0, len(matrix), step):
         part = slice(first, first + step)
-        found = kind.read(np.ascontiguousarray(matrix[part])[kind.name])
-        for floats in (found.scales, found.offset_scales):
+        numbers = kind.decode(np.ascontiguousarray(matrix[part])[kind.name])
+        for floats in numbers[1::2]:  # scales, offset scales
             if floats is not None:
                 bad[part] |= ~np.isfinite(floats).all(axis=-1)
     if not bad.any():
@@ -142,19 +155,18 @@ def without_gaps(blocks: NDArray[Any]) -> NDArray[Any]:
     return mended.reshape(blocks.shape)
 
 
-def _empty(form: WeightFormat, rows: int, columns: int) -> Parts:
-    """Arrays of a weight, to be filled; codes as rows of bits."""
-    groups, blocks = (rows, form.groups(columns)), (rows, form.blocks(columns))
-    return Parts(
-        np.empty((rows, columns * form.bits // 8), np.uint8),
+def _empty_factors(format: WeightFormat, rows: int, columns: int) -> tuple[Any, Any, Any, Any]:
+    """Arrays to fill: scales, multipliers, offset scales, offsets; None = the format has none."""
+    groups, blocks = (rows, format.groups(columns)), (rows, format.blocks(columns))
+    return (
         np.empty(groups, np.float32),
-        np.empty(blocks, np.int16) if form.multiplier_bits else None,
-        np.empty(groups, np.float32) if form.offset_bits else None,
-        np.empty(blocks, np.uint8) if form.offset_bits else None,
+        np.empty(blocks, np.int16) if format.multiplier_bits else None,
+        np.empty(groups, np.float32) if format.offset_bits else None,
+        np.empty(blocks, np.uint8) if format.offset_bits else None,
     )
 
 
-def dequantise(blocks: NDArray[Any]) -> NDArray[np.float32]:
+def dequantize(blocks: NDArray[Any]) -> NDArray[np.float32]:
     """Blocks [..., rows, blocks per row] as float32 [..., rows, columns]; raises as `weight_of` does."""
     kind = type_of(blocks)
     if kind is None:
@@ -163,7 +175,7 @@ def dequantise(blocks: NDArray[Any]) -> NDArray[np.float32]:
     values = np.empty((len(matrix), blocks.shape[-1] * kind.columns), np.float32)
     step = max(1, _CHUNK_WEIGHTS // values.shape[1])
     for first in range(0, len(matrix), step):
-        values[first : first + step] = weight_of(matrix[first : first + step]).dequantise()
+        values[first : first + step] = weight_of(matrix[first : first + step]).dequantize()
     return values.reshape(*blocks.shape[:-1], -1)
 
 
@@ -187,7 +199,7 @@ class PlainType(BlockType):
         rows, count = scales.shape
         made = np.empty((rows, count, self.nbytes), np.uint8)
         made[..., :4] = np.ascontiguousarray(scales, np.float32).view(np.uint8).reshape(rows, count, 4)
-        first = self.nbytes - self.columns * self.form.bits // 8
+        first = self.nbytes - self.columns * self.format.bits // 8
         if second is not None:
             dtype: Any = np.uint8 if self.second == "zero point" else np.float32
             made[..., 4:first] = np.ascontiguousarray(second, dtype).view(np.uint8).reshape(rows, count, -1)
@@ -202,7 +214,7 @@ def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second =
     Args:
         bits, columns: as `WeightFormat` has them. grid: "int", or a key of `quant.formats.GRIDS`.
     """
-    form = {
+    format = {
         "none": uniform_format(bits, columns),
         "zero point": uniform_format(bits, columns, zero_points=True),
         # Of one level: the least value of a block is a float of its own, so a group is a block.
@@ -211,20 +223,20 @@ def plain_blocks(bits: int, columns: int, *, grid: str = "int", second: Second =
     values = uniform_grid(bits, centred=second == "none") if grid == "int" else GRIDS[grid]
     first = {"none": 4, "zero point": 5, "least": 8}[second]
 
-    def read(blocks: Bytes) -> Parts:
+    def decode(blocks: Bytes) -> Numbers:
         codes = unpack_bits(np.ascontiguousarray(blocks[..., first:]), bits, columns)
         codes, floats = codes.reshape(*blocks.shape[:-1], columns), np.ascontiguousarray(blocks[..., : first & ~3])
         scales = floats[..., :4].copy().view(np.float32)
         if second == "none":
-            return Parts(codes, scales)
+            return codes, scales
         if second == "zero point":
-            return Parts(codes, scales, None, scales, blocks[..., 4:5])
+            return codes, scales, None, scales, blocks[..., 4:5]
         ones = np.ones((*blocks.shape[:-1], 1), np.uint8)
-        return Parts(codes, scales, ones, -floats[..., 4:].copy().view(np.float32), ones)
+        return codes, scales, ones, -floats[..., 4:].copy().view(np.float32), ones
 
     name = f"{bits} bits by {columns}" if grid == "int" else f"{grid} by {columns}"
     name += {"none": "", "zero point": " with zero points", "least": " with least values"}[second]
-    kind = PlainType(name, columns, first + columns * bits // 8, form, values, read, second)
+    kind = PlainType(name, columns, first + columns * bits // 8, format, values, decode, second)
     register(kind)
     return kind
 

@@ -1,6 +1,6 @@
 """The blocks of llama.cpp's quantised types (ggml-common.h, MIT) as quantised weights of ours, number for number.
 
-Every type is the one formula of `kernels.weight_formats` with other numbers, so that nothing is rounded: codes choose
+Every type is the one formula of `kernels.weights` with other numbers, so that nothing is rounded: codes choose
 values of a grid, blocks have integers, groups have floats. Types that choose whole vectors from a table (IQ1, IQ2, IQ3)
 take more bits here, as each number of a vector gets a code of its own.
 See `quant.block_types` for what arrays of such blocks are.
@@ -8,18 +8,17 @@ See `quant.block_types` for what arrays of such blocks are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import WeightFormat
+from genai.kernels.weights import WeightFormat, uniform_format, uniform_grid
 
 from . import formats
-from .block_types import BlockType, Bytes, Floats, Parts, register
-from .formats import GRIDS, uniform_format, uniform_grid
+from .block_types import BlockType, Bytes, Decoder, Floats, Numbers, register
+from .formats import GRIDS
 from .ggml_grids import level_table
 
 # Columns of the larger blocks.
@@ -66,39 +65,43 @@ def _single_bits(packed: Bytes) -> Bytes:
     return np.unpackbits(np.ascontiguousarray(packed), axis=-1, bitorder="little")
 
 
-def _plain(first: int, high: int | None, *, least: bool = False) -> Callable[[Bytes], Parts]:
+def _plain(first: int, high: int | None, *, least: bool = False) -> Decoder:
     """Q4_0 to Q5_1: nibbles from byte `first` on, fifth bits from `high` on, a float, and perhaps a least value."""
 
-    def read(blocks: Bytes) -> Parts:
+    def read(blocks: Bytes) -> Numbers:
         codes = _runs(blocks[..., first:], 4, 16)
         if high is not None:
             codes |= _single_bits(blocks[..., high : high + 4]) << np.uint8(4)
         if not least:
-            return Parts(codes, _floats(blocks, 0))
+            return codes, _floats(blocks, 0)
         ones = np.ones((*blocks.shape[:-1], 1), np.uint8)
-        return Parts(codes, _floats(blocks, 0), ones, -_floats(blocks, 2), ones)
+        return codes, _floats(blocks, 0), ones, -_floats(blocks, 2), ones
 
     return read
 
 
-def _q8_0(blocks: Bytes) -> Parts:
-    return Parts(blocks[..., 2:] ^ np.uint8(128), _floats(blocks, 0))
+def _q8_0(blocks: Bytes) -> Numbers:
+    return blocks[..., 2:] ^ np.uint8(128), _floats(blocks, 0)
 
 
-def _q2_k(blocks: Bytes) -> Parts:
+def _q2_k(blocks: Bytes) -> Numbers:
     scales = blocks[..., :16]
-    return Parts(
-        _runs(blocks[..., 16:80], 2, 32), _floats(blocks, 80), scales & 15, _floats(blocks, 82), scales >> np.uint8(4)
+    return (
+        _runs(blocks[..., 16:80], 2, 32),
+        _floats(blocks, 80),
+        scales & 15,
+        _floats(blocks, 82),
+        scales >> np.uint8(4),
     )
 
 
-def _q3_k(blocks: Bytes) -> Parts:
+def _q3_k(blocks: Bytes) -> Numbers:
     packed = blocks[..., 96:108]
     low = np.concatenate([packed[..., :8] & 15, packed[..., :8] >> np.uint8(4)], -1)
     upper = packed[..., None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     multipliers = (low | _flat(upper, blocks) << np.uint8(4)).astype(np.int16) - 32
     codes = _runs(blocks[..., 32:96], 2, 32) | _runs(blocks[..., :32], 1, 32) << np.uint8(2)
-    return Parts(codes, _floats(blocks, 108), multipliers)
+    return codes, _floats(blocks, 108), multipliers
 
 
 def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -108,48 +111,48 @@ def _six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scales, np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], -1)
 
 
-def _q45_k(high: int | None, low: int) -> Callable[[Bytes], Parts]:
-    def read(blocks: Bytes) -> Parts:
+def _q45_k(high: int | None, low: int) -> Decoder:
+    def read(blocks: Bytes) -> Numbers:
         scales, minima = _six_bits(blocks[..., 4:16])
         codes = _runs(blocks[..., low:], 4, 32)
         if high is not None:
             codes |= _runs(blocks[..., high : high + 32], 1, 32) << np.uint8(4)
-        return Parts(codes, _floats(blocks, 0), scales, _floats(blocks, 2), minima)
+        return codes, _floats(blocks, 0), scales, _floats(blocks, 2), minima
 
     return read
 
 
-def _q6_k(blocks: Bytes) -> Parts:
+def _q6_k(blocks: Bytes) -> Numbers:
     codes = _runs(blocks[..., :128], 4, 64) | _runs(blocks[..., 128:192], 2, 32) << np.uint8(4)
-    return Parts(codes, _floats(blocks, 208), _words(blocks, 192, 208, "i1"))
+    return codes, _floats(blocks, 208), _words(blocks, 192, 208, "i1")
 
 
-def _iq4_nl(blocks: Bytes) -> Parts:
-    return Parts(_runs(blocks[..., 2:], 4, 16), _floats(blocks, 0))
+def _iq4_nl(blocks: Bytes) -> Numbers:
+    return _runs(blocks[..., 2:], 4, 16), _floats(blocks, 0)
 
 
-def _iq4_xs(blocks: Bytes) -> Parts:
+def _iq4_xs(blocks: Bytes) -> Numbers:
     high = _each(_words(blocks, 2, 4, "<u2"), range(0, 16, 2), 3).astype(np.uint8)
     multipliers = (_each(blocks[..., 4:8], range(0, 8, 4), 15) | high << np.uint8(4)).astype(np.int16) - 32
-    return Parts(_runs(blocks[..., 8:], 4, 16), _floats(blocks, 0), multipliers)
+    return _runs(blocks[..., 8:], 4, 16), _floats(blocks, 0), multipliers
 
 
-def _mxfp4(blocks: Bytes) -> Parts:
+def _mxfp4(blocks: Bytes) -> Numbers:
     with np.errstate(over="ignore"):  # 255 is no number
         scales = np.ldexp(np.float32(1), blocks[..., :1].astype(np.int32) - 127).astype(np.float32)
-    return Parts(_runs(blocks[..., 1:], 4, 16), scales)
+    return _runs(blocks[..., 1:], 4, 16), scales
 
 
-def _nvfp4(blocks: Bytes) -> Parts:
+def _nvfp4(blocks: Bytes) -> Numbers:
     """Scales are unsigned floats of 4 bits of exponent and 3 of mantissa, whose 127 means 0."""
     packed = blocks[..., :4]
     exponent, mantissa = (packed >> 3 & 15).astype(np.int32), (packed & 7).astype(np.float32)
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)
     scales = np.where(exponent == 0, mantissa / 512, normal) * (packed != 127)
-    return Parts(_runs(blocks[..., 4:], 4, 8), scales.astype(np.float32))
+    return _runs(blocks[..., 4:], 4, 8), scales.astype(np.float32)
 
 
-def _tq1_0(blocks: Bytes) -> Parts:
+def _tq1_0(blocks: Bytes) -> Numbers:
     """Five ternary digits per byte, as the fraction of 256 that they make."""
 
     def digits(first: int, last: int, run: int, count: int) -> Bytes:
@@ -158,11 +161,11 @@ def _tq1_0(blocks: Bytes) -> Parts:
         return _flat(((cut * powers).astype(np.uint16) * 3 >> 8).astype(np.uint8), blocks)
 
     codes = np.concatenate([digits(0, 32, 32, 5), digits(32, 48, 16, 5), digits(48, 52, 4, 4)], -1)
-    return Parts(codes, _floats(blocks, 52))
+    return codes, _floats(blocks, 52)
 
 
-def _tq2_0(blocks: Bytes) -> Parts:
-    return Parts(_runs(blocks[..., :64], 2, 32), _floats(blocks, 64))
+def _tq2_0(blocks: Bytes) -> Numbers:
+    return _runs(blocks[..., :64], 2, 32), _floats(blocks, 64)
 
 
 def _eight_signs(seven: NDArray[Any]) -> Bytes:
@@ -184,54 +187,54 @@ def _odd(scales: NDArray[Any]) -> NDArray[np.uint8]:
     return (2 * scales + 1).astype(np.uint8)
 
 
-def _iq2_xxs(blocks: Bytes) -> Parts:
+def _iq2_xxs(blocks: Bytes) -> Numbers:
     words = _words(blocks, 2, 66, "<u4").reshape(*blocks.shape[:-1], 8, 2)
     index, packed = np.ascontiguousarray(words[..., 0]).view(np.uint8), words[..., 1]
     signs = _eight_signs(_each(packed, range(0, 28, 7), 127))
-    return Parts(_signed("IQ2_XXS", index, signs, blocks), _floats(blocks, 0), _odd(packed >> 28))
+    return _signed("IQ2_XXS", index, signs, blocks), _floats(blocks, 0), _odd(packed >> 28)
 
 
-def _iq2_xs(blocks: Bytes) -> Parts:
+def _iq2_xs(blocks: Bytes) -> Numbers:
     packed = _words(blocks, 2, 66, "<u2")
     codes = _signed("IQ2_XS", packed & 511, _eight_signs(packed >> 9), blocks)
-    return Parts(codes, _floats(blocks, 0), _odd(_each(blocks[..., 66:], range(0, 8, 4), 15)))
+    return codes, _floats(blocks, 0), _odd(_each(blocks[..., 66:], range(0, 8, 4), 15))
 
 
-def _iq2_s(blocks: Bytes) -> Parts:
+def _iq2_s(blocks: Bytes) -> Numbers:
     high = _each(blocks[..., 66:74], range(0, 8, 2), 3).astype(np.uint16)
     codes = _signed("IQ2_S", blocks[..., 2:34] | high << 8, _single_bits(blocks[..., 34:66]), blocks)
-    return Parts(codes, _floats(blocks, 0), _odd(_each(blocks[..., 74:], range(0, 8, 4), 15)))
+    return codes, _floats(blocks, 0), _odd(_each(blocks[..., 74:], range(0, 8, 4), 15))
 
 
-def _iq3_xxs(blocks: Bytes) -> Parts:
+def _iq3_xxs(blocks: Bytes) -> Numbers:
     packed = _words(blocks, 66, 98, "<u4")
     signs = _eight_signs(_each(packed, range(0, 28, 7), 127))
-    return Parts(_signed("IQ3_XXS", blocks[..., 2:66], signs, blocks), _floats(blocks, 0), _odd(packed >> 28))
+    return _signed("IQ3_XXS", blocks[..., 2:66], signs, blocks), _floats(blocks, 0), _odd(packed >> 28)
 
 
-def _iq3_s(blocks: Bytes) -> Parts:
+def _iq3_s(blocks: Bytes) -> Numbers:
     high = _each(blocks[..., 66:74], range(8), 1).astype(np.uint16)
     codes = _signed("IQ3_S", blocks[..., 2:66] | high << 8, _single_bits(blocks[..., 74:106]), blocks)
-    return Parts(codes, _floats(blocks, 0), _odd(_each(blocks[..., 106:], range(0, 8, 4), 15)))
+    return codes, _floats(blocks, 0), _odd(_each(blocks[..., 106:], range(0, 8, 4), 15))
 
 
-def _iq1_s(blocks: Bytes) -> Parts:
+def _iq1_s(blocks: Bytes) -> Numbers:
     """-1, 0 or 1, and an eighth that is added to all numbers of a block, or taken from them."""
     packed = _words(blocks, 34, 50, "<u2")
     high = _each(packed, range(0, 12, 3), 7)
     codes = level_table("IQ1_S")[blocks[..., 2:34] | high << 8].reshape(*blocks.shape[:-1], 8, 32)
     codes = codes | (packed >> 15).astype(np.uint8)[..., None] << np.uint8(2)
-    return Parts(_flat(codes, blocks), _floats(blocks, 0), _odd(packed >> 12 & 7))
+    return _flat(codes, blocks), _floats(blocks, 0), _odd(packed >> 12 & 7)
 
 
-def _iq1_m(blocks: Bytes) -> Parts:
+def _iq1_m(blocks: Bytes) -> Numbers:
     """The same with an eighth for every eight numbers, and the float's bits spread over four words."""
     words, packed = _words(blocks, 48, 56, "<u2"), _each(blocks[..., 32:48], range(0, 8, 4), 15)
     shifted = words >> 12 << np.array([0, 4, 8, 12], np.uint16)
     scales = np.bitwise_or.reduce(shifted, -1, keepdims=True).astype(np.uint16).view(np.float16).astype(np.float32)
     codes = level_table("IQ1_S")[blocks[..., :32] | (packed & 7).astype(np.uint16) << 8]
     codes = codes | (packed >> 3)[..., None] << np.uint8(2)
-    return Parts(_flat(codes, blocks), scales, _odd(_each(words, range(0, 12, 3), 7)))
+    return _flat(codes, blocks), scales, _odd(_each(words, range(0, 12, 3), 7))
 
 
 def _grid(*values: float, divisor: float = 1.0) -> Floats:

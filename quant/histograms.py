@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
 
 BINS = 4096
 # What a bin counts for that has values and no level: the divergence would be infinite.

@@ -10,7 +10,7 @@ from .grids import CodebookGrid, CodeGrid, UniformGrid
 from .two_levels import TwoLevelGrid
 
 # Per name the bits of a code and the block sizes that there are, the usual one first.
-NAMED_FORMS: dict[str, tuple[int, tuple[int, ...]]] = {
+NAMED_FORMATS: dict[str, tuple[int, tuple[int, ...]]] = {
     "q2_k": (2, (16,)),
     "q3_k": (3, (16,)),
     "q4_k": (4, (32,)),
@@ -31,17 +31,17 @@ _K_QUANTS = {
 
 
 def named_grid(name: str, block_size: int, *, half_scales: bool = True) -> CodeGrid:
-    """The grid of a form; `block_size` is one of those that NAMED_FORMS has.
+    """The grid of a format; `block_size` is one of those that NAMED_FORMATS has.
 
     `half_scales`: floats of blocks and groups are numbers of float16; those of whole rows (nl2, nl3, nl4) never are.
     """
-    bits, _ = NAMED_FORMS[name]
-    if (form := _K_QUANTS.get(name)) is not None:
-        inner = UniformGrid(bits, form.block_size, not form.offset_bits)
-        return TwoLevelGrid(form, inner, half_scales)
+    bits, _ = NAMED_FORMATS[name]
+    if (format := _K_QUANTS.get(name)) is not None:
+        inner = UniformGrid(bits, format.block_size, not format.offset_bits)
+        return TwoLevelGrid(format, inner, half_scales)
     if name.startswith("nl"):
-        form = row_scaled_format(bits, block_size)
-        return TwoLevelGrid(form, CodebookGrid(GRIDS[f"iq{bits}"], block_size), half_scales, trains=True)
+        format = row_scaled_format(bits, block_size)
+        return TwoLevelGrid(format, CodebookGrid(GRIDS[f"iq{bits}"], block_size), half_scales, trains=True)
     if name == "iq4_xs":
         return TwoLevelGrid(formats.IQ4_XS, CodebookGrid(GRIDS["iq4"], block_size), half_scales)
     values = GRIDS["iq4" if name == "iq4_nl" else name]

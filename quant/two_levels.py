@@ -18,12 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cpu.arrays.rounding import Points
-from genai.kernels.weights import ROW, WeightFormat, repeated
+from genai.kernels.weights import ROW, QuantizedWeight, WeightFormat, repeated, uniform_grid
 
-from .formats import QuantizedWeight, uniform_grid
-from .grids import Bytes, CodebookGrid, CodedBlocks, FindScales, Float32, UniformGrid, in_blocks, reciprocal
-from .rounding import _half, count_below
+from .grids import (
+    Bytes,
+    CodebookGrid,
+    CodedBlocks,
+    FindScales,
+    Float32,
+    UniformGrid,
+    count_below,
+    in_blocks,
+    reciprocal,
+)
 
+# Below, float16 has fewer than four bits. What is lost above is made up for by the integers that follow.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-21, 65504.0
 # Weights that a grid is trained on, and how often its points move.
 _TRAINED_ON, _ROUNDS = 1 << 18, 12
 # Trained grids are whole numbers of this range, which kernels hold exactly.
@@ -35,14 +45,14 @@ class TwoLevelGrid:
     """One of these formats.
 
     Args:
-        form: what is stored; with offsets, blocks have zeros of any size.
+        format: what is stored; with offsets, blocks have zeros of any size.
         inner: points, by which codes are found. UniformGrid or CodebookGrid.
         trains: the points are trained on the matrix.
         floats, offset_floats: float32 [rows, blocks], those of the blocks' groups; None = not bound to a matrix yet:
             scales of any size are found.
     """
 
-    form: WeightFormat
+    format: WeightFormat
     inner: UniformGrid | CodebookGrid
     half_scales: bool = True
     trains: bool = False
@@ -50,11 +60,11 @@ class TwoLevelGrid:
     offset_floats: Float32 | None = None
 
     def __repr__(self) -> str:
-        return f"TwoLevelGrid({self.form})"
+        return f"TwoLevelGrid({self.format})"
 
     @property
     def block_size(self) -> int:
-        return self.form.block_size
+        return self.format.block_size
 
     @property
     def points(self) -> Float32:
@@ -66,7 +76,7 @@ class TwoLevelGrid:
 
     @property
     def has_zeros(self) -> bool:
-        return bool(self.form.offset_bits)
+        return bool(self.format.offset_bits)
 
     @property
     def centre(self) -> float:
@@ -89,16 +99,16 @@ class TwoLevelGrid:
         multiples = self._integers(scales)
         stored = multiples * self.floats
         if self.offset_floats is not None:
-            offsets = _rounded(zeros * stored, self.offset_floats, (1 << self.form.offset_bits) - 1)
+            offsets = _rounded(zeros * stored, self.offset_floats, (1 << self.format.offset_bits) - 1)
             zeros = offsets * self.offset_floats * reciprocal(stored)
         return stored, zeros
 
     def _integers(self, scales: Float32) -> Float32:
         """The multipliers of scales [rows, blocks]; 0 only where a scale is: the nearest one would make a block 0."""
         assert self.floats is not None
-        most = (1 << self.form.multiplier_bits) - 1 - self.form.multiplier_zero
+        most = (1 << self.format.multiplier_bits) - 1 - self.format.multiplier_zero
         found = np.rint(scales * reciprocal(self.floats))
-        sign = np.sign(scales) if self.form.signed else np.float32(1)
+        sign = np.sign(scales) if self.format.signed else np.float32(1)
         least = np.where((scales != 0) & (self.floats != 0), np.float32(1), np.float32(0))
         result: Float32 = sign * np.clip(np.abs(found), least, most)
         return result
@@ -108,22 +118,22 @@ class TwoLevelGrid:
         if self.trains:
             trained = replace(self, inner=_trained(weight, scales, self), trains=False)
             return trained.bound(weight, find_scales)
-        floats = self._group_floats(scales, (1 << self.form.multiplier_bits) - 1 - self.form.multiplier_zero)
+        floats = self._group_floats(scales, (1 << self.format.multiplier_bits) - 1 - self.format.multiplier_zero)
         bound = replace(self, floats=floats)
         if not self.has_zeros:
             return bound
         # With the multipliers that there are now.
         offsets = zeros * (bound._integers(scales) * floats)
-        return replace(bound, offset_floats=self._group_floats(offsets, (1 << self.form.offset_bits) - 1))
+        return replace(bound, offset_floats=self._group_floats(offsets, (1 << self.format.offset_bits) - 1))
 
     def _group_floats(self, numbers: Float32, most: int) -> Float32:
         """Per block [rows, blocks] the float of its group, that reaches the largest number of the group."""
         blocks = numbers.shape[1]
-        per_group = self.form.group_size // self.form.block_size if self.form.group_size else blocks
+        per_group = self.format.group_size // self.format.block_size if self.format.group_size else blocks
         starts = np.arange(0, blocks, per_group)
         largest: Float32 = np.maximum.reduceat(np.abs(numbers), starts, axis=1)
         floats = largest / np.float32(most)
-        if self.half_scales and self.form.group_size != ROW:
+        if self.half_scales and self.format.group_size != ROW:
             floats = _half(floats)
         return np.repeat(floats, np.diff(np.append(starts, blocks)), axis=1)
 
@@ -133,28 +143,36 @@ class TwoLevelGrid:
 
     def packed(self, blocks: CodedBlocks) -> QuantizedWeight:
         assert self.floats is not None
-        form, columns = self.form, blocks.columns
-        codes, values = blocks.matrix, uniform_grid(form.bits, centred=not form.offset_bits)
+        format, columns = self.format, blocks.columns
+        codes, values = blocks.matrix, uniform_grid(format.bits, centred=not format.offset_bits)
         if isinstance(self.inner, CodebookGrid):
             codes, values = self.inner.stored(codes), self.inner.values
         multipliers = self._filled(self._integers(blocks.scales), columns).astype(np.int16)
         if self.offset_floats is None:
-            return QuantizedWeight.of_codes(form, codes, values, self._by_group(self.floats, columns), multipliers)
-        offsets = _rounded(blocks.zeros * blocks.scales, self.offset_floats, (1 << form.offset_bits) - 1)
-        return QuantizedWeight.of_codes(
-            form, codes, values, self._by_group(self.floats, columns), multipliers,
+            return QuantizedWeight.from_codes(format, codes, values, self._by_group(self.floats, columns), multipliers)
+        offsets = _rounded(blocks.zeros * blocks.scales, self.offset_floats, (1 << format.offset_bits) - 1)
+        return QuantizedWeight.from_codes(
+            format, codes, values, self._by_group(self.floats, columns), multipliers,
             self._by_group(self.offset_floats, columns), self._filled(offsets, columns).astype(np.uint8),
         )  # fmt: skip
 
     def _by_group(self, floats: Float32, columns: int) -> Float32:
         """[rows, groups] of [rows, blocks]."""
-        per_group = self.form.group_size // self.form.block_size if self.form.group_size else floats.shape[1]
+        per_group = self.format.group_size // self.format.block_size if self.format.group_size else floats.shape[1]
         return np.ascontiguousarray(floats[:, ::per_group])
 
     def _filled(self, integers: Float32, columns: int) -> Float32:
         """With those of blocks that fill the last group up."""
-        more = self.form.blocks(columns) - integers.shape[1]
+        more = self.format.blocks(columns) - integers.shape[1]
         return np.pad(integers, ((0, 0), (0, more)))
+
+
+def _half(scales: Float32) -> Float32:
+    """Rounded to float16, but for those that it holds with few bits or not at all."""
+    magnitudes = np.abs(scales)
+    inside = (magnitudes == 0) | ((magnitudes >= _SMALLEST_HALF) & (magnitudes <= _LARGEST_HALF))
+    with np.errstate(over="ignore"):
+        return np.where(inside, scales.astype(np.float16).astype(np.float32), scales)
 
 
 def _rounded(numbers: Float32, floats: Float32, most: int) -> Float32:

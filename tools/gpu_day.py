@@ -46,6 +46,7 @@ from genai.kernels.ir import (  # fmt: skip
     Projection,
     Weight,
 )
+from genai.kernels.weights import uniform_format
 from genai.kvcache.storage import ITEM_BYTES
 from tests.kernels.cuda.programs import MadeUpConstants, program, step_of, with_adapters
 from tools.cuda_steps import measured_steps
@@ -275,7 +276,9 @@ def experts(day: Day) -> Iterator[Row]:
     def branch(name: str, rows: int, columns: int) -> Projection:
         constants.arrays[name] = rng.integers(0, 256, (count, rows, columns // 2), np.uint8)
         constants.arrays[f"{name}.scales"] = np.full((count, rows, columns // 32), 0.01, np.float16)
-        return Projection(BlockWeight(name, f"{name}.scales", "", rows, columns, 4, 32, count, rows != hidden))
+        return Projection(
+            BlockWeight(name, f"{name}.scales", "", rows, columns, uniform_format(4, 32), count, rows != hidden)
+        )
 
     layers = branch("first", 2 * width, hidden), branch("second", hidden, width)
     names = [str(number) for number in range(day.sizes.copies)]  # with scores of their own, so with other experts

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import FormWeight, Linear, OpProgram, Projection, RowsType, SliceColumns, Weight
-from genai.kernels.weights import WeightFormat, packed_bytes
+from genai.kernels.ir import BlockWeight, Linear, OpProgram, Projection, RowsType, SliceColumns, Weight
+from genai.kernels.weights import ROW, WeightFormat, packed_bytes, uniform_format, uniform_grid
 from genai.quant import formats
-from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format, uniform_grid
+from genai.quant.formats import GRIDS, row_scaled_format
 
 from ..devices import open_executor
 from .ceilings import BUFFER_BYTES, bandwidth
@@ -122,7 +122,9 @@ def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool
         data, grid, scales, multipliers, offset_scales, offsets = (
             f"{kind} {number}" if kind in arrays else "" for kind in _KINDS
         )
-        weight = FormWeight(data, grid, scales, multipliers, offset_scales, offsets, rows, columns, form)
+        weight = BlockWeight(
+            data, scales, offsets, rows, columns, form, grid=grid, multipliers=multipliers, offset_scales=offset_scales
+        )
         ops.append(Linear("copy", Projection(weight), f"y {number}", exact))
     types = {name: RowsType((1, -1, columns), columns) for name in ("x", "copy")}
     types |= {op.out: RowsType((1, -1, rows), rows) for op in ops}

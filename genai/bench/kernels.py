@@ -96,9 +96,7 @@ def _work(program: OpProgram) -> list[_Work]:
 def _kind(work: _Work, executor: Executor, constants: op_types.Constants) -> str:
     weight = work.weights[0]
     if isinstance(weight, op_types.BlockWeight):
-        form = f"int{weight.bits} by {weight.block_size}"
-    elif isinstance(weight, op_types.FormWeight):
-        form = str(weight.form)
+        form = f"int{weight.bits} by {weight.block_size}" if weight.is_uniform else str(weight.format)
     else:
         form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
     gate = f", {work.gate} of two" if work.gate else ""

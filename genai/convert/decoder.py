@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.quant.blocks import num_blocks
+from genai.kernels.weights import num_blocks
 
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import pack_bits
-from genai.quant.formats import uniform_format
+from genai.kernels.weights import pack_bits, uniform_format
 
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
 from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized

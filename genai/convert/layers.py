@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.blocks import QuantizationError, num_blocks, quantize_blocks
+from genai.kernels.weights import QuantizationError, num_blocks, pack_bits
+from genai.quant.methods.rtn import quantize_blocks
 
 from .graph_writer import CONTRIB, FLOAT, Dims, Export, hidden_dims
 from .options import BITS, Precision
@@ -136,13 +137,13 @@ def write_quantized(
         sizes = {"bits": bits, "block_size": options.block_size}
         for name, matrix in matrices:
             try:
-                blocks = quantize_blocks(matrix, **sizes, symmetric=options.symmetric, half_scales=options.half_scales)
+                weight = quantize_blocks(matrix, **sizes, symmetric=options.symmetric, half_scales=options.half_scales)
             except QuantizationError as error:
                 raise not_finite(name) from error
-            sides[0].append(blocks.scales)
-            if blocks.zero_points is not None:
-                sides[1].append(blocks.zero_points)
-            yield np.ascontiguousarray(blocks.data.reshape(blocks.n, -1)[:, :row_bytes])
+            sides[0].append(weight.scales)
+            if weight.offsets is not None:
+                sides[1].append(pack_bits(weight.offsets, bits))
+            yield np.ascontiguousarray(weight.data[:, :row_bytes])
 
     graph.initializer(names[0], dims, np.uint8, integers())
     for name, arrays in zip(names[1:], sides, strict=False):

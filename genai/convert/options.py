@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from genai.quant.blocks import BLOCK_SIZES
+from genai.kernels.weights import BLOCKS
 
 from ..errors import OptionError
 
@@ -59,8 +59,8 @@ class ExportOptions:
             value = getattr(self, name)
             if value not in PRECISIONS and (value is not None or name == "precision"):
                 raise _error(name, value, PRECISIONS)
-        if self.block_size not in BLOCK_SIZES:
-            raise _error("block_size", self.block_size, BLOCK_SIZES)
+        if self.block_size not in BLOCKS:
+            raise _error("block_size", self.block_size, BLOCKS)
         if self.precision == "kept" and (self.block_size != 32 or not self.symmetric):
             raise OptionError(
                 "block_size and zero points were asked for with precision 'kept'",

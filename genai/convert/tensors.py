@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from genai.kernels.weights import num_blocks
 from genai.quant.block_types import type_of
-from genai.quant.blocks import num_blocks
 
 from .options import BITS, ExportOptions, Precision
 from .rope_scaling import LongRope
@@ -121,7 +121,7 @@ def _kept_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
         return math.prod(shape) * (2 if stored == np.float16 and len(shape) > 1 else 4)
     if ".experts." in name and not kind.is_uniform:  # integers of 8 bits
         return math.prod(shape) * 10 // 8
-    return int(math.prod(shape) * kind.form.bits_per_weight(shape[-1], 32) / 8)
+    return int(math.prod(shape) * kind.format.bits_per_weight(shape[-1], 32) / 8)
 
 
 def _tensor_bytes(spec: DecoderSpec, options: ExportOptions, name: str, shape: Shape) -> int:

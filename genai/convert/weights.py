@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.block_types import dequantise, type_of, without_gaps
-from genai.quant.blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
+from genai.quant.block_types import dequantize, type_of, without_gaps
 
 from ..errors import InputError
 from .architectures.common import Architecture, TensorSource
@@ -39,7 +39,7 @@ class Weights:
         tensor = self.stored(name, shape)
         if type_of(tensor) is not None:
             try:
-                tensor = dequantise(tensor)
+                tensor = dequantize(tensor)
             except QuantizationError as error:
                 raise not_finite(name) from error
         order = self.order(name)
@@ -294,7 +294,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         """A head stored beside the embeddings that it is tied to must be the same."""
         table = self._sources[TABLE].names[0]
         both = (self._checkpoint[name] for name in (table, head))
-        one, two = (dequantise(matrix) if type_of(matrix) is not None else matrix for matrix in both)
+        one, two = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
         if one.shape != two.shape or not all(
             np.array_equal(a, b, equal_nan=True)
             for a, b in zip(row_chunks(table, one, finite=False), row_chunks(head, two, finite=False), strict=True)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import WeightFormat
-from genai.quant.block_types import BlockType, dequantise, type_of, weight_of
-from genai.quant.blocks import QuantizationError, quantize_blocks
-from genai.quant.formats import QuantizedWeight
+from genai.kernels.weights import QuantizationError, QuantizedWeight, WeightFormat
+from genai.quant.block_types import BlockType, dequantize, type_of, weight_of
+from genai.quant.methods.rtn import quantize_blocks
 
 from ..lora.names import REORDERED
 from ..onnx.node import MS
@@ -144,7 +143,7 @@ def common_form(export: Export, names: Iterable[str]) -> WeightFormat | None:
     if others or kind is None or not kind.is_uniform or any(export.weights.order(name) is not None for name in names):
         return None
     export.weights.note_prequantized(kind.name, _QMOE_READERS, len(names))
-    return kind.form
+    return kind.format
 
 
 def in_own_order(export: Export, name: str, shape: tuple[int, int]) -> NDArray[Any]:
@@ -168,7 +167,7 @@ def expert_block(kinds: Iterable[np.dtype[Any]]) -> int:
     """Columns that share a scale where experts of these types become integers of 8 bits."""
     types = [type_of(np.empty(0, kind)) for kind in kinds]
     return min(
-        (kind.form.block_size for kind in types if kind is not None and 0 < kind.form.block_size <= 32), default=32
+        (kind.format.block_size for kind in types if kind is not None and 0 < kind.format.block_size <= 32), default=32
     )
 
 
@@ -186,13 +185,15 @@ def expert_integers(
             export.weights.note_prequantized(f"{kind.name}, as integers of {_BITS} bits", _QMOE_READERS, 1)
             yield found
             continue
-        values = matrix.astype(np.float32) if kind is None else dequantise(matrix)
+        values = matrix.astype(np.float32) if kind is None else dequantize(matrix)
         try:
             made = quantize_blocks(values, bits=_BITS, block_size=block_size)
         except QuantizationError as error:
             raise not_finite(name) from error
-        integers = made.data.reshape(made.n, -1)[:, : made.k]
-        error_ = (integers.astype(np.float32) - _MIDDLE) * np.repeat(made.scales, block_size, 1)[:, : made.k] - values
+        integers = made.codes
+        error_ = (integers.astype(np.float32) - _MIDDLE) * np.repeat(made.scales, block_size, 1)[
+            :, : made.columns
+        ] - values
         export.weights.note_rounded(kind.name if kind else "floats", float(np.sum(error_**2)), float(np.sum(values**2)))
         yield integers, made.scales
 
@@ -214,16 +215,16 @@ def _whole_numbers(
         else np.repeat(weight.scales, weight.multipliers.shape[1] // weight.scales.shape[1], 1)
         * weight.multipliers.astype(np.float32)
     )
-    width = weight.format.padded(weight.k) // scales.shape[1]
+    width = weight.format.padded(weight.columns) // scales.shape[1]
     if width % block_size:
         return None
-    integers = grid[weight.codes] - np.repeat(points, weight.k // points.shape[1], 1)
+    integers = grid[weight.codes] - np.repeat(points, weight.columns // points.shape[1], 1)
     return integers.astype(np.uint8), np.repeat(scales * np.float32(unit), width // block_size, 1)
 
 
 def _points(weight: QuantizedWeight) -> NDArray[np.int16] | None:
     """What is taken from the integers of each block; None where it is no whole number of the scale."""
     if weight.offsets is None:
-        return np.zeros((weight.n, 1), np.int16)
+        return np.zeros((weight.rows, 1), np.int16)
     is_point = weight.offset_scales is not None and np.array_equal(weight.scales, weight.offset_scales)
     return weight.offsets.astype(np.int16) if is_point and weight.multipliers is None else None

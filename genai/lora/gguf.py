@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.quant.block_types import dequantise, type_of
-from genai.quant.blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
+from genai.quant.block_types import dequantize, type_of
 
 from ..errors import InputError
 from ..weight_files.gguf import GgufModel
@@ -89,7 +89,7 @@ def _factor_of(name: str, architecture: str, path: Path) -> tuple[str, str]:
 def _floats(model: GgufModel, name: str, path: Path) -> NDArray[Any]:
     tensor = model[name]
     try:
-        return dequantise(tensor) if type_of(tensor) is not None else tensor
+        return dequantize(tensor) if type_of(tensor) is not None else tensor
     except QuantizationError as error:
         raise InputError(f"{path}: tensor {name!r} is damaged", str(error), "download it again") from error
 

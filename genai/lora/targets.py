@@ -83,7 +83,8 @@ def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
         for op in program.ops if isinstance(op, Attention)
     }  # fmt: skip
     products = [op for op in program.ops if isinstance(op, Linear | GatedLinear)]
-    rounds = any(not op.exact and isinstance(projections(op)[0].weight, BlockWeight) for op in products)
+    weights = [projections(op)[0].weight for op in products if not op.exact]
+    rounds = any(isinstance(weight, BlockWeight) and weight.is_uniform for weight in weights)
     return replace(program, parts=tuple(parts)), LoraTargets(_parts(found, sizes), len(found), rounds)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, Ids, RowsType, SelectColumns, Weight
+from genai.kernels.ir import DenseWeight, Embedding, Ids, RowsType, SelectColumns, Weight
 
 from ..onnx.ir import Graph, Node
 from ..onnx.node import MS
 from ..onnx.types import DataType, TensorType
 from ..ops.registry import NodeSpec
-from ..ops.weights import check_stored
+from ..ops.weights import check_stored, uniform_weight
 from .rows import BATCH, Kind, NotFlattenable, RowDim, State
 from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
 
@@ -93,8 +93,8 @@ def lower_gather_block_quantized(spec: LoweringSpec) -> Lowered | None:
     if int(attributes.get("gather_axis", 0)) % 2 != 0 or int(attributes.get("quantize_axis", 1)) % 2 != 1:
         return None
     bits, block = int(attributes.get("bits", 4)), int(attributes.get("block_size", 128))
-    table, scales, points = (spec.constant_name(index) for index in (0, 2, 3))
-    weight = BlockWeight(table, scales, points, data.shape[0], data.shape[1] * 8 // bits, bits, block)
+    names = [spec.constant_name(index) for index in (0, 2, 3)]
+    weight = uniform_weight(names, data.shape[0], data.shape[1] * 8 // bits, bits, block)
     check_stored(weight, data, spec.constant(2))
     return _lookup(spec, weight, ids)
 

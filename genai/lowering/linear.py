@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, FormWeight, Ids, Linear, Projection, RowsType
+from genai.kernels.ir import BlockWeight, DenseWeight, Embedding, Ids, Linear, Projection, RowsType
 
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
@@ -15,7 +15,8 @@ from ..ops.weights import (
     PRODUCT_INPUTS,
     bnb4_weight,
     check_stored,
-    form_weight,
+    own_weight,
+    uniform_weight,
 )
 from .rows import Kind, NotFlattenable, RowDim, State
 from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rule, row_rule, stored_weights
@@ -58,8 +59,8 @@ def lower_matmul_nbits(spec: LoweringSpec) -> Lowered | None:
         return None
     if spec.has(6) and spec.rows(6) != x.with_width(n):
         return None
-    data, scales, points = (spec.constant_name(index) for index in (1, 2, 3))
-    weight = BlockWeight(data, scales, points, n, k, bits, int(attributes["block_size"]))
+    names = [spec.constant_name(index) for index in (1, 2, 3)]
+    weight = uniform_weight(names, n, k, bits, int(attributes["block_size"]))
     check_stored(weight, spec.constant(1), spec.constant(2))
     branch = Projection(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
     out = spec.outputs[0]
@@ -102,7 +103,7 @@ def lookup_rows(at: NodeRows) -> States:
 @lowering_rule(QUANTIZED_PRODUCT, domain=OURS)
 def lower_quantized_matmul(spec: LoweringSpec) -> Lowered | None:
     """x @ W^T + bias + addend."""
-    return _lower_product(spec, form_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
+    return _lower_product(spec, own_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
 
 
 @lowering_rule(BNB4_PRODUCT, domain=MS)
@@ -111,7 +112,7 @@ def lower_matmul_bnb4(spec: LoweringSpec) -> Lowered | None:
     return _lower_product(spec, bnb4_weight(spec))
 
 
-def _lower_product(spec: LoweringSpec, weight: FormWeight, bias: int = -1, addend: int = -1) -> Lowered | None:
+def _lower_product(spec: LoweringSpec, weight: BlockWeight, bias: int = -1, addend: int = -1) -> Lowered | None:
     x, out = spec.rows(0), spec.outputs[0]
     if x is None or x.width != weight.columns:
         return None
@@ -130,7 +131,7 @@ def lower_quantized_gather(spec: LoweringSpec) -> Lowered | None:
     ids, out = spec.types[1], spec.outputs[0]
     if not isinstance(ids, Ids):
         return None
-    weight = form_weight(spec, LOOKUP_INPUTS)
+    weight = own_weight(spec, LOOKUP_INPUTS)
     lookup = Embedding(weight, ids, out, op_type=spec.op_type)
     return Lowered([lookup], {out: RowsType((1, -1, weight.columns), weight.columns)})
 

@@ -3,7 +3,7 @@
 A model that has such operators carries these functions, so any runtime that expands functions computes them. Where a
 model's functions are these to the letter, we run kernels instead; others, of the same names, are expanded.
 
-The meaning is that of `kernels.weight_formats`: codes, multipliers and offsets are rows of bits, factors stand for
+The meaning is that of `kernels.weights`: codes, multipliers and offsets are rows of bits, factors stand for
 equally many columns each, and one number stands in for factors that there are not.
 """
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.ir import BlockWeight, DenseWeight, MoE, Projection, Weight
+from genai.kernels.ir import DenseWeight, MoE, Projection, Weight
 from genai.kernels.weight_layout import BLOCK_SIZES
 
 from ..onnx.node import MS
 from .registry import KernelError, NodeSpec, operator
 from .shape_rules import same_as_input, shape_rule
-from .weights import check_stored
+from .weights import check_stored, uniform_weight
 
 _PLAIN = {"silu": "silu", "relu": "relu", "gelu": "gelu_tanh", "identity": "copy"}
 
@@ -133,7 +133,7 @@ def _blocks(spec: NodeSpec, data: int, points: int, columns: int, number: int, i
         if spec.has(points):
             raise KernelError(f"{spec.op_type} with zero points and without blocks is not supported")
     names = [spec.constant_name(index) for index in (data, data + 1, points)]
-    weight = BlockWeight(names[0], names[1], names[2], rows, columns, bits, block, count, interleaved)
+    weight = uniform_weight(names, rows, columns, bits, block, count, interleaved=interleaved)
     check_stored(weight, spec.constant(data), spec.constant(data + 1), int(by_row))
     return weight
 

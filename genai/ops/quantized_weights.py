@@ -1,7 +1,7 @@
 """Products with and look-ups in quantised weights of any form: our own operators, and MatMulBnb4.
 
 Inputs of ours are x (or codes and ids), then codes, grid, scales, multipliers, offset scales and offsets, as
-`kernels.weight_formats` has them; `graph.own_functions` says in standard operators what they compute. A single number
+`kernels.weights` has them; `graph.own_functions` says in standard operators what they compute. A single number
 stands in for multipliers (1) and offsets (0) that there are not.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cpu.arrays.functions import block_rows
-from genai.kernels.cpu.linear.formats import pack_form
+from genai.kernels.cpu.linear.formats import pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kernels.ir import FormWeight
+from genai.kernels.ir import BlockWeight
 from genai.kernels.weight_layout import BlockMatrix
 
 from ..onnx.node import MS, OURS
@@ -24,15 +24,15 @@ from ..onnx.types import DataType, TensorType, Type
 from .products import of_blocks
 from .registry import Kernel, NodeSpec, operator, register
 from .shape_rules import NodeTypes, shape_rule
-from .weights import ADDEND, BIAS, BNB4_PRODUCT, LOOKUP_INPUTS, PRODUCT_INPUTS, bnb4_weight, form_weight, weight_arrays
+from .weights import ADDEND, BIAS, BNB4_PRODUCT, LOOKUP_INPUTS, PRODUCT_INPUTS, bnb4_weight, own_weight, weight_arrays
 
 
-def _matrix(spec: NodeSpec, weight: FormWeight, places: Sequence[int]) -> BlockMatrix:
+def _matrix(spec: NodeSpec, weight: BlockWeight, places: Sequence[int]) -> BlockMatrix:
     """The weight in packed form, shared by every node that reads the same arrays."""
     return spec.pack(
         tuple(places),
-        f"form[{weight.rows},{weight.columns}]:{weight.form}",
-        lambda: pack_form(
+        f"quantized[{weight.rows},{weight.columns}]:{weight.format}",
+        lambda: pack_weight(
             weight_arrays(spec, weight), threads=spec.options.get("threads"), arena=spec.options.get("arena")
         ),
     )  # fmt: skip
@@ -41,7 +41,7 @@ def _matrix(spec: NodeSpec, weight: FormWeight, places: Sequence[int]) -> BlockM
 @register(QUANTIZED_PRODUCT, domain=OURS)
 def quantized_matmul(spec: NodeSpec) -> Kernel:
     """x @ W^T + bias + addend."""
-    matrix = _matrix(spec, form_weight(spec, PRODUCT_INPUTS), PRODUCT_INPUTS)
+    matrix = _matrix(spec, own_weight(spec, PRODUCT_INPUTS), PRODUCT_INPUTS)
     bias = np.ascontiguousarray(spec.constant(BIAS), np.float32) if spec.has(BIAS) else None
     return of_blocks(spec, matrix, bias, addend=ADDEND if spec.has(ADDEND) else 0)
 
@@ -53,7 +53,7 @@ def matmul_bnb4(spec: NodeSpec) -> Kernel:
 
 
 def _table(spec: NodeSpec) -> BlockMatrix:
-    return _matrix(spec, form_weight(spec, LOOKUP_INPUTS), LOOKUP_INPUTS)
+    return _matrix(spec, own_weight(spec, LOOKUP_INPUTS), LOOKUP_INPUTS)
 
 
 @operator(QUANTIZED_LOOKUP, domain=OURS, table=_table)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import BLOCKS, pack_bits
-from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
+from genai.kernels.weights import BLOCKS, QuantizedWeight, pack_bits, uniform_grid
+from genai.quant.formats import GRIDS
 
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
@@ -57,17 +57,17 @@ def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool
         accuracy_level: 4 = activations may be rounded to 8 bits, 0 or 1 = they stay float32.
         own: as our operator, even where there is another one.
     """
-    form = weight.format
+    format = weight.format
     level = {"accuracy_level": accuracy_level} if accuracy_level else {}
-    sizes = {"N": weight.n, "K": weight.k}
-    if not own and _is_blocks(weight, _BLOCK_BITS):
-        attributes = {**sizes, "bits": form.bits, "block_size": form.block_size, **level}
-        return WeightSpelling(MS, BLOCK_PRODUCT, attributes, _blocks(weight), 0, "this package, onnxruntime")
+    sizes = {"N": weight.rows, "K": weight.columns}
+    if not own and is_uniform(weight, _BLOCK_BITS):
+        attributes = {**sizes, "bits": format.bits, "block_size": format.block_size, **level}
+        return WeightSpelling(MS, BLOCK_PRODUCT, attributes, uniform_arrays(weight), 0, "this package, onnxruntime")
     kind = None if own else _bnb4_kind(weight)
     if kind is not None:
         swapped = weight.data >> np.uint8(4) | weight.data << np.uint8(4)
         arrays = {"codes": swapped.reshape(-1), "scales": weight.scales.reshape(-1)}
-        attributes = {**sizes, "block_size": form.block_size, "quant_type": kind}
+        attributes = {**sizes, "block_size": format.block_size, "quant_type": kind}
         return WeightSpelling(MS, BNB4_PRODUCT, attributes, arrays, 0, "this package, onnxruntime")
     return WeightSpelling(OURS, QUANTIZED_PRODUCT, {**_own_attributes(weight), **level}, _own_arrays(weight), 0)
 
@@ -79,30 +79,34 @@ def spell_lookup(weight: QuantizedWeight, *, own: bool = False, cut: bool = Fals
         own: as our operator, even where there is another one.
         cut: the caller cuts off what whole blocks have more columns than W.
     """
-    form = weight.format
-    if not own and _is_blocks(weight, _TABLE_BITS) and (cut or not weight.k % form.block_size):
-        attributes = {"bits": form.bits, "block_size": form.block_size, "gather_axis": 0, "quantize_axis": 1}
-        arrays = _blocks(weight)
+    format = weight.format
+    if not own and is_uniform(weight, _TABLE_BITS) and (cut or not weight.columns % format.block_size):
+        attributes = {"bits": format.bits, "block_size": format.block_size, "gather_axis": 0, "quantize_axis": 1}
+        arrays = uniform_arrays(weight)
         arrays["codes"] = weight.data
         return WeightSpelling(MS, "GatherBlockQuantized", attributes, arrays, 1, "this package, onnxruntime")
     return WeightSpelling(OURS, QUANTIZED_LOOKUP, _own_attributes(weight), _own_arrays(weight), 1)
 
 
-def _is_blocks(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
+def is_uniform(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
     """Whether onnxruntime has such blocks: integers, a scale each, and zero points or none."""
-    form = weight.format
-    if form.bits not in bits or form.block_size not in BLOCKS or form.multiplier_bits:
+    format = weight.format
+    if format.bits not in bits or format.block_size not in BLOCKS or format.multiplier_bits:
         return False
-    if form.group_size != form.block_size or form.offset_bits not in (0, form.bits):
+    if format.group_size != format.block_size or format.offset_bits not in (0, format.bits):
         return False
-    if form.offset_bits and not np.array_equal(weight.scales, weight.offset_scales):  # type: ignore[arg-type]
+    if format.offset_bits and not np.array_equal(weight.scales, weight.offset_scales):  # type: ignore[arg-type]
         return False
-    return bool(np.array_equal(weight.grid, uniform_grid(form.bits, centred=not form.offset_bits)))
+    return bool(np.array_equal(weight.grid, uniform_grid(format.bits, centred=not format.offset_bits)))
 
 
-def _blocks(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+def uniform_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
+    """What MatMulNBits reads: codes [N, blocks, bytes], scales [N, blocks], and zero points where there are any.
+
+    Zero points are packed as rows of bits, uint8 [N, ceil(blocks * bits / 8)].
+    """
     blocks = weight.scales.shape[1]
-    arrays: dict[str, NDArray[Any]] = {"codes": weight.data.reshape(weight.n, blocks, -1), "scales": weight.scales}
+    arrays: dict[str, NDArray[Any]] = {"codes": weight.data.reshape(weight.rows, blocks, -1), "scales": weight.scales}
     if weight.offsets is not None:
         arrays["zero_points"] = pack_bits(weight.offsets, weight.format.bits)
     return arrays
@@ -110,29 +114,33 @@ def _blocks(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
 
 def _bnb4_kind(weight: QuantizedWeight) -> int | None:
     """The number by which MatMulBnb4 knows the grid, if it can have the weight at all."""
-    form = weight.format
-    plain = form.bits == 4 and not (form.multiplier_bits or form.offset_bits) and form.group_size == form.block_size
-    if not plain or form.block_size not in BLOCKS or weight.k % form.block_size:
+    format = weight.format
+    plain = (
+        format.bits == 4
+        and not (format.multiplier_bits or format.offset_bits)
+        and format.group_size == format.block_size
+    )
+    if not plain or format.block_size not in BLOCKS or weight.columns % format.block_size:
         return None
     kinds = [kind for kind, name in enumerate(("fp4", "nf4")) if np.array_equal(weight.grid, GRIDS[name])]
     return kinds[0] if kinds else None
 
 
 def _own_attributes(weight: QuantizedWeight) -> dict[str, int]:
-    form = weight.format
+    format = weight.format
     return {
-        "N": weight.n,
-        "K": weight.k,
-        "bits": form.bits,
-        "block_size": form.block_size or form.padded(weight.k),
-        "multiplier_bits": form.multiplier_bits or _STAND_IN_BITS,
-        "multiplier_zero": form.multiplier_zero,
-        "offset_bits": form.offset_bits or _STAND_IN_BITS,
+        "N": weight.rows,
+        "K": weight.columns,
+        "bits": format.bits,
+        "block_size": format.block_size or format.padded(weight.columns),
+        "multiplier_bits": format.multiplier_bits or _STAND_IN_BITS,
+        "multiplier_zero": format.multiplier_zero,
+        "offset_bits": format.offset_bits or _STAND_IN_BITS,
     }
 
 
 def _own_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
-    form = weight.format
+    format = weight.format
     narrow = np.float16 if weight.half_scales else np.float32
     arrays: dict[str, NDArray[Any]] = {
         "codes": weight.data,
@@ -143,10 +151,10 @@ def _own_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
         "offsets": np.zeros((1, 1), np.uint8),
     }
     if weight.multipliers is not None:
-        stored = (weight.multipliers + np.int16(form.multiplier_zero)).astype(np.uint8)
-        arrays["multipliers"] = pack_bits(stored, form.multiplier_bits)
+        stored = (weight.multipliers + np.int16(format.multiplier_zero)).astype(np.uint8)
+        arrays["multipliers"] = pack_bits(stored, format.multiplier_bits)
     if weight.offset_scales is not None and weight.offsets is not None:
         same = weight.offset_scales is weight.scales
         arrays["offset_scales"] = arrays["scales"] if same else weight.offset_scales.astype(narrow)
-        arrays["offsets"] = pack_bits(weight.offsets, form.offset_bits)
+        arrays["offsets"] = pack_bits(weight.offsets, format.offset_bits)
     return arrays

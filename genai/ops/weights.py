@@ -8,9 +8,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai.kernels.checks import FormatError
-from genai.kernels.ir import BlockWeight, FormWeight
+from genai.kernels.ir import BlockWeight
 from genai.kernels.weight_layout import check_block_format
-from genai.kernels.weights import BLOCKS, ROW, WeightArrays, WeightFormat, stored_weight
+from genai.kernels.weights import BLOCKS, ROW, QuantizedWeight, WeightFormat, stored_weight, uniform_format
 from genai.quant.formats import GRIDS
 
 from ..onnx.own_functions import QUANTIZED_PRODUCT
@@ -35,14 +35,28 @@ def check_bits(bits: int) -> None:
         raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
 
 
+def uniform_weight(
+    names: Sequence[str], rows: int, columns: int, bits: int, block_size: int, experts: int = 0, *,
+    interleaved: bool = False,
+) -> BlockWeight:  # fmt: skip
+    """The weight of onnxruntime's operators, by the names of codes, scales and zero points ("" = none).
+
+    Raises:
+        FormatError: bits or a block size that no kernel reads.
+    """
+    check_bits(bits)
+    check_block_format(bits, block_size)
+    data, scales, points = names
+    format = uniform_format(bits, block_size, zero_points=bool(points))
+    return BlockWeight(data, scales, points, rows, columns, format, experts, interleaved)
+
+
 def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], row_scales: int = 0) -> None:
     """The stored arrays have the size and form that a weight says; `row_scales`: of a row, 0 = one per block.
 
     Raises:
         FormatError: they have not.
     """
-    check_bits(weight.bits)
-    check_block_format(weight.bits, weight.block_size)
     rows, blocks = max(weight.experts, 1) * weight.rows, -(-weight.columns // weight.block_size)
     whole = rows * blocks * weight.block_size * weight.bits // 8
     short = rows * -(-weight.columns * weight.bits // 8) if weight.experts else whole
@@ -51,7 +65,7 @@ def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], 
             raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {sizes[0]}")
 
 
-def form_weight(spec: NodeSpec, places: Sequence[int]) -> FormWeight:
+def own_weight(spec: NodeSpec, places: Sequence[int]) -> BlockWeight:
     """The weight of one of our operators, whose arrays are the inputs `places`.
 
     Raises:
@@ -76,16 +90,16 @@ def form_weight(spec: NodeSpec, places: Sequence[int]) -> FormWeight:
     has_multipliers, has_offsets = not _stands_in(multipliers, 1), not _stands_in(offsets, 0)
     multiplier_bits = int(attributes["multiplier_bits"]) if has_multipliers else 0
     zero = int(attributes["multiplier_zero"])
-    form = WeightFormat(
+    format = WeightFormat(
         bits, block_size, group_size, multiplier_bits, has_multipliers and zero != 0,
         int(attributes["offset_bits"]) if has_offsets else 0,
     )  # fmt: skip
-    if zero != form.multiplier_zero:
-        raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, expected {form.multiplier_zero} or 0")
+    if zero != format.multiplier_zero:
+        raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, expected {format.multiplier_zero} or 0")
     data, grid, scale, multiplier, offset_scale, offset = (spec.constant_name(place) for place in places)
-    weight = FormWeight(
-        data, grid, scale, multiplier if has_multipliers else "", offset_scale if has_offsets else "",
-        offset if has_offsets else "", rows, columns, form,
+    weight = BlockWeight(
+        data, scale, offset if has_offsets else "", rows, columns, format, grid=grid,
+        multipliers=multiplier if has_multipliers else "", offset_scales=offset_scale if has_offsets else "",
     )  # fmt: skip
     weight_arrays(spec, weight)
     return weight
@@ -96,12 +110,12 @@ def _stands_in(array: Any, number: int) -> bool:
     return bool(array.shape == (1, 1) and array[0, 0] == number)
 
 
-def weight_arrays(spec: NodeSpec, weight: FormWeight) -> WeightArrays:
+def weight_arrays(spec: NodeSpec, weight: BlockWeight) -> QuantizedWeight:
     """Its arrays, checked."""
     return stored_weight(weight, lambda name: spec.constant(spec.inputs.index(name)))
 
 
-def bnb4_weight(spec: NodeSpec) -> FormWeight:
+def bnb4_weight(spec: NodeSpec) -> BlockWeight:
     """The weight of a MatMulBnb4: codes [N, K], the first of two in the high bits, and a scale per block of a row.
 
     Raises:
@@ -119,10 +133,9 @@ def bnb4_weight(spec: NodeSpec) -> FormWeight:
             f"{BNB4_PRODUCT}: blocks of {block_size} in rows of {columns}: expected {', '.join(map(str, BLOCKS))}, "
             "and whole blocks in a row"
         )
-    form = WeightFormat(4, block_size, block_size)
+    format = WeightFormat(4, block_size, block_size)
     values = tuple(GRIDS[_BNB4_GRIDS[kind]].tolist())
-    weight = FormWeight(
-        spec.constant_name(1), "", spec.constant_name(2), "", "", "", rows, columns, form, values, high_first=True
-    )
+    data, scales = spec.constant_name(1), spec.constant_name(2)
+    weight = BlockWeight(data, scales, "", rows, columns, format, values=values, high_first=True)
     weight_arrays(spec, weight)
     return weight

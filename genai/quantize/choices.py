@@ -12,7 +12,7 @@ from typing import Any
 from genai.kernels.weights import BLOCKS, CODE_BITS, ROW
 from genai.quant.grids import CodeGrid, UniformGrid
 from genai.quant.methods import METHODS
-from genai.quant.named_formats import NAMED_FORMS, named_grid
+from genai.quant.named_formats import NAMED_FORMATS, named_grid
 
 from ..common.reading import read_text_file
 from ..errors import InputError, OptionError, did_you_mean, kind_of
@@ -21,7 +21,7 @@ from .sites import Site
 UNIFORM = "uniform"
 # A row of a table is read per token, whatever its size: exactness costs memory only, and a fifteenth of an 8B shape.
 TABLE_FORM: Mapping[str, Any] = {"form": UNIFORM, "bits": 8, "block_size": 32}
-FORMS = (UNIFORM, *NAMED_FORMS)
+FORMS = (UNIFORM, *NAMED_FORMATS)
 # What onnxruntime has kernels for: bits of its products and experts, and of its tables.
 _PRODUCT_BITS, _TABLE_BITS = (2, 4, 8), (4, 8)
 # What DequantizeLinear stores in blocks.
@@ -33,7 +33,7 @@ class FormatChoice:
     """How a matrix is stored.
 
     Attributes:
-        form: "uniform", or a name of NAMED_FORMS, which has bits and block sizes of its own.
+        form: "uniform", or a name of NAMED_FORMATS, which has bits and block sizes of its own.
         bits: 2, 3, 4, 5, 6 or 8; 0 = floats, as they are. None = 4, or what the form has.
         block_size: columns that share a scale: 16, 32, 64, 128, 256; 0 = all of a row. None = 32, or the form's.
         symmetric: False stores a zero point per block; of uniform forms alone.
@@ -58,15 +58,15 @@ class FormatChoice:
             if (value := getattr(self, name)) not in known:
                 fix = did_you_mean(str(value), known, f"choose one of {', '.join(known)}")
                 raise OptionError(f"{name} is {value!r}", f"there is no such {name}", fix)
-        bits, sizes = NAMED_FORMS.get(self.form, (4, (32,)))
-        own_bits, own_sizes = ((bits,), sizes) if self.form in NAMED_FORMS else ((0, *CODE_BITS), (ROW, *BLOCKS))
+        bits, sizes = NAMED_FORMATS.get(self.form, (4, (32,)))
+        own_bits, own_sizes = ((bits,), sizes) if self.form in NAMED_FORMATS else ((0, *CODE_BITS), (ROW, *BLOCKS))
         for name, usual, some in (("bits", bits, own_bits), ("block_size", sizes[0], own_sizes)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual)
             _one_of(name, getattr(self, name), some, of="" if self.form == UNIFORM else self.form)
         for name in ("symmetric", "half_scales", "qdq"):
             _one_of(name, getattr(self, name), (True, False))
-        if self.form in NAMED_FORMS and not (self.symmetric and not self.qdq):
+        if self.form in NAMED_FORMATS and not (self.symmetric and not self.qdq):
             raise OptionError(
                 f"{self.form} {'as QDQ' if self.qdq else 'with zero points'}",
                 "there is no such form; what it stores per block belongs to it",
@@ -97,7 +97,7 @@ class FormatChoice:
         """Bytes that a site takes in the file."""
         if not self.bits:
             return 4 * site.elements
-        form = self.grid(site.columns).form
+        form = self.grid(site.columns).format
         half = (self.half_scales or site.half) and form.group_size != ROW
         floats = 2 if form.offset_bits and form.multiplier_bits else 1
         bits = form.bits_per_weight(site.columns, 16 if half else 32, floats_per_group=floats)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import ROW, pack_bits, packed_bytes
-from genai.quant.formats import QuantizedWeight
+from genai.kernels.weights import ROW, QuantizedWeight, pack_bits, packed_bytes
 
 from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
 from ..onnx.node import MS, OURS
@@ -74,7 +73,7 @@ class Packing:
         packed, count, base = self.packed, self.site.experts, self.site.base_name
         form = packed.format
         # The operator wants no more, even where columns do not fill their last block.
-        data = packed.data[:, : packed_bytes(packed.k, form.bits)]
+        data = packed.data[:, : packed_bytes(packed.columns, form.bits)]
         names = [f"{base}.{part}" for part in ("qweight", "scales", "zero_points")]
         self.graph.add_initializer(OnnxTensor.from_array(names[0], data.reshape(count, -1, data.shape[1])))
         self._add_scales(names[1], packed.scales.reshape(count, -1, packed.scales.shape[1]))
@@ -162,13 +161,13 @@ class Packing:
         names = self._constants(spelling, names)
         result = node.output(0)
         # onnxruntime's operator gives whole blocks; the rest is cut off.
-        cut = spelling.domain == MS and packed.format.padded(packed.k) != packed.k
+        cut = spelling.domain == MS and packed.format.padded(packed.columns) != packed.columns
         whole = graph.fresh_name(f"{result}/padded") if cut else result
         nodes += self._computed(spelling, names, node.input(1), whole, f"{node.name}BlockQuantized")
         if cut:
             ends = [
                 graph.add_constant(f"{node.name}/{part}", np.array([value], np.int64))
-                for part, value in (("first", 0), ("last", packed.k), ("axis", -1))
+                for part, value in (("first", 0), ("last", packed.columns), ("axis", -1))
             ]
             nodes.append(make_node("Slice", [whole, *ends], [result], name=f"{node.name}/Slice"))
         graph.replace_node(node, *nodes)

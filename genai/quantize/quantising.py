@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import ROW
-from genai.quant.blocks import QuantizationError
-from genai.quant.formats import QuantizedWeight
+from genai.kernels.weights import ROW, QuantizationError, QuantizedWeight
 from genai.quant.grids import in_parallel, rounded_to_half, row_slices
 from genai.quant.methods import METHODS, InputStatistics, Method, MethodResult
 from genai.quant.methods.awq import find_factors
@@ -124,7 +122,7 @@ class Quantising:
         packed = self.packed(site)
         if packed is None:
             return None
-        matrix = packed.dequantise()
+        matrix = packed.dequantize()
         stored, fold = self.stored(site), self.fold(site)
         if stored is not None and stored.factors is not None and (fold is None or fold.rows is None):
             matrix /= stored.factors
@@ -135,7 +133,7 @@ class Quantising:
         stored = self.stored(site)
         if stored is None:
             return None
-        matrix = stored.packed.dequantise()
+        matrix = stored.packed.dequantize()
         if stored.factors is not None:
             matrix /= stored.factors
         return matrix
@@ -275,7 +273,7 @@ def _errors(
     """Relative squared errors of the weights, and (from some of the rows) of the outputs where inputs are known."""
 
     def both(rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        exact, stored = np.asarray(weight[rows], np.float32), packed.rows(rows)
+        exact, stored = np.asarray(weight[rows], np.float32), packed.dequantize_rows(rows)
         if factors is not None:
             stored /= factors
         return exact, stored

@@ -475,7 +475,7 @@ class _Run:
     def _rounded(self, choice: FormatChoice) -> Override:
         def instead(site: Site) -> Any:
             weight = self._source.weight(site)
-            return METHODS["rtn"].quantize(weight, choice.grid(site.columns), None).packed.dequantise()
+            return METHODS["rtn"].quantize(weight, choice.grid(site.columns), None).packed.dequantize()
 
         return instead
 

@@ -138,7 +138,7 @@ def _error(weight: NDArray[np.float32], choice: FormatChoice) -> float:
 
 def _rounded(weight: NDArray[np.float32], choice: FormatChoice) -> NDArray[np.float32]:
     """With searched scales, whatever the method will be: it takes no data, and orders matrices alike."""
-    return METHODS["search"].quantize(weight, choice.grid(weight.shape[1]), None).packed.dequantise()
+    return METHODS["search"].quantize(weight, choice.grid(weight.shape[1]), None).packed.dequantize()
 
 
 def _only(site: Site, matrix: NDArray[Any]) -> Override:

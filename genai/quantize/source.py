@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.host_memory import ReservedMemory
-from genai.kernels.weights import from_stored, pack_bits
+from genai.kernels.weights import QuantizedWeight, pack_bits, uniform_format, uniform_grid
 from genai.quant.block_types import type_of
-from genai.quant.formats import uniform_format, uniform_grid
 from genai.quant.grids import in_parallel, row_slices
 
 from ..common.paths import expanded
@@ -339,14 +338,14 @@ def _dequantized(
     # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
     grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
     zeros = (None, None) if points is None or fractions else (scales, _codes(points, rows, bits))
-    arrays = from_stored(form, rows, columns, data, grid, scales, None, *zeros)
+    arrays = QuantizedWeight.from_packed(form, rows, columns, data, grid, scales, None, *zeros)
     lowest = None
     if points is not None and fractions:
         lowest = points.array().astype(np.float32).reshape(rows, -1) * scales.astype(np.float32)
     result = np.empty((columns, rows), np.float32)
     for first in range(0, rows, _PART_ROWS):
         part = slice(first, min(first + _PART_ROWS, rows))
-        values = arrays.dequantized(rows=part)
+        values = arrays.dequantize_rows(part)
         if lowest is not None:
             values = values - np.repeat(lowest[part], block, axis=1)[:, :columns]
         result[:, part] = values.T

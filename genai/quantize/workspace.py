@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import WeightFormat
-from genai.quant.formats import QuantizedWeight
+from genai.kernels.weights import QuantizedWeight, WeightFormat
 
 from ..convert.folder import locked
 from ..errors import StateError
@@ -130,8 +129,8 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
             "name": name,
             "arrays": list(present),
             "format": asdict(packed.format),
-            "n": packed.n,
-            "k": packed.k,
+            "n": packed.rows,
+            "k": packed.columns,
             "zero_points": packed.offset_scales is not None and packed.offset_scales is packed.scales,
             "notes": dict(result.notes),
             "seconds": result.seconds,

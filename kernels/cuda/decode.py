@@ -11,7 +11,7 @@ from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
 from .memory import DeviceRows
 from .sources import CudaKernel
-from .weight_formats import BlockForm
+from .weight_layout import BlockReader
 from .weights import DeviceMatrix
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ def _ring_bytes(groups: int) -> int:
 
 def decode_kernel(matrix: DeviceMatrix, groups: int) -> CudaKernel:
     """The kernel of so many groups of rows."""
-    assert matrix.form is not None
-    function = f"decode<{matrix.form.reader}, {_tiles(matrix, groups)}, {groups}>"
+    assert matrix.reader is not None
+    function = f"decode<{matrix.reader.name}, {_tiles(matrix, groups)}, {groups}>"
     shared = _ring_bytes(groups)
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _blocks(groups), shared, early=True)
 
 
 def gated_kernel(matrix: DeviceMatrix, activation: str, groups: int) -> CudaKernel:
     """The kernel of a gated pair."""
-    assert matrix.form is not None
-    function = f"decode_gated<{matrix.form.reader}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
+    assert matrix.reader is not None
+    function = f"decode_gated<{matrix.reader.name}, unary::{activation}, {_gated_tiles(matrix)}, {groups}>"
     shared = _ring_bytes(groups)
     return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _blocks(2 * groups), shared, early=True)
 
@@ -60,24 +60,24 @@ def _blocks(groups: int) -> int:
 def _tiles(matrix: DeviceMatrix, groups: int) -> int:
     """Of the most groups registers do not suffice for two with minima."""
     has_room = groups == _RINGED_GROUPS or (
-        groups == GROUPS[-1] and matrix.form is not None and not matrix.form.has_minimum
+        groups == GROUPS[-1] and matrix.reader is not None and not matrix.reader.has_minimum
     )
     return 1 + int(has_room and _is_small(matrix))
 
 
 def _gated_tiles(matrix: DeviceMatrix) -> int:
-    return 2 if matrix.form is not None and _fits(matrix.form, 4) and _is_small(matrix) else 1
+    return 2 if matrix.reader is not None and _fits(matrix.reader, 4) and _is_small(matrix) else 1
 
 
-def _fits(form: BlockForm, tiles: int) -> bool:
+def _fits(reader: BlockReader, tiles: int) -> bool:
     """Whether two stages of so many tiles fit into a block's shared memory beside their numbers; as `Stages` counts."""
-    numbers = 2 * tiles * form.halves * (1 + int(form.offset != "Constant")) * _TILE * (_STAGE_CHUNKS + 1)
-    return 2 * tiles * _TILE * _STAGE_CHUNKS * form.bits <= min(_SHARED_WORDS - numbers, _CODE_WORDS)
+    numbers = 2 * tiles * reader.halves * (1 + int(reader.offset != "Constant")) * _TILE * (_STAGE_CHUNKS + 1)
+    return 2 * tiles * _TILE * _STAGE_CHUNKS * reader.bits <= min(_SHARED_WORDS - numbers, _CODE_WORDS)
 
 
 def _is_small(matrix: DeviceMatrix) -> bool:
     """Whether twice as many weights fit into the shared memory of a block."""
-    return matrix.form is not None and matrix.form.halves == 1 and matrix.bits <= _BITS_OF_TWO_TILES
+    return matrix.reader is not None and matrix.reader.halves == 1 and matrix.bits <= _BITS_OF_TWO_TILES
 
 
 def add_decode(at: CudaLowering, x: str, matrix: DeviceMatrix, out: DeviceRows, given: dict[str, Any]) -> None:
@@ -105,15 +105,15 @@ def room_of(driver: Driver) -> Room:
 
 def can_gate(gate: DeviceMatrix, up: DeviceMatrix) -> bool:
     """Whether one kernel reads both."""
-    fits = gate.form is not None and _fits(gate.form, 2)
-    return fits and gate.form == up.form and (gate.rows, gate.columns) == (up.rows, up.columns)
+    fits = gate.reader is not None and _fits(gate.reader, 2)
+    return fits and gate.reader == up.reader and (gate.rows, gate.columns) == (up.rows, up.columns)
 
 
 def add_gated(at: CudaLowering, op: GatedLinear, gate: DeviceMatrix, up: DeviceMatrix, out: DeviceRows) -> None:
     """out = activation(x . gate) * (x . up), for the rows with decode numerics."""
     counted, rows, tiles = COUNTED[out.per], grouped(at, op.x), _gated_tiles(gate)
     normed, ways = at.normed.get(op.x, NOT_NORMED), lanes(gate, room_of(at.driver), gated=True)
-    # The next product's form is written by blocks that have whole chunks.
+    # The next product's layout is written by blocks that have whole chunks.
     following = made_with(at, op.out, out, whole_strides=True) if tiles * _TILE % _CHUNK == 0 else NOBODY
     given: dict[str, Any] = {
         "gate": gate.fields, "up": up.fields, "x": rows, "normed": normed,

@@ -9,7 +9,7 @@ from typing import Any
 
 from .launches import Counts
 from .sources import CudaKernel
-from .weight_formats import CHUNK
+from .weight_layout import CHUNK
 from .weights import STRIDE, DeviceMatrix
 
 ROWS = (1, 2)
@@ -95,7 +95,7 @@ def _even_shape(matrix: DeviceMatrix, room: Room) -> tuple[int, int, int]:
 
 def _lanes(matrix: DeviceMatrix, rows: int, blocks: int, each: int, streams: int, *, gated: bool) -> Lanes | None:
     chunks = next((most for most in CAPACITIES if matrix.strides * (STRIDE // CHUNK) <= most), None)
-    if matrix.form is None or chunks is None:
+    if matrix.reader is None or chunks is None:
         return None
     ahead = _MORE_AHEAD if matrix.bits <= _BITS_OF_MORE_AHEAD else _AHEAD
     ring = ahead * _THREADS * matrix.bits * 4
@@ -107,17 +107,17 @@ def _lanes(matrix: DeviceMatrix, rows: int, blocks: int, each: int, streams: int
 
 def lanes_kernel(matrix: DeviceMatrix, way: Lanes, *, normed: bool) -> CudaKernel:
     """The kernel of one or two rows."""
-    assert matrix.form is not None
+    assert matrix.reader is not None
     shape = f"{way.streams}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
-    function = f"decode_few<{matrix.form.reader}, {shape}>"
+    function = f"decode_few<{matrix.reader.name}, {shape}>"
     return CudaKernel("decode.cu", function, "DecodeArguments", _THREADS, _BLOCKS, way.shared, early=True)
 
 
 def gated_lanes_kernel(matrix: DeviceMatrix, activation: str, way: Lanes, *, normed: bool) -> CudaKernel:
     """The kernel of a gated pair of one or two rows."""
-    assert matrix.form is not None
+    assert matrix.reader is not None
     shape = f"{way.each}, {way.rows}, {way.chunks}, {int(normed)}, {way.shared}"
-    function = f"decode_gated_few<{matrix.form.reader}, unary::{activation}, {shape}>"
+    function = f"decode_gated_few<{matrix.reader.name}, unary::{activation}, {shape}>"
     return CudaKernel("decode.cu", function, "GatedArguments", _THREADS, _BLOCKS, way.shared, early=True)
 
 

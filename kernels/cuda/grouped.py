@@ -1,6 +1,6 @@
 """Values as bytes in groups of rows, as products of few rows read them: see groups.cuh.
 
-Whoever makes a value that such a product reads writes it in this form as well, where it can; for others there is a
+Whoever makes a value that such a product reads writes it in this layout as well, where it can; for others there is a
 kernel. So the memory is taken when the value is made.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import ir
-from ..ir import BlockWeight, FormWeight, HostNode, Op, Per, Projection
+from ..ir import BlockWeight, HostNode, Op, Per, Projection
 from .host_nodes import HostPart
 from .launches import Launch, bind
 from .memory import DeviceRows
@@ -31,7 +31,7 @@ COUNTED = {Per.TOKEN: "decode_rows", Per.LOGITS: "logits_rows"}
 
 
 def arrange_kernel() -> CudaKernel:
-    """The kernel that brings values into this form."""
+    """The kernel that brings values into this layout."""
     return CudaKernel("activations.cu", "arrange_groups", "GroupArguments", STRIDE // 4)
 
 
@@ -42,7 +42,7 @@ def wanted_of(parts: Iterable[Op | HostPart | HostNode]) -> set[str]:
         for part in parts
         if isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
         for branch in _branches(part)
-        if isinstance(branch.weight, BlockWeight | FormWeight)
+        if isinstance(branch.weight, BlockWeight)
     }
 
 
@@ -51,7 +51,7 @@ def _branches(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:
-    """Where the kernel that makes a value is to write it in this form, too: the fields of `GroupedRows`.
+    """Where the kernel that makes a value is to write it in this layout, too: the fields of `GroupedRows`.
 
     Args:
         whole_strides: the kernel does not fill rows up.
@@ -62,7 +62,7 @@ def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: b
 
 
 def grouped(at: CudaLowering, x: str) -> dict[str, int]:
-    """A value in this form."""
+    """A value in this layout."""
     rows = at.values[x]
 
     def fill(memory: Any) -> None:

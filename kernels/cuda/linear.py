@@ -48,7 +48,7 @@ def product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows, *, ex
     matrix = at.weights.matrix(branch.weight, at.constants)
     given = _results(at, branch, matrix, out)
     has_prefill = not exact and out.per is Per.TOKEN
-    if matrix.form and not exact:
+    if matrix.reader and not exact:
         add_decode(at, x, matrix, out, given)
     else:
         _gemv(at, x, matrix, given, "decode_rows" if has_prefill else COUNTED[out.per])
@@ -76,8 +76,8 @@ def _results(at: CudaLowering, branch: Projection, matrix: DeviceMatrix, out: De
 
 def _gemv(at: CudaLowering, x: str, matrix: DeviceMatrix, given: dict[str, Any], counted: str) -> None:
     """Few rows with float32 activations."""
-    form = f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
-    source, scales = arranged(at, x, matrix, form, counted)
+    layout = f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+    source, scales = arranged(at, x, matrix, layout, counted)
     own = given | {"x": source, "scales": scales, "strides": matrix.strides}
     for tokens in ROWS_AT_ONCE:
         kernel, grid = gemv_kernel(matrix, tokens), _gemv_grid(matrix, tokens, counted)
@@ -130,30 +130,30 @@ def _gemm_grid(outputs: int, *, large: bool) -> Any:
     return grid
 
 
-def arrange_kernel(form: str) -> CudaKernel:
-    """The kernel that puts activations into a form.
+def arrange_kernel(layout: str) -> CudaKernel:
+    """The kernel that puts activations into a layout.
 
     Args:
-        form: "bytes", "bfloats", "tiles", "floats<32>", "floats<8>" or "floats<4>".
+        layout: "bytes", "bfloats", "tiles", "floats<32>", "floats<8>" or "floats<4>".
     """
-    return CudaKernel("activations.cu", f"arrange_{form}", "ActivationArguments", _ARRANGE_THREADS)
+    return CudaKernel("activations.cu", f"arrange_{layout}", "ActivationArguments", _ARRANGE_THREADS)
 
 
 def gemv_kernel(matrix: DeviceMatrix, tokens: int) -> CudaKernel:
     """The kernel that multiplies so many rows of float32 at once."""
     shape = f"{tokens}, {_outputs(matrix, tokens)}"
-    reader = f"dense<{matrix.scalar}" if matrix.form is None else f"exact<{matrix.form.reader}"
+    reader = f"dense<{matrix.scalar}" if matrix.reader is None else f"exact<{matrix.reader.name}"
     return CudaKernel("gemv.cu", f"product_{reader}, {shape}>", "ProductArguments", _THREADS)
 
 
 def _outputs(matrix: DeviceMatrix, tokens: int) -> int:
     """Neighbouring outputs of a warp: as many as keep enough bytes of weights under way, and fit in registers."""
-    return (_DENSE_OUTPUTS if matrix.form is None else _EXACT_OUTPUTS)[tokens]
+    return (_DENSE_OUTPUTS if matrix.reader is None else _EXACT_OUTPUTS)[tokens]
 
 
 def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
     """The kernel that multiplies many rows, in blocks of one of two sizes."""
-    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseSource<{matrix.scalar}>"
     shape = _LARGE if large else _SMALL
     function = f"gemm<{source}, GemmShape<{', '.join(map(str, shape))}>>"
     return CudaKernel("gemm.cu", function, "GemmArguments", 32 * shape[2] * shape[3])
@@ -162,7 +162,7 @@ def gemm_kernel(matrix: DeviceMatrix, *, large: bool) -> CudaKernel:
 def warpgroup_kernel(matrix: DeviceMatrix, which: int) -> CudaKernel:
     """The kernel of Hopper that multiplies many rows, in blocks of one of three sizes."""
     tokens, warpgroups, blocks, *_ = WARPGROUP_SHAPES[which]
-    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseHalf<{matrix.scalar}>"
+    source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseHalf<{matrix.scalar}>"
     function = f"warpgroup_gemm<{source}, WarpgroupShape<{tokens}, {warpgroups}>>"
     shared = _STAGES * tokens * _PART_BYTES + _BESIDE_STAGES
     threads = _WARPGROUP_THREADS * warpgroups
@@ -184,7 +184,7 @@ def _gemv_grid(matrix: DeviceMatrix, tokens: int, counted: str) -> Any:
 
 
 def arranged(
-    at: CudaLowering, x: str, matrix: DeviceMatrix, form: str, counted: str, *, first: str = ""
+    at: CudaLowering, x: str, matrix: DeviceMatrix, layout: str, counted: str, *, first: str = ""
 ) -> tuple[int, int]:
     """Where a value lies as products read it, and its scales; see activations.cu.
 
@@ -194,13 +194,13 @@ def arranged(
     rows, strides = at.values[x], matrix.strides
     numbers = at.values.capacity[rows.per] * strides * STRIDE
     # Of bytes their scales are behind them, eight bytes per 32.
-    nbytes = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form in ("bfloats", "tiles") else 4)
+    nbytes = numbers * 5 // 4 if layout == "bytes" else numbers * (2 if layout in ("bfloats", "tiles") else 4)
 
     def fill(memory: Any) -> None:
-        kernel = arrange_kernel(form)
+        kernel = arrange_kernel(layout)
         address = at.driver.address(memory)
         arguments = bind(
-            kernel, x=rows.address, out=address, scales=address + numbers if form == "bytes" else 0,
+            kernel, x=rows.address, out=address, scales=address + numbers if layout == "bytes" else 0,
             x_stride=rows.stride, width=rows.width, strides=strides, first_row=0, rows=0,
             capacity=at.values.capacity[rows.per],
         )  # fmt: skip
@@ -209,5 +209,5 @@ def arranged(
             Launch(kernel, arguments, fields, lambda counts: (strides, counts[counted] - counts.get(first, 0), 1))
         )
 
-    address = at.driver.address(at.values.derived(x, (form, counted, strides), nbytes, fill))
-    return address, address + numbers if form == "bytes" else 0
+    address = at.driver.address(at.values.derived(x, (layout, counted, strides), nbytes, fill))
+    return address, address + numbers if layout == "bytes" else 0

@@ -22,7 +22,7 @@ from .moe import mixture
 from .norms import add_norm
 from .sources import CudaKernel
 from .step import Capacity, StepTable
-from .weight_formats import CHUNK, BlockForm
+from .weight_layout import CHUNK, BlockReader
 from .weights import DeviceWeights
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
@@ -117,10 +117,10 @@ def knows(op: ir.Op) -> bool:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def lookup_kernel(form: BlockForm | None, scalar: str) -> CudaKernel:
-    """The kernel that looks rows up in small integers of a form, or (None) in floats of a C++ type."""
-    if form:
-        return CudaKernel("lookup.cu", f"lookup_blocks<{form.reader}>", "BlockLookupArguments", _LOOKUP_THREADS)
+def lookup_kernel(reader: BlockReader | None, scalar: str) -> CudaKernel:
+    """The kernel that looks rows up in small integers, or (None) in floats of a C++ type."""
+    if reader:
+        return CudaKernel("lookup.cu", f"lookup_blocks<{reader.name}>", "BlockLookupArguments", _LOOKUP_THREADS)
     return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
 
 
@@ -164,11 +164,11 @@ def _logits_rows(op: ir.LogitsRows, at: CudaLowering) -> None:
 @lower.register
 def _lookup(op: ir.Embedding, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(op.table, at.constants), at.values.make(op.out), _IDS[op.ids]
-    if not matrix.form:
+    if not matrix.reader:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)
         return
     at.launch(
-        lookup_kernel(matrix.form, ""),
+        lookup_kernel(matrix.reader, ""),
         out.per,
         lambda rows: (rows, 1, 1),
         table=matrix.fields,

@@ -94,13 +94,13 @@ class Values:
         """A value that lies in another one's memory."""
         self._bind(name, rows, self._found[source][1])
 
-    def derived(self, source: str, form: Hashable, nbytes: int, fill: Callable[[Any], None]) -> Any:
+    def derived(self, source: str, layout: Hashable, nbytes: int, fill: Callable[[Any], None]) -> Any:
         """Memory for what is computed from a value once, and lives as long as the value does.
 
         Args:
             fill: adds what computes it, given the memory.
         """
-        key = (source, form)
+        key = (source, layout)
         if key not in self._found:
             buffer = self._buffer(nbytes)
             self._bind(key, buffer.memory, buffer)

@@ -79,17 +79,17 @@ def mix_kernel() -> CudaKernel:
 
 def pairs_gemv_kernel(matrix: DeviceMatrix, activation: str, most: int, *, exact: bool) -> CudaKernel:
     """The kernel that multiplies groups of so many pairs or fewer."""
-    if matrix.form is None:
+    if matrix.reader is None:
         sums = f"dense_sums<{matrix.scalar}>"
     else:
-        sums = f"{'exact' if exact else 'byte'}_sums<{matrix.form.reader}>"
+        sums = f"{'exact' if exact else 'byte'}_sums<{matrix.reader.name}>"
     function = f"expert_product<{sums}, {_functor(activation)}, {most}, {_OUTPUTS[most]}>"
     return CudaKernel("experts_gemv.cu", function, "ExpertArguments", _PRODUCT_THREADS)
 
 
 def pairs_gemm_kernel(matrix: DeviceMatrix, activation: str) -> CudaKernel:
     """The kernel that multiplies groups of up to 64 pairs."""
-    source = f"BlockSource<{matrix.form.reader}>" if matrix.form else f"DenseSource<{matrix.scalar}>"
+    source = f"BlockSource<{matrix.reader.name}>" if matrix.reader else f"DenseSource<{matrix.scalar}>"
     function = f"expert_gemm<{source}, {_SHAPE}, {_functor(activation)}>"
     return CudaKernel("experts_gemm.cu", function, "ExpertArguments", _GEMM_THREADS)
 
@@ -119,11 +119,11 @@ class _Part:
         """How many a step has."""
         return counts[self.end] - counts.get(self.first, 0)
 
-    def form(self, matrix: DeviceMatrix) -> str:
+    def layout(self, matrix: DeviceMatrix) -> str:
         """Of activations that products with a matrix read; see products.py."""
         if self.group == _PREFILL_GROUP:
             return "bfloats"
-        return "bytes" if matrix.form and not self.exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
+        return "bytes" if matrix.reader and not self.exact else f"floats<{COLUMNS_AT_ONCE[matrix.scalar]}>"
 
     @property
     def counted(self) -> dict[str, str]:
@@ -202,7 +202,7 @@ def mixture(at: CudaLowering, op: MoE) -> None:
     hidden, results = (at.values.temporary(per_token * width, out.per) for width in widths)
     keys = [key, hidden[1], results[1]]
     for part in parts:
-        source = _Source(*arranged(at, op.x, first, part.form(first), part.end, first=part.first), per_token)
+        source = _Source(*arranged(at, op.x, first, part.layout(first), part.end, first=part.first), per_token)
         target = hidden[0].address, widths[0]
         _multiply(at, first, op.first, source, target, routing, part, op.activation, op.parameters)
         source, key = _rows_of_pairs(at, hidden[0], second, part, per_token)
@@ -252,11 +252,11 @@ def _rows_of_pairs(
     at: CudaLowering, rows: DeviceRows, matrix: DeviceMatrix, part: _Part, per_token: int
 ) -> tuple[_Source, Hashable]:
     """What lies between the products as the second one reads it, and the key of its memory."""
-    form, numbers = part.form(matrix), per_token * matrix.strides * STRIDE
-    bytes_of_token = numbers * 5 // 4 if form == "bytes" else numbers * (2 if form == "bfloats" else 4)
+    layout, numbers = part.layout(matrix), per_token * matrix.strides * STRIDE
+    bytes_of_token = numbers * 5 // 4 if layout == "bytes" else numbers * (2 if layout == "bfloats" else 4)
     memory, key = at.values.temporary(bytes_of_token // 4, rows.per)
-    scales = memory.address + numbers * at.values.capacity[rows.per] if form == "bytes" else 0
-    kernel = arrange_kernel(form)
+    scales = memory.address + numbers * at.values.capacity[rows.per] if layout == "bytes" else 0
+    kernel = arrange_kernel(layout)
     arguments = bind(
         kernel, x=rows.address, out=memory.address, scales=scales, x_stride=matrix.columns, width=matrix.columns,
         strides=matrix.strides, first_row=0, rows=0, capacity=0,

@@ -37,25 +37,26 @@ from .rotate_keys import rotate_keys_kernel
 from .sampling import SAMPLING_KERNELS
 from .sources import CudaKernel
 from .speeds import SPEED_KERNELS
-from .weight_formats import BlockForm
+from .weight_layout import BlockReader
 from .weights import DeviceMatrix, pack_kernel
 
 # Head size, query heads per KV head: Llama 3, Qwen 2.5 and 3, Phi 3, Gemma 2, and the bundled model.
 _HEADS = ((64, 4), (64, 7), (128, 4), (128, 8), (96, 1), (256, 2), (32, 4))
 
 # Blocks as onnxruntime has them, with and without zero points; GGUF's K formats; tables.
-FORMS = (
-    *(BlockForm(bits) for bits in (2, 3, 4, 5, 6, 8)),
-    *(BlockForm(bits, factor="Single<float>") for bits in (4, 8)),
-    *(BlockForm(bits, offset="Point<unsigned char>") for bits in (2, 4, 8)),
-    BlockForm(4, 2, offset="Point<half_bits>"),
-    *(BlockForm(bits, factor="Double<half_bits, unsigned char>", offset="Minimum<Double<half_bits, unsigned char>>")
+READERS = (
+    *(BlockReader(bits) for bits in (2, 3, 4, 5, 6, 8)),
+    *(BlockReader(bits, factor="Single<float>") for bits in (4, 8)),
+    *(BlockReader(bits, offset="Point<unsigned char>") for bits in (2, 4, 8)),
+    BlockReader(4, 2, offset="Point<half_bits>"),
+    *(BlockReader(bits, factor="Double<half_bits, unsigned char>", offset="Minimum<Double<half_bits, unsigned char>>")
       for bits in (4, 5)),
-    BlockForm(2, 2, factor="Double<half_bits, low_nibble>", offset="Minimum<Beside<half_bits>>"),
-    *(BlockForm(bits, 2, factor="Double<half_bits, signed char>") for bits in (3, 6)),
-    BlockForm(4, grid=True), BlockForm(4, grid=True, factor="Single<exponent_bits>"),
-    BlockForm(4, 2, grid=True, factor="Single<float8_bits>"), BlockForm(3, 2, True, "Double<half_bits, unsigned char>"),
-    BlockForm(2, grid=True, factor="Double<float, signed char>"),
+    BlockReader(2, 2, factor="Double<half_bits, low_nibble>", offset="Minimum<Beside<half_bits>>"),
+    *(BlockReader(bits, 2, factor="Double<half_bits, signed char>") for bits in (3, 6)),
+    BlockReader(4, grid=True), BlockReader(4, grid=True, factor="Single<exponent_bits>"),
+    BlockReader(4, 2, grid=True, factor="Single<float8_bits>"),
+    BlockReader(3, 2, True, "Double<half_bits, unsigned char>"),
+    BlockReader(2, grid=True, factor="Double<float, signed char>"),
 )  # fmt: skip
 
 
@@ -64,30 +65,36 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
     found = [apply_kernel(name) for name in UNARY] + [combine_kernel(name) for name in BINARY]
     found += [norm_kernel(centred) for centred in (False, True)]
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
-    matrices += [_matrix(form) for form in FORMS]
-    found += [lookup_kernel(one.form, one.scalar) for one in matrices]
-    found += [pack_kernel(form) for form in FORMS] + [REORDER]
-    found += [arrange_kernel(form) for form in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")]
+    matrices += [_matrix(reader) for reader in READERS]
+    found += [lookup_kernel(one.reader, one.scalar) for one in matrices]
+    found += [pack_kernel(reader) for reader in READERS] + [REORDER]
+    found += [
+        arrange_kernel(layout) for layout in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")
+    ]
     found.append(arrange_groups_kernel())
     room = Room.of(capability, MULTIPROCESSORS)
     for matrix in matrices:
         found += [gemv_kernel(matrix, tokens) for tokens in ROWS_AT_ONCE]
-        if matrix.form:
+        if matrix.reader:
             found += [decode_kernel(matrix, groups) for groups in groups_of(room)]
             ways = lanes(matrix, room, gated=False)
             found += [lanes_kernel(matrix, way, normed=False) for way in ways]
         found += [gemm_kernel(matrix, large=large) for large in (True, False)]
         found += [warpgroup_kernel(matrix, which) for which in range(len(WARPGROUP_SHAPES))]
-    for matrix, activation in ((_matrix(BlockForm(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
+    for matrix, activation in ((_matrix(BlockReader(bits)), name) for bits in (4, 8) for name in ("silu", "gelu_tanh")):
         found += [gated_kernel(matrix, activation, groups) for groups in GATED_GROUPS]
         ways = lanes(matrix, room, gated=False)
         found += [lanes_kernel(matrix, way, normed=True) for way in ways]
         ways = lanes(matrix, room, gated=True)
         found += [gated_lanes_kernel(matrix, activation, way, normed=True) for way in ways]
     found += [*route_kernels(), mix_kernel()]
-    of_experts = [_matrix(None, "float"), _matrix(None, "bfloat_bits"), *(_matrix(BlockForm(bits)) for bits in (4, 8))]
+    of_experts = [
+        _matrix(None, "float"),
+        _matrix(None, "bfloat_bits"),
+        *(_matrix(BlockReader(bits)) for bits in (4, 8)),
+    ]
     for matrix, activation in ((matrix, name) for matrix in of_experts for name in (SWIGLU, "copy")):
-        exact = (True, False) if matrix.form else (True,)
+        exact = (True, False) if matrix.reader else (True,)
         found += [pairs_gemv_kernel(matrix, activation, most, exact=one) for most in ROWS_AT_ONCE for one in exact]
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
@@ -107,5 +114,5 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
     return sorted(those, key=lambda kernel: kernel.name)
 
 
-def _matrix(form: BlockForm | None, scalar: str = "") -> DeviceMatrix:
-    return DeviceMatrix(1, 1, {}, form, scalar, 0, ())
+def _matrix(reader: BlockReader | None, scalar: str = "") -> DeviceMatrix:
+    return DeviceMatrix(1, 1, {}, reader, scalar, 0, ())

@@ -11,19 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..device import UnsupportedOp
-from ..ir import BlockWeight, Constants, DenseWeight, FormWeight, Weight
-from ..weight_layout import BITS
-from ..weights import WeightFormatError
+from ..ir import BlockWeight, Constants, DenseWeight, Weight
+from ..weights import QuantizationError
 from .driver import MOST_IN_GRID, Driver
 from .launches import bind
 from .memory import as_float32
 from .sources import CudaKernel, structs
-from .weight_formats import CHUNK, BlockArrays, BlockForm, FormRefused, check_grid, of_blocks, of_form
+from .weight_layout import ADDRESSES, CHUNK, BlockReader, UnsupportedWeight, check_grid, lay_out
 
 STRIDE = 1024
 """Columns that a warp takes at once, 32 a lane."""
-# Blocks that have no half chunks.
-_LEAST_BLOCK = 16
 _SCALAR = {"float32": "float", "float16": "half_bits", "bfloat16": "bfloat_bits"}
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 # Bytes of codes that are copied at once, before they are put into planes.
@@ -37,14 +34,14 @@ class DeviceMatrix:
 
     Attributes:
         fields: of `BlockMatrix` in weights.cuh.
-        form: of small integers; None = it holds floats. scalar: C++ type of the floats.
+        reader: of small integers; None = it holds floats. scalar: C++ type of the floats.
         nbytes: bytes that a product reads. held: the arrays.
     """
 
     rows: int
     columns: int
     fields: dict[str, Any]
-    form: BlockForm | None
+    reader: BlockReader | None
     scalar: str
     nbytes: int
     held: tuple[Any, ...]
@@ -52,7 +49,7 @@ class DeviceMatrix:
     @property
     def bits(self) -> int:
         """Of a code; 0 = it holds floats."""
-        return self.form.bits if self.form else 0
+        return self.reader.bits if self.reader else 0
 
     @property
     def number_bytes(self) -> int:
@@ -79,23 +76,21 @@ class DeviceWeights:
         """A weight in device memory.
 
         Raises:
-            UnsupportedRecord: there is no kernel for its form.
+            UnsupportedOp: there is no kernel for its format.
         """
         known = self._matrices.setdefault(constants, {})
         if weight not in known:
             check_weight(weight, constants)
             try:
                 known[weight] = self._copy(weight, constants)
-            except (FormRefused, WeightFormatError) as error:
+            except (UnsupportedWeight, QuantizationError) as error:
                 raise UnsupportedOp(f"CUDA has no kernels for {error}") from None
             constants.packed(weight)
         return known[weight]
 
     def _copy(self, weight: Weight, constants: Constants) -> DeviceMatrix:
         if isinstance(weight, BlockWeight):
-            return self._copy_blocks(weight, of_blocks(weight, constants))
-        if isinstance(weight, FormWeight):
-            return self._copy_blocks(weight, of_form(weight, constants))
+            return self._copy_blocks(weight, *lay_out(weight, constants))
         return self._copy_floats(weight, constants)
 
     def vector(self, constants: Constants, name: str) -> Any:
@@ -122,25 +117,27 @@ class DeviceWeights:
         """Where a constant begins; 0 for ""."""
         return self._driver.address(self.vector(constants, name)) if name else 0
 
-    def _copy_blocks(self, weight: BlockWeight | FormWeight, laid: BlockArrays) -> DeviceMatrix:
-        driver, planes = self._driver, self._pack(laid)
-        copies = {name: driver.upload(_as_integers(array)) for name, array in laid.arrays.items()}
-        fields = _no_fields() | laid.fields | {name: driver.address(copy) for name, copy in copies.items()}
+    def _copy_blocks(
+        self, weight: BlockWeight, reader: BlockReader, codes: NDArray[np.uint8], fields: dict[str, Any]
+    ) -> DeviceMatrix:
+        driver, planes = self._driver, self._pack(reader, codes, fields["chunks"])
+        copies = {name: driver.upload(_as_integers(fields[name])) for name in ADDRESSES if name in fields}
+        fields = _no_fields() | fields | {name: driver.address(copy) for name, copy in copies.items()}
         fields |= {"data": driver.address(planes[0]), "second": driver.address(planes[1]) if planes[1:] else 0}
         held = (*planes, *copies.values())
         nbytes = sum(array.nbytes for array in held)
-        return DeviceMatrix(len(laid.codes), weight.columns, fields, laid.form, "", nbytes, held)
+        return DeviceMatrix(len(codes), weight.columns, fields, reader, "", nbytes, held)
 
-    def _pack(self, laid: BlockArrays) -> list[Any]:
+    def _pack(self, reader: BlockReader, codes: NDArray[np.uint8], chunks: int) -> list[Any]:
         """The codes of a matrix in planes, put there by the device, some rows at a time."""
-        (rows, row_bytes), chunks = laid.codes.shape, laid.fields["chunks"]
-        planes = [self._driver.zeros(4 * words * rows * chunks) for words in laid.form.words if words]
-        kernel = pack_kernel(laid.form)
+        rows, row_bytes = codes.shape
+        planes = [self._driver.zeros(4 * words * rows * chunks) for words in reader.words if words]
+        kernel = pack_kernel(reader)
         if kernel not in self._packing:
             self._packing |= self._driver.load([kernel])
         together = min(max(1, _STAGED_BYTES // row_bytes), MOST_IN_GRID)
         for first in range(0, rows, together):
-            staged = self._driver.upload(laid.codes[first : first + together])
+            staged = self._driver.upload(codes[first : first + together])
             arguments = bind(
                 kernel, source=self._driver.address(staged), data=self._driver.address(planes[0]),
                 second=self._driver.address(planes[-1]), first_row=first, row_bytes=row_bytes, rows=len(staged),
@@ -167,30 +164,28 @@ class DeviceWeights:
 
 
 def check_weight(weight: Weight, constants: Constants | None = None) -> None:
-    """Raise UnsupportedRecord, which names the form, unless kernels read it.
+    """Raise UnsupportedOp, which names the format, unless kernels read it.
 
     Args:
         constants: in which a grid is found; None = it is looked at later.
     """
     refused = ""
-    if isinstance(weight, BlockWeight) and (weight.block_size % _LEAST_BLOCK or weight.bits not in BITS):
-        refused = f"block-quantised weights of {weight.bits} bits in blocks of {weight.block_size}"
-    elif isinstance(weight, FormWeight):
+    if isinstance(weight, BlockWeight) and not weight.is_uniform:
         try:
             if weight.values:
                 check_grid(np.array(weight.values, np.float32))
             elif constants is not None:
                 check_grid(np.asarray(constants.array(weight.grid), np.float32))
-        except FormRefused as error:
+        except UnsupportedWeight as error:
             refused = str(error)
     if refused:
         raise UnsupportedOp(f"CUDA has no kernels for {refused}")
 
 
-def pack_kernel(form: BlockForm) -> CudaKernel:
+def pack_kernel(reader: BlockReader) -> CudaKernel:
     """The kernel that puts codes into planes; it does not depend on what the numbers of blocks are."""
-    plain = BlockForm(form.bits, grid=form.grid)
-    return CudaKernel("packing.cu", f"pack_codes<{plain.reader}>", "PackArguments", _PACK_THREADS)
+    plain = BlockReader(reader.bits, grid=reader.grid)
+    return CudaKernel("packing.cu", f"pack_codes<{plain.name}>", "PackArguments", _PACK_THREADS)
 
 
 def _no_fields() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import BlockWeight, Constants, FormWeight, MoE, Op, Projection, Weight, constant_names
+from ..ir import BlockWeight, Constants, MoE, Op, Projection, Weight, constant_names
 from ..weights import stored_weight, unpack_bits
 from .functions import UNARY, Array, Float64
 
@@ -51,13 +51,13 @@ class ReferenceWeights:
 
     def rows(self, weight: Weight, which: slice | Array) -> Float64:
         """Some rows of a matrix, those of all experts counted through: [n, columns]."""
-        if isinstance(weight, FormWeight):
-            return stored_weight(weight, self._arrays.__getitem__).dequantized(np.float64, which)
+        if isinstance(weight, BlockWeight) and not weight.is_uniform:
+            return stored_weight(weight, self._arrays.__getitem__).dequantize_rows(which, np.float64)
         count = max(weight.experts, 1) * weight.rows
         if not isinstance(weight, BlockWeight):
             data = self._arrays[weight.data]
             return (data.reshape(count, -1) if weight.transposed else data.T)[which].astype(np.float64)
-        stored = [self._arrays[name] for name in (weight.data, weight.scales, weight.points) if name]
+        stored = [self._arrays[name] for name in (weight.data, weight.scales, weight.offsets) if name]
         parts = [array.reshape(count, -1)[which] for array in stored]
         n, k = len(parts[0]), weight.columns
         return dequantize_weight(*parts, n=n, k=k, bits=weight.bits, block_size=weight.block_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
+
 from . import awq, distill, gptq, hqq, rtn, search
 from .base import InputStatistics as InputStatistics, Method as Method, MethodResult as MethodResult
 

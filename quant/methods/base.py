@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..blocks import QuantizationError
-from ..formats import QuantizedWeight
+from genai.common.cores import allowed_processors
+from genai.kernels.weights import QuantizationError, QuantizedWeight
+
 from ..grids import (
     CodedBlocks,
     CodeGrid,
@@ -23,7 +24,6 @@ from ..grids import (
     in_parallel,
     row_slices,
 )
-from ..threads import worker_count
 
 Float64 = NDArray[np.float64]
 Floats = NDArray[np.floating[Any]]
@@ -162,7 +162,7 @@ def by_rows(weight: NDArray[Any], grid: CodeGrid, work: Callable[[NDArray[Any], 
     """
     rows, columns = weight.shape
     result = empty_blocks(rows, columns, grid.block_size)
-    step = max(1, min(_PART_FLOATS // columns, -(-rows // worker_count())))
+    step = max(1, min(_PART_FLOATS // columns, -(-rows // len(allowed_processors()))))
 
     def fill(first: int) -> None:
         part = slice(first, min(first + step, rows))

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
+
 from ..grids import CodedBlocks, CodeGrid, Float32, coded, empty_blocks, reciprocal
 from .base import Float64, Floats, InputStatistics, Method, MethodResult, by_rows, required_gram
 from .search import BlockSearch, find_searched

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cpu.arrays.rounding import ranges
+from genai.kernels.weights import QuantizedWeight
 
-from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, coded, in_blocks
+from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, UniformGrid, coded, in_blocks
 from .base import InputStatistics, Method, MethodResult, block_by_block
 
 
@@ -58,6 +59,21 @@ def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: Cod
     """The closest codes of a matrix, given scales and zeros of its blocks."""
     blocks = in_blocks(weight, grid.block_size)
     return CodedBlocks(coded(blocks, scales, zeros, grid), scales, zeros, weight.shape[1])
+
+
+def quantize_blocks(
+    weight: NDArray[Any], *, bits: int = 4, block_size: int = 32, symmetric: bool = True, half_scales: bool = True
+) -> QuantizedWeight:
+    """Round a matrix [rows, columns] to integers in blocks of columns: the same integers as onnxruntime's quantiser.
+
+    Args:
+        weight: any float type.
+        bits, block_size, symmetric, half_scales: as `UniformGrid` has them.
+
+    Raises:
+        QuantizationError: a format that does not exist, not a matrix, or NaN or infinity in it.
+    """
+    return METHOD.quantize(weight, UniformGrid(bits, block_size, symmetric, half_scales), None).packed
 
 
 METHOD = Method("rtn", "nothing", round_to_nearest, find_extremes, "round to nearest, scales of the extreme values")

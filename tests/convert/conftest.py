@@ -19,8 +19,7 @@ from safetensors.numpy import save_file
 from genai.convert.options import BITS, ExportOptions
 from genai.convert.rope_scaling import Llama3Scaling, LongRope
 from genai.convert.spec import DecoderSpec
-from genai.kernels.reference.weights import dequantize_weight
-from genai.quant.blocks import quantize_blocks
+from genai.quant.methods.rtn import quantize_blocks
 from tools.random_weights import random_tensor
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -139,8 +138,7 @@ def _rounded_weights(
         if matrix.ndim == 2 and precision != "fp32" and not stays:
             form = {"bits": BITS[precision], "block_size": options.block_size}
             blocks = quantize_blocks(matrix, **form, symmetric=options.symmetric)
-            stored = blocks.data, blocks.scales, blocks.zero_points
-            rounded[name] = dequantize_weight(*stored, n=blocks.n, k=blocks.k, **form).astype(np.float32)
+            rounded[name] = blocks.dequantize()
     return rounded
 
 

@@ -14,7 +14,7 @@ import genai
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.convert.spec import ExpertsSpec
 from genai.engine.decoder import compute as compute_pending
-from genai.quant.blocks import BLOCK_SIZES
+from genai.kernels.weights import BLOCKS
 from tools.random_weights import RandomWeights
 
 TOKENS = [int(token) for token in np.random.default_rng(3).integers(3, 320, 24)]
@@ -66,7 +66,7 @@ def quick(name: str, precision: str, block_size: int, symmetric: bool) -> bool:
 
 ALL = [
     pytest.param(*case, marks=() if quick(*case) else (pytest.mark.slow, pytest.mark.drawn(8)))
-    for case in product(SPECS, ("int4", "int8"), BLOCK_SIZES, (True, False))
+    for case in product(SPECS, ("int4", "int8"), BLOCKS, (True, False))
 ]
 
 
@@ -86,7 +86,7 @@ def test_as_the_rounded_weights(
 @pytest.mark.oracle
 @pytest.mark.slow
 @pytest.mark.drawn(4)
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 @pytest.mark.parametrize("name", SPECS)
 def test_onnxruntime_genai(name: str, precision: Any, block_size: int, tmp_path: Path, og_logits: Any) -> None:

@@ -21,7 +21,7 @@ from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.errors import UnsupportedModelError
 from genai.kernels.ir import HostNode, SelectColumns
-from genai.quant.block_types import dequantise, type_of
+from genai.quant.block_types import dequantize, type_of
 from genai.weight_files.safetensors import SafetensorsFile
 from tools.quantised_checkpoints import FAMILIES, FORMATS, VOCAB, write, write_gpt_oss
 from tools.random_weights import random_tensor
@@ -184,7 +184,7 @@ def test_gpt_oss(tmp_path: Path) -> None:
 def numbers_of(source: Path, name: str) -> Any:
     """A matrix of a checkpoint as floats."""
     matrix = open_checkpoint(source)[name]
-    return matrix if type_of(matrix) is None else dequantise(matrix)
+    return matrix if type_of(matrix) is None else dequantize(matrix)
 
 
 Q = "model.layers.1.self_attn.q_proj"

@@ -12,7 +12,7 @@ import pytest
 
 from genai.convert.prequantized.formats import FORMATS, quantisation_of
 from genai.convert.prequantized.matrices import FLOAT32, StoredMatrix
-from genai.quant.block_types import dequantise, type_of
+from genai.quant.block_types import dequantize, type_of
 
 ARRAYS = np.load(Path(__file__).parent / "checkpoint_goldens.npz")
 CASES = sorted({name.partition("/")[0] for name in ARRAYS})
@@ -46,7 +46,7 @@ def values(matrix: StoredMatrix) -> Any:
     """A matrix as float32, its columns in their own order."""
     read = matrix.read()
     assert read.dtype == matrix.dtype
-    found = read if matrix.dtype == FLOAT32 else dequantise(read)
+    found = read if matrix.dtype == FLOAT32 else dequantize(read)
     assert found.shape == matrix.shape
     return found if matrix.order is None else found[:, np.argsort(matrix.order)]
 

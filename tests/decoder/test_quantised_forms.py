@@ -13,6 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from genai.engine.decoder import compute as logits_of
+from genai.kernels.weights import ROW, uniform_format
 from genai.models.config import Config
 from genai.models.decoder_graph import read_decoder
 from genai.models.loading import load_decoder
@@ -20,9 +21,9 @@ from genai.models.memory_plan import plan_memory
 from genai.onnx.own_functions import own_functions
 from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
 from genai.quant import formats
-from genai.quant.formats import GRIDS, ROW, row_scaled_format, uniform_format
-from genai.quant.rounding import round_to_nearest
+from genai.quant.formats import GRIDS, row_scaled_format
 from tests.decoder.conftest import SMALL
+from tests.nearest import round_to_nearest
 
 # What the products have in turn, and the table of embeddings.
 PRODUCTS: list[tuple[Any, Any]] = [

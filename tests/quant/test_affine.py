@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx.reference.ops import op_quantize_linear
 
+from genai.kernels.weights import QuantizationError
 from genai.quant.affine import (
     AffineParameters,
     IntegerRange,
@@ -18,7 +19,6 @@ from genai.quant.affine import (
     snapped_parameters,
     widened_for_bias,
 )
-from genai.quant.blocks import QuantizationError
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from genai.kernels.cpu.arrays.functions import block_rows
-from genai.kernels.cpu.linear.formats import pack_form
-from genai.kernels.weights import CODE_BITS, pack_bits, unpack_bits
+from genai.kernels.cpu.linear.formats import pack_weight
+from genai.kernels.weights import CODE_BITS, QuantizationError, pack_bits, unpack_bits
 from genai.quant import block_types
-from genai.quant.block_types import dequantise, type_of, weight_of, without_gaps
-from genai.quant.blocks import QuantizationError
+from genai.quant.block_types import dequantize, type_of, weight_of, without_gaps
 from genai.quant.ggml import GGML_TYPES, GgmlType
 from tools.gguf_models import random_blocks
 
@@ -35,9 +34,9 @@ def test_every_type_to_the_bit(kind: GgmlType) -> None:
     blocks = made(kind)
     expected = gguf.dequantize(blocks[kind.name].reshape(ROWS, -1), number)
     weight = weight_of(blocks)
-    np.testing.assert_array_equal(weight.dequantise(), expected)
-    np.testing.assert_array_equal(dequantise(blocks), expected)
-    np.testing.assert_array_equal(block_rows(np.arange(ROWS), pack_form(weight.arrays)), expected)
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+    np.testing.assert_array_equal(dequantize(blocks), expected)
+    np.testing.assert_array_equal(block_rows(np.arange(ROWS), pack_weight(weight)), expected)
 
 
 def test_all_types_with_a_decoder_are_known() -> None:
@@ -51,9 +50,9 @@ def test_rows_are_cut_joined_and_put_in_another_order() -> None:
     kind = GGML_TYPES[12]
     blocks = made(kind)
     order = np.concatenate([blocks[10:], blocks[:10]]).reshape(2, 10, -1).swapaxes(0, 1).reshape(ROWS, -1)
-    values = dequantise(blocks)
+    values = dequantize(blocks)
     expected = np.concatenate([values[10:], values[:10]]).reshape(2, 10, -1).swapaxes(0, 1).reshape(ROWS, -1)
-    np.testing.assert_array_equal(dequantise(order), expected)
+    np.testing.assert_array_equal(dequantize(order), expected)
     assert type_of(order) is kind and type_of(values) is None
 
 
@@ -73,7 +72,7 @@ def test_scales_that_are_no_numbers(name: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(QuantizationError, match=r"row 3 .* infinite"):
         weight_of(blocks)
     monkeypatch.setattr(block_types, "_CHUNK_WEIGHTS", 2 * COLUMNS)
-    mended = dequantise(without_gaps(blocks)).reshape(ROWS, -1, kind.columns)
+    mended = dequantize(without_gaps(blocks)).reshape(ROWS, -1, kind.columns)
     assert not mended[3, 1].any() and mended[3, 0].any() and mended[2, 1].any()
 
 
@@ -82,7 +81,7 @@ def test_arrays_that_hold_no_blocks() -> None:
         with pytest.raises(QuantizationError, match="no matrix of blocks"):
             weight_of(array)
     with pytest.raises(QuantizationError, match="holds no blocks"):
-        dequantise(np.zeros((4, 32), np.float32))
+        dequantize(np.zeros((4, 32), np.float32))
 
 
 @pytest.mark.parametrize("bits", CODE_BITS)

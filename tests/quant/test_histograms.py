@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from genai.quant.blocks import QuantizationError
+from genai.kernels.weights import QuantizationError
 from genai.quant.histograms import BINS, EntropyRange, Extremes, Histogram, PercentileRange
 
 

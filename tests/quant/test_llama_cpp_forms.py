@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from genai.kernels.cpu.arrays.functions import block_rows
-from genai.kernels.cpu.linear.formats import pack_form
+from genai.kernels.cpu.linear.formats import pack_weight
+from genai.kernels.weights import QuantizedWeight, uniform_grid
 from genai.quant import formats
-from genai.quant.formats import GRIDS, QuantizedWeight, uniform_grid
+from genai.quant.formats import GRIDS
 
 pytestmark = pytest.mark.oracle
 Bytes = NDArray[np.uint8]
@@ -117,7 +118,7 @@ def weight_of(name: str, blocks: Bytes) -> QuantizedWeight:
     parts = read(blocks)
     rows = len(blocks)
     multipliers, offsets, dmin = (parts.get(part) for part in ("multipliers", "offsets", "dmin"))
-    return QuantizedWeight.of_codes(
+    return QuantizedWeight.from_codes(
         form, parts["codes"].reshape(rows, -1),
         uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid, parts["d"],
         None if multipliers is None else multipliers.reshape(rows, -1).astype(np.int16), dmin,
@@ -140,6 +141,6 @@ def test_blocks_mean_the_same(name: str) -> None:
     kind = getattr(gguf.GGMLQuantizationType, name)
     expected = gguf.quants.dequantize(blocks.reshape(ROWS, -1), kind)
     weight = weight_of(name, blocks)
-    np.testing.assert_array_equal(weight.dequantise(), expected)
-    found = block_rows(np.arange(ROWS), pack_form(weight.arrays))
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+    found = block_rows(np.arange(ROWS), pack_weight(weight))
     np.testing.assert_array_equal(found, expected)

@@ -18,8 +18,7 @@ if str(ROOT) not in sys.path:
 from safetensors.numpy import load_file  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
-from genai.kernels.reference.weights import dequantize_weight  # noqa: E402
-from genai.quant.blocks import quantize_blocks  # noqa: E402
+from genai.quant.methods.rtn import quantize_blocks  # noqa: E402
 from tools.bundled_model import checkpoint, lora, mixture, packing, train  # noqa: E402
 from tools.bundled_model.fake_quant import fake_quantise, quantise_blocks  # noqa: E402
 from tools.bundled_model.model import Past, Pebble, PebbleConfig  # noqa: E402
@@ -101,7 +100,7 @@ def test_rounding_in_training_is_the_rounding_of_the_export(bits: int) -> None:
     weight = np.random.default_rng(0).standard_normal((48, 128)).astype(np.float32)
     weight[3, 32:64] = 0
     blocks = quantize_blocks(weight, bits=bits, block_size=32)
-    exported = dequantize_weight(blocks.data, blocks.scales, n=48, k=128, bits=bits, block_size=32)
+    exported = blocks.dequantize()
     np.testing.assert_allclose(quantise_blocks(torch.from_numpy(weight), bits).numpy(), exported, atol=1e-6)
 
 

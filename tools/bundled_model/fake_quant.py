@@ -16,7 +16,7 @@ def quantise_blocks(weight: Tensor, bits: int) -> Tensor:
     blocks = weight.float().reshape(weight.shape[0], -1, BLOCK_SIZE)
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
     scale = largest / -half
-    rounded = scale.half().float()  # as `genai.quant.blocks`: float16, unless that holds the scale with fewer bits
+    rounded = scale.half().float()  # as `genai.quant`: float16, unless that holds the scale with fewer bits
     scale = torch.where((rounded - scale).abs() <= scale.abs() * 2.0**-11, rounded, scale)
     reciprocal = torch.where(scale == 0, 0.0, 1.0 / scale)
     integers = torch.floor(blocks * reciprocal + (half + 0.5)).clamp(0, 2 * half - 1) - half

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 
 from genai.common.progress import ProgressLine
-from genai.quant.blocks import BITS, BLOCK_SIZES, QuantizationError, QuantizedBlocks
+from genai.kernels.weights import BLOCKS, QuantizationError, QuantizedWeight
 from genai.quant.methods import InputStatistics
 
 from ...errors import GraphError, InputError, NotSupportedYetError, OptionError, did_you_mean
@@ -24,6 +24,7 @@ from ...onnx.node import MS
 from ...onnx.reader import MAX_PROTOBUF_BYTES
 from ...onnx.types import DataType
 from ...onnx.writer import to_proto
+from ...ops.weight_spelling import uniform_arrays
 from ...optimize.base import Level, run_rewrites
 from ...optimize.constant_folding import lift_constants
 from ...quantize.onnx_graph.selection import chosen_nodes
@@ -34,6 +35,7 @@ from .onnx_model import ONNXModel
 
 _OPERATORS = {"MatMul": 0, "Gather": 1}
 """What is quantised, and along which axis of the weight blocks lie."""
+_BITS = (4, 8)
 # DequantizeLinear has blocks since then.
 _BLOCKED_OPSET = 21
 
@@ -368,11 +370,11 @@ def _checked(config: WeightOnlyQuantConfig, form: BlockFormat) -> BlockMethod:
 
 
 def _check_form(form: BlockFormat) -> None:
-    if form.bits not in BITS:
-        raise NotSupportedYetError(f"bits is {form.bits}", f"weights have {BITS} bits here", "pass bits=4")
-    if form.block_size not in BLOCK_SIZES:
+    if form.bits not in _BITS:
+        raise NotSupportedYetError(f"bits is {form.bits}", f"weights have {_BITS} bits here", "pass bits=4")
+    if form.block_size not in BLOCKS:
         raise OptionError(
-            f"block_size is {form.block_size}", f"a block has {', '.join(map(str, BLOCK_SIZES))} columns", "pass 32"
+            f"block_size is {form.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
         )
 
 
@@ -451,8 +453,9 @@ class _Writer:
         suffix = f"_Q{form.bits}"
         if node.op_type == "MatMul" and self.format is QuantFormat.QOperator:
             parts: list[tuple[str, NDArray[Any], DataType | None]]
-            parts = [(f"{name}{suffix}", blocks.data, None), (f"{name}_scales", scales, None)]
-            parts += [] if blocks.zero_points is None else [(f"{name}_zero_points", blocks.zero_points, None)]
+            stored = uniform_arrays(blocks)
+            parts = [(f"{name}{suffix}", stored["codes"], None), (f"{name}_scales", scales, None)]
+            parts += [(f"{name}_zero_points", stored["zero_points"], None)] if "zero_points" in stored else []
         else:
             # 4-bit types came with this IR version.
             self.model.ir_version = max(self.model.ir_version, 10)
@@ -510,15 +513,9 @@ def _added(graph: Graph, prefix: str, values: NDArray[Any], dtype: DataType | No
     return name
 
 
-def _integers(blocks: QuantizedBlocks) -> tuple[NDArray[Any], NDArray[Any] | None, DataType]:
+def _integers(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[Any] | None, DataType]:
     """One integer per element [n, k], zero points [n, blocks] or None, and their type: signed where there are none."""
-    steps = _unpacked(blocks.data.reshape(blocks.n, -1), blocks.bits)[:, : blocks.k]
-    if blocks.zero_points is None:
-        half = 1 << (blocks.bits - 1)
-        return (steps.astype(np.int16) - half).astype(np.int8), None, DataType[f"INT{blocks.bits}"]
-    points = _unpacked(blocks.zero_points, blocks.bits)[:, : blocks.scales.shape[1]]
-    return steps, points, DataType[f"UINT{blocks.bits}"]
-
-
-def _unpacked(data: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    return data if bits == 8 else np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
+    bits = weight.format.bits
+    if weight.offsets is None:
+        return (weight.codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), None, DataType[f"INT{bits}"]
+    return weight.codes, weight.offsets, DataType[f"UINT{bits}"]

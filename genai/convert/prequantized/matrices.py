@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import CODE_BITS, pack_bits, unpack_bits
+from genai.kernels.weights import CODE_BITS, pack_bits, uniform_grid, unpack_bits
 from genai.quant.block_types import Second, block_of, plain_blocks
-from genai.quant.formats import GRIDS, uniform_grid
+from genai.quant.formats import GRIDS
 
 from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.weights import QuantizationError
 from genai.quant.affine import AffineParameters, affine_parameters, channel_ranges, quantize_affine
-from genai.quant.blocks import QuantizationError
 
 from ...errors import InputError
 from ...onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.kernels.weights import QuantizationError
 from genai.quant.affine import (
     AffineParameters,
     IntegerRange,
@@ -19,7 +20,6 @@ from genai.quant.affine import (
     snapped_parameters,
     widened_for_bias,
 )
-from genai.quant.blocks import QuantizationError
 
 from ...errors import InputError, OptionError, did_you_mean
 from ...onnx.ir import Graph

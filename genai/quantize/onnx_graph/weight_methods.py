@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.kernels.weights import pack_bits
-from genai.quant.blocks import QuantizedBlocks, quantize_blocks
+from genai.kernels.weights import QuantizedWeight
 from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS as ARRAY_METHODS, InputStatistics
 
@@ -34,15 +33,7 @@ class BlockFormat:
 
 # From a matrix [n, k], a format, whether scales are those of float16, and statistics of its inputs (None = it is looked
 # up, or the method needs none), to blocks along k.
-BlockMethod = Callable[[NDArray[Any], BlockFormat, bool, InputStatistics | None], QuantizedBlocks]
-
-
-def _to_nearest(
-    weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
-) -> QuantizedBlocks:
-    return quantize_blocks(
-        weight, bits=form.bits, block_size=form.block_size, symmetric=form.is_symmetric, half_scales=half_scales
-    )
+BlockMethod = Callable[[NDArray[Any], BlockFormat, bool, InputStatistics | None], QuantizedWeight]
 
 
 def _by(name: str) -> BlockMethod:
@@ -50,23 +41,18 @@ def _by(name: str) -> BlockMethod:
 
     def quantize(
         weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
-    ) -> QuantizedBlocks:
+    ) -> QuantizedWeight:
         method = ARRAY_METHODS[name]
         if inputs is None and method.needs != "nothing":
             method = ARRAY_METHODS["search"]
         grid = UniformGrid(form.bits, form.block_size, form.is_symmetric, half_scales)
-        packed = method.quantize(weight, grid, inputs).packed
-        points = None if packed.offsets is None else pack_bits(packed.offsets, form.bits)
-        if points is not None and form.bits == 4 and packed.offsets is not None and packed.offsets.shape[1] % 2:
-            points[:, -1] &= 15
-        data = packed.data.reshape(packed.n, packed.scales.shape[1], -1)
-        return QuantizedBlocks(data, packed.scales, points, form.bits, form.block_size, packed.n, packed.k)
+        return method.quantize(weight, grid, inputs).packed
 
     return quantize
 
 
 METHODS: dict[str, BlockMethod] = {
-    "DEFAULT": _to_nearest, "RTN": _to_nearest, "HQQ": _by("hqq"), "k_quant": _by("search"), "GPTQ": _by("gptq"),
+    "DEFAULT": _by("rtn"), "RTN": _by("rtn"), "HQQ": _by("hqq"), "k_quant": _by("search"), "GPTQ": _by("gptq"),
 }  # fmt: skip
 
 

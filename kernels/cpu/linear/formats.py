@@ -1,6 +1,6 @@
-"""Weights of any form (see `weight_formats`), laid out for the kernels: which records they become, and as what.
+"""Weights of any format (see `kernels.weights`), laid out for the kernels: which records they become, and as what.
 
-What a form has is found in its numbers, not in its name. A grid that counts by ones is integers and a zero point; any
+What a format has is found in its numbers, not in its name. A grid that counts by ones is integers and a zero point; any
 other one becomes a table of bytes, in the unit in which its values are nearest to whole numbers. Floats of whole rows
 scale the results. Floats of groups stay floats of records, blocks' integers stay integers.
 """
@@ -18,7 +18,7 @@ from genai.common.host_memory import Arena, new_array
 from ... import weight_layout
 from ...checks import FormatError
 from ...weight_layout import BlockMatrix, FactorType, RecordLayout
-from ...weights import ROW, WeightArrays, grid_unit, repeated
+from ...weights import ROW, QuantizedWeight, grid_unit, repeated
 from ..program.calls import program_of
 from ..program.thread_pool import Threads
 from .packing import NANOSECONDS_PER_WEIGHT, codes_call, write_factors
@@ -83,7 +83,7 @@ class _Laid:
     row_scales: NDArray[np.float32] | None = None
 
 
-def pack_form(weight: WeightArrays, *, threads: Threads | None = None, arena: Arena | None = None) -> BlockMatrix:
+def pack_weight(weight: QuantizedWeight, *, threads: Threads | None = None, arena: Arena | None = None) -> BlockMatrix:
     """Lay a weight out for products and look-ups.
 
     Raises:
@@ -122,14 +122,14 @@ def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
             write_factors(data, place, count, array)
 
 
-def _laid_out(weight: WeightArrays, grid: _Grid) -> _Laid:
-    form = weight.form
-    if form.offset_bits and grid.zero is None:
-        raise FormatError(f"{form} with a grid that does not count by ones: no kernel adds offsets to it")
-    if form.multiplier_bits:
-        return _two_levels(weight, grid) if form.group_size != ROW or form.offset_bits else _by_rows(weight, grid)
-    if form.block_size == ROW and not form.offset_bits and _is_centred(form.bits, grid):
-        layout = RecordLayout(form.bits, _ROW_BLOCK, "none", grid=grid.zero is None)
+def _laid_out(weight: QuantizedWeight, grid: _Grid) -> _Laid:
+    format = weight.format
+    if format.offset_bits and grid.zero is None:
+        raise FormatError(f"{format} with a grid that does not count by ones: no kernel adds offsets to it")
+    if format.multiplier_bits:
+        return _two_levels(weight, grid) if format.group_size != ROW or format.offset_bits else _by_rows(weight, grid)
+    if format.block_size == ROW and not format.offset_bits and _is_centred(format.bits, grid):
+        layout = RecordLayout(format.bits, _ROW_BLOCK, "none", grid=grid.zero is None)
         return _Laid(layout, row_scales=np.ascontiguousarray(weight.scales[:, 0]))
     return _one_level(weight, grid)
 
@@ -139,13 +139,13 @@ def _is_centred(bits: int, grid: _Grid) -> bool:
     return grid.zero is None or grid.zero == 1 << (bits - 1)
 
 
-def _one_level(weight: WeightArrays, grid: _Grid) -> _Laid:
+def _one_level(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     """Floats per block; those of a row are written several times."""
-    form = weight.form
-    block_size = form.block_size or _REPEATED_BLOCK
+    format = weight.format
+    block_size = format.block_size or _REPEATED_BLOCK
     blocks = -(-weight.columns // block_size)
     scales, points = weight.scales, _points(weight, grid)
-    if form.block_size == ROW:
+    if format.block_size == ROW:
         scales = repeated(scales, blocks)
         points = None if points is None else repeated(points, blocks)
     factors: FactorType = "half" if fit_half(scales) and (points is None or fit_half(points)) else "float"
@@ -153,21 +153,21 @@ def _one_level(weight: WeightArrays, grid: _Grid) -> _Laid:
         exponents: NDArray[Any] | None = _exponents(scales)
         if exponents is not None:
             layout = RecordLayout(
-                form.bits, block_size, "exponent", "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None
+                format.bits, block_size, "exponent", "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None
             )
             return _Laid(layout, exponents)
-        return _Laid(RecordLayout(form.bits, block_size, factors, grid=grid.zero is None), floats(scales, factors))
+        return _Laid(RecordLayout(format.bits, block_size, factors, grid=grid.zero is None), floats(scales, factors))
     whole = np.all((points == np.rint(points)) & (points >= 0) & (points <= np.iinfo(np.uint8).max))
-    layout = weight_layout.layout_with(form.bits, block_size, factors, True, whole_points=bool(whole))
+    layout = weight_layout.layout_with(format.bits, block_size, factors, True, whole_points=bool(whole))
     offsets = points.astype(np.uint8) if layout.offsets == "unsigned" else floats(points, factors)
     return _Laid(layout, floats(scales, factors), offsets)
 
 
-def _points(weight: WeightArrays, grid: _Grid) -> NDArray[np.float32] | None:
+def _points(weight: QuantizedWeight, grid: _Grid) -> NDArray[np.float32] | None:
     """Zero points [rows, blocks] of one level: offsets in units of the scales; None where all are the default."""
-    form = weight.form
-    if not form.offset_bits:
-        if _is_centred(form.bits, grid):
+    format = weight.format
+    if not format.offset_bits:
+        if _is_centred(format.bits, grid):
             return None
         return np.full(weight.scales.shape, grid.zero, np.float32)
     assert weight.offset_scales is not None and weight.offsets is not None and grid.zero is not None
@@ -190,46 +190,51 @@ def _exponents(scales: NDArray[np.float32]) -> NDArray[np.uint8] | None:
     return bytes_.astype(np.uint8)
 
 
-def _by_rows(weight: WeightArrays, grid: _Grid) -> _Laid:
+def _by_rows(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     """Integers per block, a float per row."""
-    form = weight.form
-    if not _is_centred(form.bits, grid):
-        raise FormatError(f"{form} with a grid from {-(grid.zero or 0)} on: products know one around zero")
-    block_size = form.block_size or _ROW_BLOCK
+    format = weight.format
+    if not _is_centred(format.bits, grid):
+        raise FormatError(f"{format} with a grid from {-(grid.zero or 0)} on: products know one around zero")
+    block_size = format.block_size or _ROW_BLOCK
     multipliers, kind = _multipliers(weight, -(-weight.columns // block_size))
-    layout = RecordLayout(form.bits, block_size, kind, "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None)
+    layout = RecordLayout(format.bits, block_size, kind, "none", weight_layout.BYTE_BLOCKS, grid=grid.zero is None)
     return _Laid(layout, multipliers, row_scales=np.ascontiguousarray(weight.scales[:, 0]))
 
 
-def _multipliers(weight: WeightArrays, blocks: int) -> tuple[NDArray[Any], FactorType]:
+def _multipliers(weight: QuantizedWeight, blocks: int) -> tuple[NDArray[Any], FactorType]:
     """Multipliers as bytes [rows, blocks]."""
     multipliers = weight.multipliers
     assert multipliers is not None
     multipliers = repeated(multipliers, blocks) if multipliers.shape[1] == 1 else multipliers
-    return (multipliers.astype(np.int8), "signed") if weight.form.signed else (multipliers.astype(np.uint8), "unsigned")
+    return (
+        (multipliers.astype(np.int8), "signed") if weight.format.signed else (multipliers.astype(np.uint8), "unsigned")
+    )
 
 
-def _two_levels(weight: WeightArrays, grid: _Grid) -> _Laid:
+def _two_levels(weight: QuantizedWeight, grid: _Grid) -> _Laid:
     """Integers per block, floats per group: a record."""
-    form = weight.form
-    if (form.offset_bits and grid.zero != 0) or (not form.offset_bits and not _is_centred(form.bits, grid)):
-        raise FormatError(f"{form} with a grid from {-(grid.zero or 0)} on: products know one from 0 on with offsets")
-    block_size = form.block_size or _REPEATED_BLOCK
-    group_size = form.group_size or max(_GROUP, block_size)
+    format = weight.format
+    if (format.offset_bits and grid.zero != 0) or (not format.offset_bits and not _is_centred(format.bits, grid)):
+        raise FormatError(f"{format} with a grid from {-(grid.zero or 0)} on: products know one from 0 on with offsets")
+    block_size = format.block_size or _REPEATED_BLOCK
+    group_size = format.group_size or max(_GROUP, block_size)
     blocks, groups = -(-weight.columns // block_size), -(-weight.columns // group_size)
     multipliers, kind = _multipliers(weight, blocks)
-    offsets, offset_kind = None, "none"
+    offsets: NDArray[Any] | None = None
+    offset_kind: FactorType = "none"
     if weight.offsets is not None:
         offsets = repeated(weight.offsets, blocks) if weight.offsets.shape[1] == 1 else weight.offsets
         offset_kind = "unsigned"
-        if max(form.multiplier_bits, form.offset_bits) <= 4 and not form.signed:
+        if max(format.multiplier_bits, format.offset_bits) <= 4 and not format.signed:
             kind = offset_kind = "nibbles"
     by_group = [
-        None if array is None else repeated(array, groups) if form.group_size == ROW else array
+        None if array is None else repeated(array, groups) if format.group_size == ROW else array
         for array in (weight.scales, weight.offset_scales)
     ]
     group: FactorType = "half" if all(array is None or fit_half(array) for array in by_group) else "float"
-    layout = RecordLayout(form.bits, block_size, kind, offset_kind, group_size // block_size, group, grid.zero is None)  # type: ignore[arg-type]
+    layout = RecordLayout(
+        format.bits, block_size, kind, offset_kind, group_size // block_size, group, grid.zero is None
+    )
     scales, offset_scales = (None if array is None else floats(array, group) for array in by_group)
     return _Laid(layout, multipliers, offsets, scales, offset_scales)
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import Arena
 
-from ...ir import BlockWeight, Constants, DenseWeight, FormWeight, Weight
+from ...ir import Constants, DenseWeight, Weight
 from ...weights import stored_weight
 from ..jit.native import LIBRARY
 from ..linear.calls import alike
 from ..linear.dense import Matrix, pack_dense
-from ..linear.formats import pack_form
+from ..linear.formats import pack_weight
 from ..linear.packing import find_difference, pack_matrix, pack_op
 from ..moe.products import ExpertMatrices, pack_dense_experts, pack_experts
 from .driver import run_program, serve
@@ -54,12 +54,12 @@ class PackedWeights:
     def _pack_experts(self, weight: Weight, constants: Constants) -> ExpertMatrices:
         if isinstance(weight, DenseWeight):
             return pack_dense_experts(constants.array(weight.data), gated=weight.interleaved, arena=self._arena)
-        assert isinstance(weight, BlockWeight)
+        assert weight.is_uniform
         scales, blocks = constants.array(weight.scales), -(-weight.columns // weight.block_size)
         if scales.size == weight.experts * weight.rows < scales.size * blocks:
             scales = np.repeat(scales.reshape(weight.experts, weight.rows, 1), blocks, axis=2)
         return pack_experts(
-            constants.array(weight.data), scales, constants.array(weight.points) if weight.points else None,
+            constants.array(weight.data), scales, constants.array(weight.offsets) if weight.offsets else None,
             columns=weight.columns, bits=weight.bits, block_size=weight.block_size, gated=weight.interleaved,
             threads=self._threads, arena=self._arena,
         )  # fmt: skip
@@ -76,14 +76,14 @@ class PackedWeights:
     def _pack(self, weight: Weight, constants: Constants) -> Matrix:
         if isinstance(weight, DenseWeight):
             return pack_dense(constants.array(weight.data), transposed=weight.transposed)
-        if isinstance(weight, FormWeight):
-            return pack_form(stored_weight(weight, constants.array), threads=self._threads, arena=self._arena)
+        if not weight.is_uniform:
+            return pack_weight(stored_weight(weight, constants.array), threads=self._threads, arena=self._arena)
         sub_block = 32 if weight.block_size % 32 == 0 else 16
         # Side by side, not one after the other.
         LIBRARY.prepare([find_difference, pack_op(weight.bits, sub_block), run_program, serve])
         return pack_matrix(
             constants.array(weight.data), constants.array(weight.scales),
-            constants.array(weight.points) if weight.points else None, n=weight.rows, k=weight.columns,
+            constants.array(weight.offsets) if weight.offsets else None, n=weight.rows, k=weight.columns,
             bits=weight.bits, block_size=weight.block_size, threads=self._threads, arena=self._arena,
         )  # fmt: skip
 

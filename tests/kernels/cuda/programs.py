@@ -19,7 +19,7 @@ from genai.kernels.float_bits import stored_floats
 from genai.kernels.ir import BlockWeight, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import write_pages
-from genai.kernels.weights import pack_bits
+from genai.kernels.weights import pack_bits, uniform_format
 
 from .devices import GPU
 
@@ -59,7 +59,10 @@ class MadeUpConstants:
         self.arrays[f"{name}.scales"] = factors.astype(scales)
         if points:
             self.arrays[f"{name}.points"] = pack_bits(rng.integers(0, 1 << bits, (rows, blocks)), bits)
-        return BlockWeight(name, f"{name}.scales", f"{name}.points" if points else "", rows, columns, bits, block_size)
+        return BlockWeight(
+            name, f"{name}.scales", f"{name}.points" if points else "", rows, columns,
+            uniform_format(bits, block_size, zero_points=points),
+        )  # fmt: skip
 
 
 def rows_of(width: int) -> RowsType:

@@ -7,7 +7,7 @@ import pytest
 
 from genai.kernels.cuda.decode_lanes import CAPACITIES, Room, lanes
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.cuda.weight_formats import BlockForm
+from genai.kernels.cuda.weight_layout import BlockReader
 from genai.kernels.cuda.weights import DeviceMatrix
 from genai.kernels.ir import Gate, Linear, Norm, Op, Projection
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -93,7 +93,7 @@ def test_outputs_are_shared_out(driver: HostDriver, rows: int) -> None:
 
 def made(rows: int, columns: int, bits: int = 4, per_chunk: int = 2) -> DeviceMatrix:
     chunks = -(-columns // 32)
-    return DeviceMatrix(rows, columns, {}, BlockForm(bits), "", rows * chunks * (4 * bits + per_chunk), ())
+    return DeviceMatrix(rows, columns, {}, BlockReader(bits), "", rows * chunks * (4 * bits + per_chunk), ())
 
 
 def test_what_a_block_has() -> None:

@@ -12,14 +12,14 @@ import pytest
 from genai.kernels.checks import FormatError
 from genai.kernels.cpu.arrays.functions import block_rows
 from genai.kernels.cpu.linear.calls import Affine
-from genai.kernels.cpu.linear.formats import grid_of, pack_form
+from genai.kernels.cpu.linear.formats import grid_of, pack_weight
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.weight_layout import BlockMatrix
-from genai.kernels.weights import ROW, WeightFormat
+from genai.kernels.weights import ROW, QuantizedWeight, WeightFormat, uniform_format, uniform_grid
 from genai.quant import formats
-from genai.quant.formats import GRIDS, QuantizedWeight, row_scaled_format, uniform_format, uniform_grid
-from genai.quant.rounding import round_to_nearest
+from genai.quant.formats import GRIDS, row_scaled_format
 from tests.instructions import other_instructions
+from tests.nearest import round_to_nearest
 
 Multiply = Callable[..., np.ndarray]
 DRAWN = (pytest.mark.slow, pytest.mark.drawn(8))
@@ -71,7 +71,7 @@ def made(name: str, normal: Callable[..., np.ndarray], n: int, k: int) -> Quanti
     found = round_to_nearest(weight, form, grid)
     if name == "MXFP4":
         scales = np.exp2(np.round(np.log2(np.maximum(np.abs(found.scales), 2.0**-20)))).astype(np.float32)
-        found = QuantizedWeight.of_codes(form, found.codes, found.grid, scales)
+        found = QuantizedWeight.from_codes(form, found.codes, found.grid, scales)
     return found
 
 
@@ -79,14 +79,13 @@ def as_bytes(weight: QuantizedWeight) -> np.ndarray:
     """The weights as products with rounded activations see them: values of a grid are whole numbers of its unit."""
     grid = grid_of(weight.grid)
     if grid.zero is not None:
-        return weight.dequantise().astype(np.float64)
+        return weight.dequantize().astype(np.float64)
     steps = np.rint(grid.values[: len(weight.grid)])
     assert np.abs(steps * grid.unit - weight.grid).max() <= np.abs(weight.grid).max() / 128
-    arrays = weight.arrays
     whole = (steps.astype(np.float64) * grid.unit).astype(np.float32)
     return QuantizedWeight(
-        arrays.form, weight.n, weight.k, weight.data, whole, weight.scales, weight.multipliers
-    ).dequantise().astype(np.float64)  # fmt: skip
+        weight.format, weight.rows, weight.columns, weight.data, whole, weight.scales, weight.multipliers
+    ).dequantize().astype(np.float64)  # fmt: skip
 
 
 def rounded(x: np.ndarray, block_size: int) -> np.ndarray:
@@ -109,7 +108,7 @@ def close(actual: np.ndarray, expected: np.ndarray, tolerance: float = 2e-6) -> 
 @pytest.mark.parametrize("n, k", [(70, 500), (16, 1)])
 def test_tables_hold_what_was_packed(name: str, n: int, k: int, normal: Callable[..., np.ndarray]) -> None:
     weight = made(name, normal, n, k)
-    found, expected = block_rows(np.arange(n), pack_form(weight.arrays)), weight.dequantise()
+    found, expected = block_rows(np.arange(n), pack_weight(weight)), weight.dequantize()
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
 
 
@@ -117,12 +116,12 @@ def test_tables_hold_what_was_packed(name: str, n: int, k: int, normal: Callable
 def test_products_against_float64(name: str, normal: Callable[..., np.ndarray], multiply: Multiply) -> None:
     """Any number of rows are each what they are alone, with a bias and rows of addends, to the last bit."""
     weight = made(name, normal, 70, 700)
-    matrix, x = pack_form(weight.arrays), normal(23, 700)
+    matrix, x = pack_weight(weight), normal(23, 700)
     x[:, ::31] *= 20
     bias = normal(70)
     for quantized in (True, False):
         seen = rounded(x, matrix.layout.block_size) if quantized else x.astype(np.float64)
-        values = as_bytes(weight) if quantized else weight.dequantise().astype(np.float64)
+        values = as_bytes(weight) if quantized else weight.dequantize().astype(np.float64)
         out = multiply(x, matrix, quantized=quantized, bias=bias)
         close(out, seen @ values.T + bias)
         for first, rows in ((0, 1), (1, 2), (3, 3), (6, 5), (11, 8)):
@@ -138,10 +137,10 @@ def test_gates(name: str, normal: Callable[..., np.ndarray], multiply: Multiply)
         changed = (np.float32(-1) * up.grid)[::-1].copy()
         up = QuantizedWeight(up.format, 40, 512, up.data, changed, up.scales, up.multipliers)
     x = normal(11, 512)
-    matrices = pack_form(gate.arrays), pack_form(up.arrays)
+    matrices = pack_weight(gate), pack_weight(up)
     out = multiply(x, matrices[0], quantized=True, gate="silu", gated=Affine(matrices[1]))
     seen = rounded(x, matrices[0].layout.block_size)
-    g, u = (seen @ weight.dequantise().astype(np.float64).T for weight in (gate, up))
+    g, u = (seen @ weight.dequantize().astype(np.float64).T for weight in (gate, up))
     close(out, g / (1 + np.exp(-g)) * u, 1e-5)
 
 
@@ -149,7 +148,7 @@ def test_bytes_that_a_weight_takes(normal: Callable[..., np.ndarray]) -> None:
     """What products read is at most 6 % more than what is stored, multipliers of fewer bits as bytes."""
     for name in CORE:
         weight = made(name, normal, 64, 2048)
-        packed: BlockMatrix = pack_form(weight.arrays)
+        packed: BlockMatrix = pack_weight(weight)
         stored = weight.bits_per_weight
         if weight.format.multiplier_bits and not weight.format.offset_bits:
             bits = 8 - weight.format.multiplier_bits
@@ -158,17 +157,17 @@ def test_bytes_that_a_weight_takes(normal: Callable[..., np.ndarray]) -> None:
 
 
 def test_scales_are_powers_of_two_where_all_are(normal: Callable[..., np.ndarray]) -> None:
-    matrix = pack_form(made("MXFP4", normal, 16, 64).arrays)
+    matrix = pack_weight(made("MXFP4", normal, 16, 64))
     assert matrix.layout.factors == "exponent"
     small = made("MXFP4", normal, 16, 64)
     scales = np.full_like(small.scales, 2.0**-127)
-    tiny = QuantizedWeight.of_codes(small.format, small.codes, small.grid, scales)
-    np.testing.assert_allclose(block_rows(np.arange(16), pack_form(tiny.arrays)), tiny.dequantise(), atol=2.0**-149)
+    tiny = QuantizedWeight.from_codes(small.format, small.codes, small.grid, scales)
+    np.testing.assert_allclose(block_rows(np.arange(16), pack_weight(tiny)), tiny.dequantize(), atol=2.0**-149)
 
 
 def test_threads_pack_the_same(normal: Callable[..., np.ndarray], threads: Threads) -> None:
-    weight = made("5 by 16", normal, 700, 96).arrays
-    np.testing.assert_array_equal(pack_form(weight).data, pack_form(weight, threads=threads).data)
+    weight = made("5 by 16", normal, 700, 96)
+    np.testing.assert_array_equal(pack_weight(weight).data, pack_weight(weight, threads=threads).data)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_threads_pack_the_same(normal: Callable[..., np.ndarray], threads: Threa
 def test_refused(form: WeightFormat, grid: Any, message: str, normal: Callable[..., np.ndarray]) -> None:
     weight = round_to_nearest(normal(16, 256), form, None if form.offset_bits else grid)
     with pytest.raises(FormatError, match=message):
-        pack_form(replace(weight, grid=grid).arrays)
+        pack_weight(replace(weight, grid=grid))
 
 
 def test_offsets_without_a_scale_are_refused(normal: Callable[..., np.ndarray]) -> None:
@@ -192,11 +191,11 @@ def test_offsets_without_a_scale_are_refused(normal: Callable[..., np.ndarray]) 
     scales = weight.scales.copy()
     scales[7, 1] = 0
     codes = weight.codes
-    bad = QuantizedWeight.of_codes(
+    bad = QuantizedWeight.from_codes(
         weight.format, codes, weight.grid, scales, None, np.ones_like(scales), np.maximum(weight.offsets, 1)
     )
     with pytest.raises(FormatError, match="row 7, block 1 has a scale of 0 and an offset"):
-        pack_form(bad.arrays)
+        pack_weight(bad)
 
 
 @other_instructions

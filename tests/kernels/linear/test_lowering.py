@@ -14,6 +14,7 @@ from genai.kernels.cpu.program.packed_weights import PackedWeights
 from genai.kernels.cpu.program.step_table import StepField
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.cpu.program.value_memory import Lowering
+from genai.kernels.weights import uniform_format
 
 
 class Constants(dict[str, np.ndarray]):
@@ -32,7 +33,7 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
     """Memory that another value gets is not written before the product has read it."""
     constants, arrays = Constants(), stored(64, 64)
     constants["w"], constants["s"] = arrays["weight"], arrays["scales"]
-    branch = ir.Projection(ir.BlockWeight("w", "s", "", 64, 64, 4, 32), addend="x")
+    branch = ir.Projection(ir.BlockWeight("w", "s", "", 64, 64, uniform_format(4, 32)), addend="x")
     types = {name: ir.RowsType((1, -1, 64), 64) for name in "xyab"}
     lowering = Lowering({StepField.TOKENS: 64, StepField.LOGITS_ROWS: 4}, types, constants, PackedWeights(Threads(1)))
     lowering.expect("xyab")
@@ -41,6 +42,6 @@ def test_an_addend_that_is_the_input(stored: Callable[..., dict[str, Any]]) -> N
     for op in (ir.Linear("x", branch, "a", exact=False), ir.Unary("neg", "y", "b")):
         lower(op, lowering)
         lowering.done(op.inputs, op.outputs)
-    program, places = lowering.finish(), lowering.places
+    program, buffers = lowering.finish(), lowering.buffers
     reading = next(i for i, call in enumerate(program.calls) if hasattr(call.arguments, "weights"))
-    assert places["b"].address != places["x"].address or program.table[reading:-1, BARRIER].any()
+    assert buffers["b"].address != buffers["x"].address or program.table[reading:-1, BARRIER].any()

@@ -32,6 +32,7 @@ from genai.kernels.cpu.program.step_table import ContextTable, StepField
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.cpu.program.value_memory import Lowering
 from genai.kernels.weight_layout import BlockMatrix
+from genai.kernels.weights import uniform_format
 
 pytestmark = pytest.mark.skipif(isa() != "amx", reason="this machine has no tiles, or is asked not to use them")
 
@@ -330,7 +331,7 @@ def test_products_of_a_program(
     for name in "ab":
         arrays = stored(widths[name], 64)
         constants[name], constants[f"{name} scales"] = arrays["weight"], arrays["scales"]
-        weight = ir.BlockWeight(name, f"{name} scales", "", widths[name], 64, 4, 32)
+        weight = ir.BlockWeight(name, f"{name} scales", "", widths[name], 64, uniform_format(4, 32))
         matrices[name] = weights.matrix(weight, constants)
         record = ir.Linear("x", ir.Projection(weight), name, exact=False)
         lower(record, lowering)
@@ -345,10 +346,10 @@ def test_products_of_a_program(
             (StepField.PREFILL_ROWS, 50 - decode),
         ):
             context.count(field, count)
-        view(lowering.places["x"], 50)[:] = x
+        view(lowering.buffers["x"], 50)[:] = x
         Threads(2).run(program, context, nanoseconds=SHARED)
         for name, matrix in matrices.items():
-            np.testing.assert_array_equal(view(lowering.places[name], 50), prefill(x, matrix, decode))
+            np.testing.assert_array_equal(view(lowering.buffers[name], 50), prefill(x, matrix, decode))
 
 
 def view(rows: Rows, count: int) -> np.ndarray:

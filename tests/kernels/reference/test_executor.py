@@ -17,6 +17,7 @@ from genai.kernels import ir
 from genai.kernels.device import Executor, StepCancelled, UnsupportedOp
 from genai.kernels.ir import BlockWeight, DenseWeight, HostNode, Linear, Op, Projection, SliceColumns, Unary
 from genai.kernels.reference.executor import KNOWN, ReferenceExecutor
+from genai.kernels.weights import uniform_format
 from genai.models.config import Config
 from genai.models.loading import load_decoder
 
@@ -109,7 +110,7 @@ def test_what_a_device_says_of_itself(program: Run) -> None:
     assert (memory.bytes.shape, memory.bytes.dtype, memory.bytes.any()) == ((12,), np.uint8, False)
     memory.close()
     constants = program([], {}, {"d": np.zeros((4, 16), np.uint8), "s": np.zeros(4, np.float16)}).constants
-    weight = BlockWeight("d", "s", "", 4, 32, 4, 32)
+    weight = BlockWeight("d", "s", "", 4, 32, uniform_format(4, 32))
     assert executor.packed_bytes(weight, constants) == 64 + 8
     op = Linear("x", Projection(weight), "out", False)
     assert executor.arithmetic(op, constants, prefill=False) == "fp32"

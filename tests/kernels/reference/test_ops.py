@@ -27,6 +27,7 @@ from genai.kernels.ir import (
 )
 from genai.kernels.reference import weights as stored
 from genai.kernels.reference.functions import BINARY
+from genai.kernels.weights import uniform_format
 
 Run, Normal = Callable[..., Any], Callable[..., np.ndarray]
 
@@ -60,7 +61,14 @@ def test_product_with_blocks(
     sizes = {"N": n, "K": k, "bits": bits, "block_size": block_size}
     inputs = [x, data, scales, points, None, bias]
     (theirs,) = onnxruntime_node("MatMulNBits", inputs, [0], constants=(1, 2, 3, 5), accuracy_level=1, **sizes)
-    weight = BlockWeight("data", "scales", "points" if zero_points != "none" else "", n, k, bits, block_size)
+    weight = BlockWeight(
+        "data",
+        "scales",
+        "points" if zero_points != "none" else "",
+        n,
+        k,
+        uniform_format(bits, block_size, zero_points=zero_points != "none"),
+    )
     constants = {"data": data, "scales": scales, "points": points, "bias": bias}
     assert_close(compute(Linear("x", Projection(weight, "bias"), "out", False), constants, x=x, out=n), theirs, 5e-6)
 
@@ -78,7 +86,7 @@ def test_product_with_dense_weights(compute: Run, normal: Normal, dtype: Any, tr
 def test_one_scale_per_row(compute: Run, rng: np.random.Generator, normal: Normal) -> None:
     data, scales, x = rng.integers(0, 256, (6, 32), dtype=np.uint8), normal(6), normal(2, 64)
     apart = {"data": data, "scales": np.repeat(scales[:, None], 4, axis=1)}
-    op = Linear("x", Projection(BlockWeight("data", "scales", "", 6, 64, 4, 16)), "out", False)
+    op = Linear("x", Projection(BlockWeight("data", "scales", "", 6, 64, uniform_format(4, 16))), "out", False)
     np.testing.assert_array_equal(
         compute(op, {"data": data, "scales": scales}, x=x, out=6), compute(op, apart, x=x, out=6)
     )
@@ -88,7 +96,7 @@ def test_large_matrices_are_multiplied_in_slabs(
     compute: Run, rng: Any, normal: Normal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants = {"data": rng.integers(0, 256, (50, 32), dtype=np.uint8), "scales": normal(50, 2)}
-    op = Linear("x", Projection(BlockWeight("data", "scales", "", 50, 64, 4, 32)), "out", False)
+    op = Linear("x", Projection(BlockWeight("data", "scales", "", 50, 64, uniform_format(4, 32))), "out", False)
     x = normal(2, 64)
     whole = compute(op, constants, x=x, out=50)
     monkeypatch.setattr(stored, "_SLAB", 7 * 64)
@@ -130,7 +138,9 @@ def test_lookup_in_blocks(
     (theirs,) = onnxruntime_node(
         "GatherBlockQuantized", inputs, [0], bits=bits, block_size=32, gather_axis=0, quantize_axis=1
     )
-    table = BlockWeight("data", "scales", "points" if with_points else "", 10, 96, bits, 32)
+    table = BlockWeight(
+        "data", "scales", "points" if with_points else "", 10, 96, uniform_format(bits, 32, zero_points=with_points)
+    )
     constants = {"data": data, "scales": scales, "points": points}
     ours = compute(Embedding(table, Ids.TOKENS, "out"), constants, step=a_step(tokens), out=96)
     assert_close(ours, theirs, 1e-6)

@@ -1,7 +1,4 @@
-"""Plain rounding to any form: each block gets the scale of its extreme values, each weight the nearest value.
-
-The methods that search, learn or use data begin where this ends; they share `nearest_codes`.
-"""
+"""Rounding to nearest for any format, written apart from `genai.quant.methods`: tests make weights with it."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import ROW, WeightFormat, repeated
-
-from .blocks import QuantizationError
-from .formats import QuantizedWeight, uniform_grid
+from genai.kernels.weights import ROW, QuantizationError, QuantizedWeight, WeightFormat, repeated, uniform_grid
+from genai.quant.grids import count_below
+from genai.quant.two_levels import _half
 
 Float32 = NDArray[np.float32]
 # Floats per chunk of rows: a chunk and its temporaries stay inside a core's cache.
@@ -60,7 +56,7 @@ def round_to_nearest(
     if form.offset_bits and not form.multiplier_bits:
         offset_scales = scales
     assert codes is not None and scales is not None
-    return QuantizedWeight.of_codes(form, codes[:, :k], grid, scales, multipliers, offset_scales, offsets)
+    return QuantizedWeight.from_codes(form, codes[:, :k], grid, scales, multipliers, offset_scales, offsets)
 
 
 @dataclass(frozen=True)
@@ -131,16 +127,6 @@ def nearest_codes(values: Float32, grid: Float32, scales: Float32, offsets: Floa
     return codes
 
 
-def count_below(bounds: NDArray[np.floating[Any]], values: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-    """How many of a few ascending bounds lie below each value: what searchsorted gives, in a tenth of its time."""
-    result = np.zeros(values.shape, np.uint8)
-    is_above = np.empty(values.shape, np.bool_)
-    for bound in bounds:
-        np.greater(values, bound, out=is_above)
-        result += is_above.view(np.uint8)
-    return result
-
-
 def _factors(low: Float32, high: Float32, form: WeightFormat, grid: Float32, groups: int, half: bool) -> _Factors:
     """Of blocks whose smallest and largest values these are, [rows, blocks]."""
     if form.offset_bits:
@@ -177,11 +163,3 @@ def _integers(exact: Float32, groups: int, most: int, half: bool) -> tuple[Float
     spread = repeated(floats, blocks)
     quotient = np.divide(exact, spread, out=np.zeros_like(exact), where=spread != 0)
     return floats, np.clip(np.rint(quotient), -most, most)
-
-
-def _half(scales: Float32) -> Float32:
-    """Rounded to float16, but for those that it holds with few bits or not at all."""
-    magnitudes = np.abs(scales)
-    inside = (magnitudes == 0) | ((magnitudes >= _SMALLEST_HALF) & (magnitudes <= _LARGEST_HALF))
-    with np.errstate(over="ignore"):
-        return np.where(inside, scales.astype(np.float16).astype(np.float32), scales)

@@ -1,21 +1,21 @@
 """Weights of small integers as kernels read them: which arrays they become, and the C++ type of their reader.
 
-All forms are one, value = (code's number - zero point) * factor - minimum, whose parts are found in the numbers and not
-in what a format is called. Floats take the fewest bytes that hold them exactly. Numbers of blocks and groups stay
+All formats are one, value = (code's number - zero point) * factor - minimum, whose parts are found in the numbers and
+not in what a format is called. Floats take the fewest bytes that hold them exactly. Numbers of blocks and groups stay
 apart where that is smaller: integers of a byte, or two in a byte, per block, floats per group.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..ir import BlockWeight, Constants, FormWeight
-from ..weights import WeightArrays, grid_unit, stored_weight, unpack_bits
+from ..ir import BlockWeight, Constants
+from ..weights import QuantizedWeight, grid_unit, stored_weight, unpack_bits
 
 CHUNK = 32
 """Columns that a lane takes at once."""
@@ -30,12 +30,12 @@ _FLOATS: tuple[tuple[str, Any], ...] = (
 _SAMPLE = 4096
 
 
-class FormRefused(ValueError):
-    """A form of weights that no kernel reads; the message names it."""
+class UnsupportedWeight(ValueError):
+    """A weight format that no kernel reads; the message names it."""
 
 
 @dataclass(frozen=True)
-class BlockForm:
+class BlockReader:
     """What a kernel is compiled for.
 
     Attributes:
@@ -51,7 +51,7 @@ class BlockForm:
     offset: str = "Constant"
 
     @property
-    def reader(self) -> str:
+    def name(self) -> str:
         """C++ type of the reader."""
         return f"BlockReader<{self.bits}, {self.halves}, {str(self.grid).lower()}, {self.factor}, {self.offset}>"
 
@@ -91,64 +91,62 @@ class Numbers:
         return np.ascontiguousarray(array), (self.columns // unit).bit_length() - 1
 
 
-@dataclass
-class BlockArrays:
-    """A matrix of small integers, ready to be copied.
+# --- weights ---------------------------------------------------------------------------------------------------------
 
-    Attributes:
-        codes: uint8 [rows, bytes], rows of bits.
-        arrays: the numbers of blocks, by the name of their field of `BlockMatrix`. fields: the other fields.
+# The reader of a matrix, its codes, uint8 [rows, bytes], as rows of bits, and the other fields of `BlockMatrix`, those
+# of ADDRESSES as arrays that are to be copied.
+Layout = tuple[BlockReader, NDArray[np.uint8], dict[str, Any]]
+ADDRESSES = ("scales", "multipliers", "offset_scales", "offsets")
+
+
+def lay_out(weight: BlockWeight, constants: Constants) -> Layout:
+    """A quantised weight as kernels read it.
+
+    Raises:
+        UnsupportedWeight: no table holds its grid. QuantizationError: an array has another type or shape.
     """
-
-    form: BlockForm
-    codes: NDArray[np.uint8]
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)
+    return _uniform(weight, constants) if weight.is_uniform else _general(weight, constants)
 
 
-# --- records ---------------------------------------------------------------------------------------------------------
-
-
-def of_blocks(weight: BlockWeight, constants: Constants) -> BlockArrays:
+def _uniform(weight: BlockWeight, constants: Constants) -> Layout:
     """A weight of onnxruntime's blocks; that of experts as one matrix, an expert's rows after another's."""
     rows, size = max(weight.experts, 1) * weight.rows, weight.block_size
     blocks = -(-weight.columns // size)
     scales = constants.array(weight.scales).reshape(rows, -1)
     factor = _floats(scales, size if scales.shape[1] == blocks else 0)
     zero, points = 1 << (weight.bits - 1), None
-    if weight.points:
-        stored = constants.array(weight.points).reshape(rows, -1)
+    if weight.offsets:
+        stored = constants.array(weight.offsets).reshape(rows, -1)
         whole = unpack_bits(stored, weight.bits, blocks) if stored.dtype == np.uint8 else stored
         points = _points(whole, size, zero)
     codes = constants.array(weight.data).reshape(rows, -1)
     return _arrays(weight.bits, weight.columns, codes, (factor, None), (points, None), "Point", zero=zero)
 
 
-def of_form(weight: FormWeight, constants: Constants) -> BlockArrays:
-    """A weight of any form.
-
-    Raises:
-        FormRefused: no table holds its grid.
-    """
+def _general(weight: BlockWeight, constants: Constants) -> Layout:
+    """A weight of any format."""
     stored = stored_weight(weight, constants.array)
-    form, zero = stored.form, first_of_uniform(stored.grid)
+    format, zero = stored.format, first_of_uniform(stored.grid)
     table = None if zero is not None else stored.grid
     if table is not None:
         check_grid(table)
-    if form.offset_bits and zero is not None and not form.multiplier_bits and _is_in_scales(stored):
+    if format.offset_bits and zero is not None and not format.multiplier_bits and _is_in_scales(stored):
         assert stored.offsets is not None
-        factor, points = _floats(stored.scales, form.block_size), _points(stored.offsets, form.block_size, zero, zero)
+        factor, points = (
+            _floats(stored.scales, format.block_size),
+            _points(stored.offsets, format.block_size, zero, zero),
+        )
         levels: Any = ((factor, None), (points, None), "Point")
     else:
-        factors = _levels(stored.scales, stored.multipliers, form.group_size, form.block_size)
+        factors = _levels(stored.scales, stored.multipliers, format.group_size, format.block_size)
         minima: tuple[Numbers | None, Numbers | None] = None, None
         if stored.offset_scales is not None:
-            minima = _levels(stored.offset_scales, stored.offsets, form.group_size, form.block_size)
+            minima = _levels(stored.offset_scales, stored.offsets, format.group_size, format.block_size)
         if minima[0] is not None and zero:  # codes that do not count from 0 on: their zero point is part of the minimum
             minima = _with_zero(stored, zero)
-            factors = (_floats(_per_block(stored.scales, stored.multipliers), form.block_size), None)
+            factors = (_floats(_per_block(stored.scales, stored.multipliers), format.block_size), None)
         levels = (factors, minima, "Minimum")
-    return _arrays(form.bits, weight.columns, stored.data, *levels, zero=zero or 0.0, table=table)
+    return _arrays(format.bits, weight.columns, stored.data, *levels, zero=zero or 0.0, table=table)
 
 
 def first_of_uniform(grid: NDArray[np.float32]) -> float | None:
@@ -158,9 +156,9 @@ def first_of_uniform(grid: NDArray[np.float32]) -> float | None:
 
 
 def check_grid(grid: NDArray[np.float32]) -> None:
-    """Raise FormRefused unless a grid counts by ones or fits in a table."""
+    """Raise UnsupportedWeight unless a grid counts by ones or fits in a table."""
     if first_of_uniform(grid) is None and (len(grid) > _TABLE or not np.all(np.isfinite(grid)) or not np.any(grid)):
-        raise FormRefused(f"weights with a grid of {len(grid)} numbers that do not count by ones")
+        raise UnsupportedWeight(f"weights with a grid of {len(grid)} numbers that do not count by ones")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -239,17 +237,17 @@ def _levels(
     return _floats(wide, group_size), Numbers(repeated.astype(np.int8 if signed else np.uint8), size, kind)
 
 
-def _is_in_scales(stored: WeightArrays) -> bool:
+def _is_in_scales(stored: QuantizedWeight) -> bool:
     assert stored.offset_scales is not None
     return np.array_equal(stored.offset_scales, stored.scales)
 
 
-def _with_zero(stored: WeightArrays, zero: float) -> tuple[Numbers, None]:
+def _with_zero(stored: QuantizedWeight, zero: float) -> tuple[Numbers, None]:
     """Minima per block that hold the zero point too."""
     assert stored.offset_scales is not None
     factors = _per_block(stored.scales, stored.multipliers)
     minima = _per_block(stored.offset_scales, stored.offsets)
-    return _floats(minima + factors * np.float32(zero), stored.form.block_size), None
+    return _floats(minima + factors * np.float32(zero), stored.format.block_size), None
 
 
 # --- arrays ----------------------------------------------------------------------------------------------------------
@@ -261,7 +259,7 @@ _NAMES = (("scales", "multipliers"), ("offset_scales", "offsets"))
 def _arrays(
     bits: int, columns: int, codes: NDArray[np.uint8], factors: _Levels, offsets: _Levels, kind: str, *,
     zero: float, table: NDArray[np.float32] | None = None,
-) -> BlockArrays:  # fmt: skip
+) -> Layout:  # fmt: skip
     """Everything as it lies in memory.
 
     Args:
@@ -292,8 +290,8 @@ def _arrays(
         fields |= {"unit": unit, "grid": np.resize(table, _TABLE)}
         fields["table"] = np.rint(fields["grid"] / np.float32(unit)).astype(np.int8).view(np.int32)
     offset = "Constant" if offsets[0] is None else f"{kind}<{_spelled(offsets, kind)}>"
-    form = BlockForm(bits, halves, table is not None, _spelled(factors), offset)
-    return BlockArrays(form, codes, arrays, fields)
+    reader = BlockReader(bits, halves, table is not None, _spelled(factors), offset)
+    return reader, codes, fields | arrays
 
 
 def _leaves_bytes(bits: int, zero: float) -> bool:
