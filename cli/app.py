@@ -7,6 +7,7 @@ from typing import Any
 import typer
 import typer.main
 
+from genai.common.log import to_stderr
 from genai.errors import GenaiError, OptionError
 
 from . import (
@@ -88,7 +89,12 @@ def root(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line and return its exit code. What the library logs and reports meanwhile goes to stderr."""
+    with to_stderr():
+        return _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> int:
     try:
         code = command().main(arguments, prog_name="genai", standalone_mode=False)
         return code if isinstance(code, int) else 0

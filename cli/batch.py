@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 from genai.errors import OptionError
 
 from . import options as opt

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.paths import expanded
-from genai.common.progress import ProgressLine
 
 from .pulling import Pulling
 from .terminal import agreed, emit, say
@@ -131,6 +130,8 @@ def ask(question: str) -> bool:
 
 def watch(plan: BuildPlan) -> Callable[[int], None]:
     """Say what is odd about the checkpoint; then a bar for terminals, nothing elsewhere."""
+    from genai.convert.resolve import build_task
+
     for remark in plan.remarks:
         say(f"genai: {remark}")
-    return ProgressLine("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add
+    return build_task(plan)

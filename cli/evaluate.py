@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 from genai.common.to_json import to_json
 from genai.errors import InputError
 from genai.models.kv_quality import MEASURED

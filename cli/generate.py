@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 from genai.common.reading import read_text_file
 from genai.errors import InputError, OptionError
 

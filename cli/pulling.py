@@ -29,10 +29,10 @@ class Pulling:
     @property
     def hooks(self) -> PullHooks:
         """What `pull_model` calls."""
-        from genai.convert.resolve import pull_bar
+        from genai.convert.resolve import pull_task
         from genai.hub.pull import PullHooks
 
-        return PullHooks(ask=self._ask, watch=pull_bar, waiting=_waiting, notice=lambda text: say(f"genai: {text}"))
+        return PullHooks(ask=self._ask, watch=pull_task, waiting=_waiting, notice=lambda text: say(f"genai: {text}"))
 
     def agreed(self, question: str) -> bool:
         """Whether whoever is asked to build has said yes already, to the pull."""

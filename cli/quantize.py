@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 
 from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say

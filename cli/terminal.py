@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 from genai.errors import ChatTemplateError, InputError
 
 from .help_page import OUTPUT

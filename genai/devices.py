@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
-from genai.common.progress import tell
+from genai.common.log import logger
+from genai.common.progress import is_quiet
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.jit.isa import IsaError, isa
-from genai.kernels.cpu.jit.native import LIBRARY, report_progress as report_progress
+from genai.kernels.cpu.jit.native import LIBRARY
 from genai.kernels.cpu.program.thread_pool import MAX_THREADS
 from genai.kernels.cuda.driver import Driver, NoDevice
 from genai.kernels.device import Executor
 
 from .errors import DeviceError, OptionError, whole_number
 
-# Whether somebody was told why there is no GPU.
+_log = logger(__name__)
+# Why there is no GPU, once that is logged.
 _told: set[str] = set()
-_QUIET = ContextVar("_QUIET", default=False)
 # GPUs that arrays lie on.
 _gpus: dict[int, Driver] = {}
 _opening = threading.Lock()
-
-
-@contextmanager
-def untold(quiet: bool) -> Iterator[None]:
-    """Say nothing of the CPU meanwhile, if `quiet`: whoever opens a model may have asked for silence."""
-    before = _QUIET.set(quiet)
-    try:
-        yield
-    finally:
-        _QUIET.reset(before)
 
 
 def compile_seconds() -> float:
@@ -144,13 +132,13 @@ def first_gpu() -> str:
 
 
 def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
-    """Say once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
-    if _told or _QUIET.get():
+    """Log once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
+    if _told or is_quiet():
         return
     _told.add(why)
     if asked_by:
         why = f"{why}. {asked_by} asks for {device}: {_remedy(why)}"
-    tell(f"genai: computing on the CPU: {why}")
+    _log.info("computing on the CPU: %s", why)
 
 
 def _open_gpu(device: str, threads: int | None) -> Executor:

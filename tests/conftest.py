@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import gc
+import logging
 import os
 import signal
 import sys
@@ -67,6 +68,19 @@ def kernels_of_a_made_up_gpu_go_with_the_run(tmp_path_factory: pytest.TempPathFa
                 compiler, "cache_root", lambda: kept if os.environ.get("GENAI_CACHE_DIR") == named else usual()
             )
         yield kept
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """logged(): the messages that the library has logged since the last call. That tasks begin ends in "..."."""
+    caplog.set_level(logging.INFO, "genai")
+
+    def messages() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name.startswith("genai.")]
+        caplog.clear()
+        return found
+
+    return messages
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from ..wrapping import WordWrap, harmless
 from .tools import read_functions
 
 if TYPE_CHECKING:
-    from genai.common.progress import ProgressLine
+    from genai.common.progress_line import ProgressLine
     from genai.llm.chat import ChatSession
     from genai.llm.llm import LLM
     from genai.text.parsing import Event

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from genai.common.progress import ProgressLine, tell
+from genai.common.log import logger
+from genai.common.progress import quietly, task
 
 from ..common.paths import expanded
 from ..errors import (
@@ -33,6 +34,8 @@ from .folder import check_tokenizer
 from .hf_config import HFConfig
 from .options import ExportOptions
 from .prequantized.checkpoint import read_quantisation, without_quantisation
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = F
             a name in the cache.
         precision: also build a model folder of the checkpoint, with weights stored as "int4", "int8", "fp16" or "fp32",
             and return that.
-        quiet: show nothing on stderr.
+        quiet: report no progress, and log only warnings.
 
     Returns:
         The checkpoint's folder, the ONNX model's folder, or the GGUF file; with a precision, the folder that was built.
@@ -153,10 +156,10 @@ def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = F
         ModelFolderError: it is no reference. OptionError: a precision that there is not.
         UnsupportedModelError, ConfigError: no model of this kind runs here; nothing was fetched but its configuration.
     """
-    pulling = quiet_or_shown(quiet)
-    if precision is not None:
-        return resolve_model(reference, pulling, BuildHooks(), precision)
-    return source_path(find_or_pull(reference, pulling), reference)
+    with quietly(quiet):
+        if precision is not None:
+            return resolve_model(reference, _PULLING, BuildHooks(), precision)
+        return source_path(find_or_pull(reference, _PULLING), reference)
 
 
 def source_path(found: Path | PulledModel, given: str | Path) -> Path:
@@ -177,31 +180,28 @@ def loadable(given: str | Path, *, fetch: bool, precision: str | None, quiet: bo
     """What a program loads that names a model: see `genai.LLM`. Nothing is fetched unless `fetch`."""
     if precision is None and not fetch and pulled_model(given) is None:
         return Path(given)
-    building = BuildHooks() if quiet else BuildHooks(ask=_say, watch=_bar)
-    return resolve_model(given, quiet_or_shown(quiet) if fetch else None, building, precision)
+    with quietly(quiet):
+        return resolve_model(given, _PULLING if fetch else None, _BUILDING, precision)
 
 
-def quiet_or_shown(quiet: bool) -> PullHooks:
-    """Hooks of a program: nothing is asked; a line on stderr says what comes."""
-    if quiet:
-        return PullHooks()
-    return PullHooks(
-        watch=pull_bar,
-        notice=lambda text: tell(f"genai: {text}"),
-        waiting=lambda folder: tell(f"genai: waiting for another pull ({folder})"),
-    )
-
-
-def pull_bar(plan: PullPlan) -> Progress:
-    """A bar for terminals, with the time left."""
+def pull_task(plan: PullPlan) -> Progress:
+    """The task of a pull; returns what is told the bytes that come."""
     unit, name = (1e9, "GB") if plan.missing_bytes >= 1e9 else (1e6, "MB")
-    return ProgressLine("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}").add
+    return task("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}").add
 
 
-def _say(question: str) -> bool:
-    tell(f"genai: {question.replace('Build a', 'Building a', 1).rstrip('?')}")
+def build_task(plan: BuildPlan) -> Progress:
+    """The task of a build; returns what is told the bytes that are read."""
+    return task("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add
+
+
+def _said(question: str) -> bool:
+    _log.info("%s", question.replace("Build a", "Building a", 1).rstrip("?"))
     return True
 
 
-def _bar(plan: BuildPlan) -> Progress:
-    return ProgressLine("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add
+# Hooks of a program, which nobody can ask: the log says what comes.
+_PULLING = PullHooks(
+    watch=pull_task, notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder)
+)
+_BUILDING = BuildHooks(ask=_said, watch=build_task)

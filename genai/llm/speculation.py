@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from genai.common.progress import ProgressLine
+from genai.common.progress import quietly, task
 
 from ..common.reading import read_text_file
 from ..engine.speculation.draft import DraftModel
@@ -99,7 +99,8 @@ class Guessing:
         if asked is None:
             return
         if asked.lookup_file is not None:
-            self._text = _read(Path(asked.lookup_file), tokenizer, quiet=bool(options.get("quiet")))
+            with quietly(bool(options.get("quiet"))):
+                self._text = _read(Path(asked.lookup_file), tokenizer)
         if asked.draft is not None:
             self._owns_draft = not isinstance(asked.draft, Model)
             self._draft = asked.draft if isinstance(asked.draft, Model) else _loaded(asked.draft, model, options)
@@ -173,21 +174,17 @@ def _loaded(folder: str | Path, model: Model, options: dict[str, Any]) -> Model:
     return Model(config, **options)
 
 
-def _read(path: Path, tokenizer: Tokenizer, *, quiet: bool) -> LookupText:
+def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
     text = read_text_file(path)
     if len(text) > _MOST_CHARACTERS:
         raise InputError(
             f"{path}: has {len(text):,} characters", f"at most {_MOST_CHARACTERS:,} are looked through", "give a part"
         )
-    line = ProgressLine(f"Reading {path.name}", len(text), after=1.0)
     tokens: list[int] = []
-    try:
+    with task(f"Reading {path.name}", len(text), after=1.0) as reading:
         for piece in _pieces(text):
             tokens += tokenizer.encode(piece).tolist()
-            if not quiet:
-                line.add(len(piece))
-    finally:
-        line.close()
+            reading.add(len(piece))
     return LookupText(tokens)
 
 

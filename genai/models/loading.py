@@ -13,14 +13,15 @@ import numpy as np
 
 from genai import kernels
 from genai.common import memory_limits
-from genai.common.progress import ProgressLine, tell
+from genai.common.log import logger
+from genai.common.progress import quietly, task
 from genai.kernels.cpu.jit.kernel_cache import source_key
 from genai.kernels.device import DeviceFailed, Executor, UnsupportedOp
 from genai.kernels.ir import Ids
 from genai.kvcache.pool import BlockPool
 from genai.kvcache.storage import PagedStorage, blocks_that_fit
 
-from ..devices import open_asked, open_executor, report_progress, tell_of_the_cpu, untold
+from ..devices import open_asked, open_executor, tell_of_the_cpu
 from ..engine.decoder import Decoder
 from ..engine.paged import PagedDecoder
 from ..engine.state_file import Identity
@@ -39,6 +40,7 @@ from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, r
 from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
 
+_log = logger(__name__)
 # A pool larger than this many full contexts would only cost memory for its free list.
 MAX_CONTEXTS_IN_POOL = 256
 # Packing that takes longer shows a bar.
@@ -63,9 +65,9 @@ def load_decoder(
     chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
     if chosen.name == "reference":  # in full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
-    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "quiet": quiet, "lora": lora}
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
-    with report_progress((lambda current, total: None) if quiet else None), untold(quiet):
+    with quietly(quiet):
         executor = open_chosen(chosen, threads)
         check_kv_type(kv_dtype, executor.name, chosen)
         if chosen.cpu_serves_too and executor.name != "cpu":
@@ -93,7 +95,7 @@ def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
 
 def _load_on(
     executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
-    context_size: int | None, quiet: bool, lora: bool,
+    context_size: int | None, lora: bool,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
     """The same on a device."""
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
@@ -107,8 +109,7 @@ def _load_on(
     )
     kernel = {"accuracy": accuracy, "threads": executor.host_threads, "executor": executor}
     if source.flat is None or source.layout is None:
-        if not quiet:
-            tell(f"genai: running sequence by sequence, without batching: {source.info.reason}")
+        _log.info("running sequence by sequence, without batching: %s", source.info.reason)
         info = replace(source.info, context_size=cache.context_size)
         if lora:
             raise _no_lora_targets(info)
@@ -119,14 +120,14 @@ def _load_on(
     inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
     most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
     num_blocks = min(blocks_that_fit(source.layout, cache.cache_bytes), most)
-    progress = ProgressLine(
+    packing = task(
         "Packing weights",
         source.info.weight_bytes,
         amount=lambda count: memory_limits.format_bytes(int(count)),
         after=_QUIET_SECONDS,
     )
-    options = PlanOptions(kernel=kernel, on_packed=None if quiet else progress.add)
-    with progress, refused_by(executor):
+    options = PlanOptions(kernel=kernel, on_packed=packing.add)
+    with packing, refused_by(executor):
         program, targets = build_program(source.model, inputs, options), None
         if lora:
             program, targets = with_targets(program)

@@ -58,8 +58,9 @@ class Model(Single, AbstractContextManager["Model"]):
             NumPy's affair.
         lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
             two steps, which takes a moment.
-        quiet: print nothing while loading: neither that kernels are compiled, nor that the graph cannot be batched
+        quiet: log only warnings while loading: neither that kernels are compiled, nor that the graph cannot be batched
             (`info.reason` says that too), nor why the CPU computes where a GPU might (`device_type` says that it does).
+            Progress is not reported.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.

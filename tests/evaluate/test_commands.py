@@ -17,7 +17,7 @@ import pytest
 from genai import Model
 from genai.cli.app import run as run_here
 from genai.cli.evaluate import _tell
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 from genai.evaluate import ScoringProgress, kl_divergence, perplexity
 from genai.evaluate.model_diff import DEFAULT_TOLERANCE
 from genai.models import kv_quality

@@ -153,7 +153,7 @@ def test_only_the_hub_sees_the_token(gguf: LocalHub, monkeypatch: pytest.MonkeyP
     "headers", [{"retry-after": "0.2"}, {"ratelimit": '"api";r=0;t=1', "retry-after": "x"}, {}], ids=str
 )
 def test_rate_limits_are_waited_for(
-    gguf: LocalHub, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gguf: LocalHub, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
@@ -162,7 +162,7 @@ def test_rate_limits_are_waited_for(
     assert genai.pull("org/name").is_file()
     expected = 0.2 if headers.get("retry-after") == "0.2" else 1.0 if headers else 0.01
     assert [seconds for seconds in waited if seconds] == [expected, expected, 0.01]
-    assert ("asks to wait" in capsys.readouterr().err) == bool(headers)
+    assert ("asks to wait" in str(logged())) == bool(headers)
 
 
 def test_a_rate_limit_of_an_hour_is_said(gguf: LocalHub) -> None:

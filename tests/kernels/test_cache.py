@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.common.log import to_stderr
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
 from genai.kernels.cpu.jit.native import CompileReport, Library
+
+Logged = Callable[[], list[str]]
 
 
 def scale_by_three(x: int, begin: int, end: int) -> int:
@@ -74,18 +78,17 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def test_compiles_once_and_then_loads(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiles_once_and_then_loads(root: Path, sources: Path, logged: Logged) -> None:
     report = Program(sources).prepare()
     assert (report.compiled, report.loaded) == (1, 0)
     assert report.seconds > 0
-    assert capsys.readouterr().err == "Compiling CPU kernels (once per kernel) ...\n"
+    assert logged() == ["Compiling CPU kernels (once per kernel) ..."]
     again = Program(sources)
     report = again.prepare()
     assert (report.compiled, report.loaded) == (0, 1)
     again.assert_works()
     assert (again.prepare().compiled, again.prepare().loaded) == (0, 0)
-    captured = capsys.readouterr()
-    assert captured.err == captured.out == ""
+    assert logged() == []
 
 
 def test_folder_is_private(root: Path, sources: Path) -> None:
@@ -95,13 +98,13 @@ def test_folder_is_private(root: Path, sources: Path) -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_first_call_compiles_and_says_so_once(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_first_call_compiles_and_says_so_once(root: Path, sources: Path, logged: Logged) -> None:
     program = Program(sources)
     program.assert_works()
     program.assert_works()
-    assert capsys.readouterr().err == "Compiling CPU kernels (once per kernel) ...\n"
+    assert logged() == ["Compiling CPU kernels (once per kernel) ..."]
     Program(sources).assert_works()
-    assert capsys.readouterr().err == ""
+    assert logged() == []
 
 
 @pytest.mark.parametrize("change", ["edit", "edit inner", "add", "remove", "rename", "same again"])
@@ -150,7 +153,7 @@ def damaged(content: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("damage", damaged(bytes(300)))
-def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, logged: Logged) -> None:
     Program(sources).prepare()
     (file,) = files(root)
     content = file.read_bytes()
@@ -159,21 +162,20 @@ def test_damaged_files_are_rebuilt(root: Path, sources: Path, damage: str, capsy
     assert program.prepare().compiled == 1
     program.assert_works()
     assert Program(sources).prepare().loaded == 1
-    assert "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in str(logged())
 
 
-def assert_warned_once(text: str, reason: str) -> None:
-    """One line of three parts: what, why, what to do."""
-    lines = [line for line in text.splitlines() if line.startswith("genai:")]
-    assert len(lines) == 1
-    assert "compiled CPU kernels are not kept on disk" in lines[0]
-    assert reason in lines[0]
-    assert "GENAI_CACHE_DIR" in lines[0]
-    assert "Traceback" not in text
+def assert_warned_once(messages: list[str], reason: str) -> None:
+    """One message of three parts: what, why, what to do; and none but of compiling."""
+    (message,) = [message for message in messages if not message.endswith("...")]
+    assert "compiled CPU kernels are not kept on disk" in message
+    assert reason in message
+    assert "GENAI_CACHE_DIR" in message
+    assert "Traceback" not in message and "\n" not in message
 
 
 def test_a_base_that_is_no_folder(
-    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GENAI_CACHE_DIR", str(tmp_path / "file"))
@@ -181,24 +183,20 @@ def test_a_base_that_is_no_folder(
         program = Program(sources)
         assert program.prepare().compiled == 1
         program.assert_works()
-    assert_warned_once(capsys.readouterr().err, "file")
+    assert_warned_once(logged(), "file")
 
 
-def test_a_read_only_file_system(
-    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_read_only_file_system(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     def refuse(self: Path, *arguments: Any, **options: Any) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     Program(sources).assert_works()
-    assert_warned_once(capsys.readouterr().err, "Read-only file system")
+    assert_warned_once(logged(), "Read-only file system")
 
 
 @pytest.mark.parametrize("failing", ["write_bytes", "replace"])
-def test_a_full_disk(
-    root: Path, sources: Path, failing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk(root: Path, sources: Path, failing: str, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     program = Program(sources)
     with monkeypatch.context() as patch:
 
@@ -209,18 +207,16 @@ def test_a_full_disk(
 
         patch.setattr(Path, failing, fill)
         program.assert_works()
-    assert_warned_once(capsys.readouterr().err, "No space left on device")
+    assert_warned_once(logged(), "No space left on device")
     assert files(root) == [], "no half-written files stay"
     assert Program(sources).prepare().compiled == 1
     assert Program(sources).prepare().loaded == 1
 
 
-def test_an_unreadable_file(
-    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unreadable_file(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     Program(sources).prepare()
     (file,) = files(root)
-    capsys.readouterr()
+    logged()
 
     def refuse(path: Path, flags: int) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -229,7 +225,7 @@ def test_an_unreadable_file(
         patch.setattr(os, "open", refuse)
         folder = kernel_cache.CacheFolder(root, file.parent.name)
         assert folder.load(file.name) is None
-    assert_warned_once(capsys.readouterr().err, "Permission denied")
+    assert_warned_once(logged(), "Permission denied")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
@@ -241,7 +237,7 @@ def test_a_folder_that_others_can_write_is_refused(
     level: int,
     mode: int,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
 ) -> None:
     """Machine code is run, so nothing is read from such a folder, nor written to it."""
     monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
@@ -250,10 +246,10 @@ def test_a_folder_that_others_can_write_is_refused(
     file.write_bytes(hashlib.sha256(pickle.dumps(Bomb())).digest() + pickle.dumps(Bomb()))
     before = file.read_bytes()
     (file.parent, file.parent.parent, root)[level].chmod(mode)
-    capsys.readouterr()
+    logged()
     program = Program(sources)
     program.assert_works()
-    assert_warned_once(capsys.readouterr().err, "can be written by others")
+    assert_warned_once(logged(), "can be written by others")
     assert files(root) == [file]
     assert file.read_bytes() == before
 
@@ -311,15 +307,15 @@ class Bomb:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no user ids on Windows")
 def test_a_folder_of_another_user_is_refused(
-    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     Program(sources).prepare()
-    capsys.readouterr()
+    logged()
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     program = Program(sources)
     program.assert_works()
-    assert_warned_once(capsys.readouterr().err, "belongs to another user")
+    assert_warned_once(logged(), "belongs to another user")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
@@ -332,7 +328,7 @@ def test_what_the_environment_names_must_not_be_open_to_others(
     mode: int,
     refused: bool,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
 ) -> None:
     """They would put their own folders in the place of ours; not so in a sticky one."""
     monkeypatch.setattr(kernel_cache, "_is_own_group", lambda group: False)
@@ -341,16 +337,16 @@ def test_what_the_environment_names_must_not_be_open_to_others(
     program = Program(sources)
     program.assert_works()
     assert (program.library.folder.path is None) == refused
-    said = capsys.readouterr().err
+    said = logged()
     if refused:
         assert_warned_once(said, f"{root.parent} can be written by others")
     else:
-        assert "not kept" not in said
+        assert "not kept" not in str(said)
     assert root.exists() != refused
 
 
 def test_what_is_made_for_it_is_private_whatever_others_may_do_with_new_files(
-    root: Path, sources: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, sources: Path, logged: Logged
 ) -> None:
     before = os.umask(0)
     try:
@@ -358,20 +354,20 @@ def test_what_is_made_for_it_is_private_whatever_others_may_do_with_new_files(
     finally:
         os.umask(before)
     assert Program(sources).prepare().loaded == 1
-    assert "not kept" not in capsys.readouterr().err
+    assert "not kept" not in str(logged())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="mode bits say nothing on Windows")
 @pytest.mark.parametrize("way", ["open to a group", "open to all", "a link", "a pipe", "a folder", "of somebody else"])
 def test_files_that_others_may_have_written_are_rebuilt(
     root: Path, sources: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
 ) -> None:  # fmt: skip
     """The folder may have been open to them before it was repaired."""
     Program(sources).prepare()
     (file,) = files(root)
     whole = file.read_bytes()
-    capsys.readouterr()
+    logged()
     if way.startswith("open"):
         file.chmod(0o664 if way == "open to a group" else 0o646)
     elif way == "a link":
@@ -387,10 +383,10 @@ def test_files_that_others_may_have_written_are_rebuilt(
         assert folder.path == file.parent and folder.load(file.name) is None
     program.assert_works()
     if way == "a folder":  # which nothing can be written over
-        return assert_warned_once(capsys.readouterr().err, "directory")
+        return assert_warned_once(logged(), "directory")
     assert stat.S_ISREG(file.lstat().st_mode) and not file.stat().st_mode & 0o022
     assert len(file.read_bytes()) == len(whole) and Program(sources).prepare().loaded == 1
-    return None if "not kept" not in capsys.readouterr().err else pytest.fail("it was said")
+    return None if "not kept" not in str(logged()) else pytest.fail("it was said")
 
 
 def another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +401,7 @@ def another_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fstat", other)
 
 
-def test_it_is_said_once_whoever_looks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_said_once_whoever_looks(tmp_path: Path, logged: Logged) -> None:
     (tmp_path / "file").write_text("")
     together = threading.Barrier(8)
 
@@ -418,10 +414,10 @@ def test_it_is_said_once_whoever_looks(tmp_path: Path, capsys: pytest.CaptureFix
         thread.start()
     for thread in threads:
         thread.join()
-    assert_warned_once(capsys.readouterr().err, "file")
+    assert_warned_once(logged(), "file")
 
 
-def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged) -> None:
     for name in ("GENAI_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
 
@@ -430,7 +426,7 @@ def test_no_home_folder(sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
     monkeypatch.setattr(Path, "home", homeless)
     Program(sources).assert_works()
-    assert_warned_once(capsys.readouterr().err, "there is no home folder")
+    assert_warned_once(logged(), "there is no home folder")
 
 
 def test_where_the_cache_is() -> None:
@@ -478,12 +474,12 @@ def test_two_processes_at_once(root: Path, sources: Path, tmp_path: Path) -> Non
     assert loaded.stderr == ""
 
 
-def test_a_cache_deleted_while_running(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_deleted_while_running(root: Path, sources: Path, logged: Logged) -> None:
     program = Program(sources)
     assert program.library.folder.path is not None
     shutil.rmtree(root)
     program.assert_works()
-    assert_warned_once(capsys.readouterr().err, "No such file or directory")
+    assert_warned_once(logged(), "No such file or directory")
 
 
 class Terminal(io.StringIO):
@@ -496,7 +492,8 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
 ) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    Program(sources).prepare()
+    with to_stderr():
+        Program(sources).prepare()
     shown = terminal.getvalue().split("\r")
     assert shown[1].startswith("Compiling CPU kernels (once per kernel) [") and shown[1].endswith("  0%  0 of 1")
     assert shown[-2:] == [" " * len(shown[-3]), ""]
@@ -513,14 +510,19 @@ def test_several_kernels_are_counted_on_a_terminal(root: Path, sources: Path, mo
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     program = Program(sources)
-    program.library.prepare([program.kernel, program.library.kernel(add_two)])
+    with to_stderr():
+        program.library.prepare([program.kernel, program.library.kernel(add_two)])
     assert "  0%  0 of 2" in terminal.getvalue()
 
 
-def test_no_stderr_at_all(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    assert Program(sources).prepare().compiled == 1
-    Program(sources).assert_works()
+@pytest.mark.parametrize("stderr", ["absent", "closed"])
+def test_no_stderr_at_all(root: Path, sources: Path, stderr: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Terminal()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", None if stderr == "absent" else closed)
+    with to_stderr():
+        assert Program(sources).prepare().compiled == 1
+        Program(sources).assert_works()
 
 
 def test_numba_switched_off(root: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -529,12 +531,12 @@ def test_numba_switched_off(root: Path, sources: Path, monkeypatch: pytest.Monke
         Program(sources).assert_works()
 
 
-def test_own_progress(root: Path, sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_progress(root: Path, sources: Path, logged: Logged) -> None:
     calls: list[tuple[int, int]] = []
     for _ in range(2):
         Program(sources).prepare(lambda current, total: calls.append((current, total)))
     assert calls == [(1, 1)], "called while compiling, not while loading"
-    assert capsys.readouterr().err == ""
+    assert logged() == []
 
 
 def test_no_module_with_kernels_imports_numba() -> None:

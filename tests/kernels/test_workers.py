@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,27 @@ def test_later_is_here_where_a_process_fails(library: Library, monkeypatch: pyte
     library.prepare([], lambda current, total: None, later=kernels)
     library.prepare(kernels, lambda current, total: None)
     assert_they_work(kernels)
+
+
+def test_other_processes_log_nothing(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong there goes wrong here again, and is logged here."""
+    monkeypatch.setattr(workers, "can_fork", lambda: True)
+    process, make, file = os.getpid(), NativeFunction.make, tmp_path / "log"
+
+    def noisy(self: NativeFunction) -> bytes:
+        native._log.warning("%s", "here" if os.getpid() == process else "there")
+        return make(self)
+
+    monkeypatch.setattr(NativeFunction, "make", noisy)
+    handler = logging.FileHandler(file)
+    monkeypatch.setattr(native._log, "handlers", [handler])
+    with closing(handler):
+        kernels = adders(library)
+        library.prepare([], later=kernels[3:])
+        library.prepare(kernels)
+        assert library.prepare([library.kernel(_adder(5))]).compiled == 1, "one alone is made here"
+    assert_they_work(kernels)
+    assert set(file.read_text().split()) == {"here"}
 
 
 SLOW_COMPILING = """

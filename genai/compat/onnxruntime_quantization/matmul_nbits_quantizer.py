@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from genai.common.progress import ProgressLine
+from genai.common.progress import task
 from genai.kernels.weights import BLOCKS, QuantizationError, QuantizedWeight
 from genai.quant.methods import InputStatistics
 
@@ -280,7 +280,7 @@ class MatMulNBitsQuantizer:
         if accuracy not in (None, *range(5)):
             raise OptionError(f"accuracy_level is {accuracy!r}", "it can be 0 to 4", "pass 4 or 0")
         writer = _Writer(model, config.quant_format, method, accuracy, self._inputs(model, found))
-        with ProgressLine("Quantising", len(found), after=0.5) as progress:
+        with task("Quantising", len(found), after=0.5) as progress:
             for graph, node in found:
                 writer.write(graph, node, custom.get(node.name, form))
                 progress.add(1)

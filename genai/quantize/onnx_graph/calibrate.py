@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx
 
-from genai.common.progress import ProgressLine
+from genai.common.progress import task
 from genai.quant.histograms import BINS, EntropyRange, Extremes, PercentileRange, RangeObserver
 
 from ...compat.onnxruntime.inference_session import InferenceSession
@@ -219,7 +219,7 @@ class CalibraterBase:
             names = sorted(self.select_tensors_to_calibrate()[0]) if self._names is None else self._names
             self._observations = Observations(names, self._observer)
         inputs = [value.name for value in session.get_inputs()]
-        with ProgressLine("Calibrating", after=0.5) as progress:
+        with task("Calibrating", after=0.5) as progress:
             total = _length(data_reader)
             for item, feed in enumerate(feeds_of(data_reader)):
                 progress.show(item, max(total, item + 1), f"{item} of {total or '?'} inputs")

@@ -6,7 +6,7 @@ processor and Numba's code-generation switches: a changed key is a new folder, a
 
 The files hold machine code, so folders and files are this user's, and nobody else can write them; nor can anybody
 else put other folders in their places, from the one that the environment names downwards.
-Trouble with the disk never stops a run: kernels are then compiled in memory, and stderr says so once.
+Trouble with the disk never stops a run: kernels are then compiled in memory, and the log says so once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from genai.common.progress import tell
+from genai.common.log import logger
 
+_log = logger(__name__)
 _DIGEST_BYTES = 32
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # A link in a file's place is not followed, and a pipe there is not waited for.
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-# What kernels were for of which this process has said that they are not kept.
+# What kernels were for of which this process has logged that they are not kept.
 _told: dict[str, object] = {}
 _NEVER_COMPILED = frozenset({"reference"})
 # Of Numba, which reads them from variables and from a file in the working folder.
@@ -82,7 +83,7 @@ def _create(file: Path) -> None:
 
 
 class CacheFolder:
-    """A folder of compiled kernels. Unusable folders are named on stderr once; loads then miss and saves do nothing.
+    """A folder of compiled kernels. Unusable folders are named in the log once; loads then miss and saves do nothing.
 
     Args:
         root: the user's cache folder, see `cache_root`; None if there is none.
@@ -105,11 +106,11 @@ class CacheFolder:
         mine = object()
         if _told.setdefault(self._what, mine) is not mine:
             return
-        tell(
-            f"genai: compiled {self._what} kernels are not kept on disk: {reason}. Every process compiles them again "
-            f"({self._cost}) until that folder is repaired, or GENAI_CACHE_DIR names one that you own and only you can "
-            "write."
-        )
+        _log.warning(
+            "compiled %s kernels are not kept on disk: %s. Every process compiles them again (%s) until that folder is "
+            "repaired, or GENAI_CACHE_DIR names one that you own and only you can write.",
+            self._what, reason, self._cost,
+        )  # fmt: skip
 
     def holds(self, name: str) -> bool:
         """Whether a file of that name is there (it may still turn out to be damaged)."""

@@ -11,9 +11,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai.common.forks import renew_locks
-from genai.common.progress import ProgressLine, tell
+from genai.common.log import logger
+from genai.common.progress import Task, task
 
 from .arguments import Arguments, Operator, layout
 from .kernel_cache import CacheFolder, cache_root, compile_target, source_key
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .object_files import LoadedObject
 
 Progress = Callable[[int, int], None]
+
+_log = logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,8 @@ class Library:
         """Compile or load these kernels and operators, side by side in several processes where that is possible.
 
         Args:
-            progress: called as progress(current, total) while kernels are compiled; None = as `report_progress` says,
-                or else a line on stderr. Nothing is shown when everything is on disk.
+            progress: called as progress(current, total) while kernels are compiled; None = that is a task, which the
+                log says once. Where everything is on disk, nothing is compiled.
             later: kernels that will be wanted: other processes make them meanwhile, where that is possible.
         """
         started = time.perf_counter()
@@ -226,19 +228,18 @@ class Library:
             make_behind(behind, prepared=bool(absent))
         if absent:
             absent.sort(key=_cost, reverse=True)  # so that the processes end together
-            show = progress or _PROGRESS.get() or _Line(list(map(_cost, absent)), quiet=self._announced)
-            self._announced = True
+            announced, self._announced = self._announced, True
             begin = time.perf_counter()
             try:
-                show(1, len(absent))
-                with closing(_each_made(absent)) as each:
-                    for done, _ in enumerate(each, 2):
-                        if done <= len(absent):
-                            show(done, len(absent))
+                with Task() if progress else task(_TASK, log=None if announced else _log) as compiling:
+                    show = progress or _with_costs(compiling, absent)
+                    show(1, len(absent))
+                    with closing(_each_made(absent)) as each:
+                        for done, _ in enumerate(each, 2):
+                            if done <= len(absent):
+                                show(done, len(absent))
             finally:
                 self.compile_seconds += time.perf_counter() - begin
-                if isinstance(show, _Line):
-                    show.close()
         return CompileReport(len(absent), len(waiting) - len(absent), time.perf_counter() - started)
 
 
@@ -261,7 +262,7 @@ def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
         yield made
 
 
-_ANNOUNCEMENT = "Compiling CPU kernels (once per kernel)"
+_TASK = "Compiling CPU kernels (once per kernel)"
 _SECONDS_BETWEEN_LOOKS = 0.02
 # Those processes give way to all others: where these leave them no time, kernels are compiled here.
 _MOST_SECONDS_BEHIND = 20.0
@@ -273,36 +274,14 @@ def _cost(made: Compiled) -> int:
     return next((cost for name, cost in _COSTS.items() if made.name.startswith(name)), 2)
 
 
-class _Line(ProgressLine):
-    """On a terminal a bar that goes away; elsewhere a line, once for all that will be compiled.
+def _with_costs(compiling: Task, absent: Sequence[Compiled]) -> Progress:
+    """Progress of kernels in the order in which they are begun, by what they cost."""
+    costs = list(map(_cost, absent))
 
-    Args:
-        costs: of the kernels in the order in which they are begun.
-        quiet: where there is no terminal, it has been written before.
-    """
+    def show(current: int, total: int) -> None:
+        compiling.show(sum(costs[: current - 1]), sum(costs), f"{current - 1} of {total}")
 
-    def __init__(self, costs: list[int], *, quiet: bool = False) -> None:
-        super().__init__(_ANNOUNCEMENT)
-        self._costs = costs
-        if not self.shows and not quiet:
-            tell(f"{_ANNOUNCEMENT} ...")
-
-    def __call__(self, current: int, total: int) -> None:
-        self.show(sum(self._costs[: current - 1]), sum(self._costs), f"{current - 1} of {total}")
-
-
-_PROGRESS: ContextVar[Progress | None] = ContextVar("progress", default=None)
-
-
-@contextmanager
-def report_progress(progress: Progress | None) -> Iterator[None]:
-    """Who hears of kernels that are compiled meanwhile, instead of a line on stderr."""
-    before = _PROGRESS.get()
-    try:
-        _PROGRESS.set(progress)
-        yield
-    finally:
-        _PROGRESS.set(before)
+    return show
 
 
 LIBRARY = Library(Path(__file__).resolve().parents[2])

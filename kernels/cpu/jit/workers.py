@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -124,7 +125,9 @@ def _leave_the_terminal() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    sys.stderr = None  # what fails is compiled again, and told, by the parent
+    # What fails is compiled again, and told, by the parent.
+    sys.stderr = None
+    logging.disable()
 
 
 def can_fork() -> bool:

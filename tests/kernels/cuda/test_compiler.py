@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ import pytest
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cuda import compiler, kernel_cache as cuda_cache
 from genai.kernels.cuda.compiler import OPTIONS, CompileError, KernelCompiler, target
+
+Logged = Callable[[], list[str]]
 
 
 class Nvrtc:
@@ -120,7 +123,7 @@ def test_a_gpu_that_the_compiler_does_not_know_gets_a_text() -> None:
 
 
 def test_without_a_folder_it_is_compiled_every_time(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, logged: Logged
 ) -> None:
     folder.parent.mkdir(parents=True)
     folder.parent.chmod(0o777)
@@ -129,7 +132,7 @@ def test_without_a_folder_it_is_compiled_every_time(
         assert one.images(["a"]) == one.images(["a"]) == [b"cubin of a"]
     one.images([f"text {number}" for number in range(16)])  # side by side
     assert len(nvrtc.asked) == 20
-    assert capsys.readouterr().err.count("compiled CUDA kernels are not kept on disk") == 1
+    assert str(logged()).count("compiled CUDA kernels are not kept on disk") == 1
 
 
 def aged(file: Path, days: float) -> Path:

@@ -331,15 +331,13 @@ def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, module: Any, index
     assert f"cuda:{index}" in refused.value.what and "docs/cuda.md" in refused.value.fix
 
 
-def test_auto_takes_the_cpu_and_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_takes_the_cpu_and_says_so_once(monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setattr(devices, "_told", set())
     for _ in range(2):
         executor = devices.open_executor("auto", threads=1)
         assert executor.name == "cpu"
-    assert capsys.readouterr().err.splitlines() == ["genai: computing on the CPU: CuPy is not installed"]
+    assert logged() == ["computing on the CPU: CuPy is not installed"]
 
 
 def test_importing_the_toolkit_imports_no_cupy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from genai.models.info import describe
 from genai.models.model import check_model_options
 
 from .test_cupy_driver import CONTEXTS, CUDARuntimeError, NVRTCError, Stream, fake_cupy
+
+Logged = Callable[[], list[str]]
 
 BUSY = "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable"
 
@@ -71,7 +74,7 @@ def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("which", WAYS)
 def test_a_gpu_that_cannot_be_opened(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, which: str
+    monkeypatch: pytest.MonkeyPatch, logged: Logged, bundled_folder: Path, which: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", broken(which))
     for call in (genai.Model, genai.LLM, describe):
@@ -82,10 +85,10 @@ def test_a_gpu_that_cannot_be_opened(
     for quiet in (True, False, False):
         with genai.LLM(bundled_folder, device="auto", quiet=quiet) as llm:
             assert llm.model.device_type == "CPU"
-        assert not quiet or "on the CPU" not in capsys.readouterr().err
+        assert not quiet or "on the CPU" not in str(logged())
     assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
-    assert line.startswith("genai: computing on the CPU: GPU 0 ")
+    (message,) = [message for message in logged() if "on the CPU" in message]
+    assert message.startswith("computing on the CPU: GPU 0 ")
 
 
 def model() -> onnx.ModelProto:
@@ -123,7 +126,7 @@ def test_auto_takes_the_first_gpu_that_can_be_used(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("which", ["compiler", "memory"])
 def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
     bundled_folder: Path,
     tmp_path: Path,
     which: str,
@@ -141,11 +144,11 @@ def test_auto_takes_the_cpu_where_the_model_does_not_work_on_the_gpu(
     assert ("OUT_OF_MEMORY" if which == "compiler" else "are free on the device cuda") in str(raised.value)
     with genai.Model(bundled_folder, device="auto", quiet=True) as loaded:
         assert loaded.device_type == "CPU"
-    assert not capsys.readouterr().err
+    assert not logged()
     with genai.Model(bundled_folder, device="auto") as loaded:
         assert loaded.device_type == "CPU"
-    lines = [line for line in capsys.readouterr().err.splitlines() if "on the CPU" in line]
-    assert len(lines) == 1 and "genai: computing on the CPU: the " in lines[0]
+    (message,) = [message for message in logged() if "on the CPU" in message]
+    assert "computing on the CPU: the " in message
 
 
 def test_a_cupy_that_is_broken_is_not_one_that_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ except ImportError as error:
 )
 def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
     tmp_path: Path,
     bundled_folder: Path,
     ending: str,
@@ -188,7 +191,7 @@ def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
     assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Place(tmp_path)).text
     with genai.LLM(bundled_folder, device="auto") as llm:
         assert llm.model.device_type == "CPU"
-    assert "computing on the CPU: CuPy cannot be imported: SystemExit" in capsys.readouterr().err
+    assert "computing on the CPU: CuPy cannot be imported: SystemExit" in str(logged())
 
 
 def test_a_cupy_that_raises_anything_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -375,30 +378,35 @@ def test_a_cache_that_gpus_alone_have_where_there_is_none(
 
 
 def test_a_folder_that_asks_for_a_gpu_works_without_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
+    bundled_folder: Path,
+    tmp_path: Path,
 ) -> None:
     """As it always did; why, and what to do, is said once. Whoever asks for it themselves gets the error."""
     folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert describe(folder)["memory"]["device"] == "cpu"
     monkeypatch.setattr(devices, "_told", set())
-    capsys.readouterr()
+    logged()
     assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0", "-q"]) == 0
     with genai.Model(folder, quiet=True) as loaded:
         assert loaded.device_type == "CPU"
     shown = capsys.readouterr()
-    assert shown.out == "19\n" and not shown.err
+    assert shown.out == "19\n" and not shown.err and not logged()
+    assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0"]) == 0
     with genai.LLM(folder) as llm:
         assert llm.chat([{"role": "user", "content": "What is 12 + 7?"}], temperature=0).text == "19"
-    assert run(["chat", str(folder), "-p", "What is 12 + 7?", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if "on the CPU" in line]
+    assert [f"genai: {message}" for message in logged() if "on the CPU" in message] == lines
     assert shown.out == "19\n" and len(lines) == 1
     why, _, fix = lines[0].partition(f". {folder / 'genai_config.json'} asks for cuda: ")
     assert why == "genai: computing on the CPU: CuPy is not installed"
     assert "pip install cupy-cuda13x" in fix and "genai doctor" in fix and "--device cpu" in fix
     monkeypatch.setattr(devices, "_told", set())
-    assert loaded_on(folder, device="cpu") == "cpu" and not capsys.readouterr().err
+    assert loaded_on(folder, device="cpu") == "cpu" and not logged()
     config = genai.Config(folder)
     config.append_provider("cuda")
     for source, options in ((folder, {"device": "cuda"}), (config, {})):
@@ -407,22 +415,26 @@ def test_a_folder_that_asks_for_a_gpu_works_without_one(
 
 
 def test_a_folder_that_asks_for_a_gpu_with_too_little_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bundled_folder: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
+    bundled_folder: Path,
+    tmp_path: Path,
 ) -> None:
     folder = folder_that_asks(bundled_folder, tmp_path, {"cuda": {}})
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(memory=lambda: (1 << 20, 1 << 31)))
     with genai.Model(folder) as loaded:
         assert loaded.device_type == "CPU"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "are free on the device cuda" in line and "genai_config.json asks for cuda" in line
+    (message,) = [message for message in logged() if "on the CPU" in message]
+    assert "are free on the device cuda" in message and "genai_config.json asks for cuda" in message
     monkeypatch.setattr(devices, "_told", set())
     assert run(["info", str(folder), "--json"]) == 0
     shown = capsys.readouterr()
     memory = json.loads(shown.out)["memory"]
-    assert memory["device"] == "cpu" and memory["fits"] and shown.err.splitlines() == [line]
+    assert memory["device"] == "cpu" and memory["fits"] and shown.err == f"genai: {message}\n"
     monkeypatch.setattr(devices, "_told", set())
     assert describe(bundled_folder, device="auto")["memory"]["device"] == "cpu"
-    assert "are free on the device cuda" in capsys.readouterr().err
+    assert "are free on the device cuda" in str(logged())
     for options in ({"device": "cuda"}, {"available_bytes": 1 << 20}):  # facts of that GPU, which was asked about
         memory = describe(folder, **options)["memory"]
         assert memory["device"] == "cuda" and not memory["fits"]
@@ -480,7 +492,7 @@ def test_drafts_are_where_the_model_is(
 @pytest.mark.parametrize("where", ["compile", "allocate"])
 def test_a_gpu_that_is_full_while_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logged: Logged,
     opened: list[str],
     bundled_folder: Path,
     tmp_path: Path,
@@ -498,7 +510,7 @@ def test_a_gpu_that_is_full_while_the_model_is_loaded(
         opened.clear()
         with genai.Model(source, **options) as loaded:  # type: ignore[arg-type]
             assert loaded.decoder.executor.device == "cpu" and len(opened) == 1
-        assert "on the CPU: the model needs more memory than there is" in capsys.readouterr().err
+        assert "on the CPU: the model needs more memory than there is" in str(logged())
 
 
 def test_a_host_that_is_full_is_no_device_s_fault(monkeypatch: pytest.MonkeyPatch, bundled_folder: Path) -> None:

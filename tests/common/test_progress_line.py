@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from genai.common.progress import ProgressLine
+from genai.common.progress_line import ProgressLine
 
 
 class Terminal(io.StringIO):
