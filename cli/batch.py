@@ -73,14 +73,14 @@ def batch(
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import open_lines
     from genai.llm.batch.page import write_page
-    from genai.llm.batch.requests import Asking, PromptTemplate
+    from genai.llm.batch.requests import PromptFormat, PromptTemplate
     from genai.llm.batch.run import run_batch
 
     begin = _beginning(resume=resume, retry=retry, force=force)
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
         check_output(path, how)  # before the model is loaded
-    asking = Asking(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
+    asking = PromptFormat(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
     lines = open_lines(input, form)
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:

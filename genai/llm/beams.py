@@ -130,10 +130,10 @@ class _Run:
 
     def completions(self) -> list[Completion]:
         """The best outputs that there are."""
-        found = self.search.policy.finished[: self.options.num_return_sequences]
+        outputs = self.search.policy.finished[: self.options.num_return_sequences]
         first = self._first or self._ended
         timings = Timings(first - self._began, self._ended - first)
-        return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(found)]
+        return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(outputs)]
 
     def _completion(self, rank: int, score: float, output: BeamOutput, timings: Timings) -> Completion:
         stream = self.generation.new_stream()

@@ -467,7 +467,7 @@ def test_drafts_are_where_the_model_is(
     found = list[str]()
     for target, draft in ((asking, bundled_folder), (bundled_folder, asking), (genai.Model(config), asking)):
         with genai.LLM(target, speculation=genai.Speculation(draft=draft)) as llm:
-            made = llm._guessing._draft  # type: ignore[union-attr]
+            made = llm._speculation._draft  # type: ignore[union-attr]
             assert made is not None
             assert made.decoder.executor.device == llm.model.decoder.executor.device
             found.append(llm.model.decoder.executor.device)

@@ -21,7 +21,7 @@ import genai
 from genai.errors import InputError, OptionError
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.page import page, write_page
-from genai.llm.batch.requests import Asking, PromptTemplate
+from genai.llm.batch.requests import PromptFormat, PromptTemplate
 from genai.llm.batch.run import BatchProgress, run_batch
 from tests.drawing import Draw
 
@@ -117,8 +117,8 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
         assert caught.value.why and caught.value.fix
     for arguments in (
         {"max_tokens": 3},
-        {"asking": Asking(PromptTemplate("{prompt}"))},
-        {"asking": Asking(as_chat=True)},
+        {"asking": PromptFormat(PromptTemplate("{prompt}"))},
+        {"asking": PromptFormat(as_chat=True)},
     ):
         with pytest.raises(InputError, match="other options"):
             run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", **arguments)  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def test_the_bundled_model(llm: genai.LLM, tmp_path: Path) -> None:
     assert report.other_models == {"other"} and report.figures.generated_tokens > 40
     table = tmp_path / "table.csv"
     table.write_text("a,b\n3,4\n5,6\n")
-    asking = Asking(PromptTemplate("What is {a} + {b}?"), as_chat=True)
+    asking = PromptFormat(PromptTemplate("What is {a} + {b}?"), as_chat=True)
     run_batch(llm, open_lines(table), tmp_path / "sums", asking, in_order=True)
     sums = [line["response"]["body"]["choices"][0]["message"]["content"] for line in read(tmp_path / "sums")]
     assert sums == ["7", "11"]
