@@ -32,7 +32,7 @@ def batch(
     output: Annotated[
         Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the form of OpenAI's batches.")
     ],
-    form: Annotated[
+    format: Annotated[
         str | None,
         typer.Option("--format", help="jsonl, text, csv, tsv or parquet [default: by INPUT's ending; - is jsonl]."),
     ] = None,
@@ -81,7 +81,7 @@ def batch(
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
         check_output(path, how)  # before the model is loaded
     asking = PromptFormat(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
-    lines = open_lines(input, form)
+    lines = open_lines(input, format)
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)

@@ -11,7 +11,7 @@ from genai.errors import GenaiError
 
 _WITHOUT = ("help", "version", "install_completion", "show_completion")
 # Options that Python calls something else.
-_IN_PYTHON = {"ctx_size": "context_size", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
+_IN_PYTHON = {"ctx_size": "context_size", "form": "format", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
 
 
 def bind_variables(command: Any) -> None:

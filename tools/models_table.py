@@ -24,7 +24,7 @@ import genai
 from genai.convert import ExportOptions, build_model, plan_build
 from genai.convert.architectures import find
 from genai.convert.build import execute
-from genai.convert.gguf.architectures import FORMS
+from genai.convert.gguf.architectures import FORMATS
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.ggml import GGML_TYPES
 from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss
@@ -121,7 +121,7 @@ def other_sources() -> list[str]:
     architectures = len({json.loads(_metadata(path)["config"])["model_type"] for path in GOLDENS.glob("*.safetensors")})
     return [
         f"| floats | {architectures}, above | float32 | above | transformers' logits |",
-        f"| GGUF, {len(GGML_TYPES)} types | {len(FORMS)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 at most | "
+        f"| GGUF, {len(GGML_TYPES)} types | {len(FORMATS)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 at most | "
         "the `gguf` package's, llama.cpp's logits |",
     ]
 

@@ -25,7 +25,7 @@ _THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
 Grid = NDArray[np.float32]
 _KINDS = ("data", "grid", "scales", "multipliers", "offset_scales", "offsets")
 # What is measured: usual forms of each family, and their grids where they are not integers.
-FORMS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
+FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
     **{f"uniform {bits} by 32": (uniform_format(bits, 32), None) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"uniform {bits} by 128": (uniform_format(bits, 128), None) for bits in (2, 3, 4)},
     "uniform 3 by 32, zero points": (uniform_format(3, 32, zero_points=True), None),
@@ -68,8 +68,8 @@ def bench_forms(
         names: of FORMS; none = all.
         exact: with activations in float32.
     """
-    for name in names or FORMS:
-        form, grid = FORMS[name]
+    for name in names or FORMATS:
+        form, grid = FORMATS[name]
         arrays = _arrays(form, uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid)
         executor = open_executor(threads=threads)
         program = _program(form, arrays, exact)

@@ -105,15 +105,15 @@ class Evaluation:
                 running.append(stack.enter_context(self._decoder.running(last, tokens=most)))
             computed = []
             for index, batch in enumerate(self._batches):
-                found, *exact = (
-                    one.run(batch, texts.read(index))[self._decoder.logits]
-                    for one, texts in zip(running, (flow, self._exact), strict=False)
+                logits_of_changed, *exact = (
+                    stage_run.run(batch, texts.read(index))[self._decoder.logits]
+                    for stage_run, texts in zip(running, (flow, self._exact), strict=False)
                 )
                 logits = exact[0] if exact else self._logits[index]
                 if exact and self._keeps_logits:
                     computed.append(logits)
                 rows, targets = _predicting(batch)
-                parts.append(compare_logits(logits[rows], found[rows], targets, self._decoder.executor))
+                parts.append(compare_logits(logits[rows], logits_of_changed[rows], targets, self._decoder.executor))
         self._logits = self._logits or computed
         divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
         mean, error = mean_and_error(divergence)

@@ -138,7 +138,7 @@ _FALCON = (
     Rule(r"input_layernorm", "attn_norm_2", when=_norms_apart),
     Rule(r"post_attention_layernorm", "attn_norm", when=_norms_apart),
 )
-FORMS: Mapping[str, GgufForm] = {
+FORMATS: Mapping[str, GgufForm] = {
     "llama": GgufForm("llama", permuted=True),
     "qwen2": GgufForm("qwen2"),
     "qwen2moe": GgufForm("qwen2_moe", _qwen_experts),
@@ -171,15 +171,15 @@ FORMS: Mapping[str, GgufForm] = {
 def form_of(model: GgufModel) -> GgufForm:
     """The form of a file's architecture; UnsupportedModelError if it is not known here."""
     name = model.architecture
-    if name not in FORMS:
+    if name not in FORMATS:
         raise UnsupportedModelError(
             f"{model.path}: the architecture {name!r:.60} is not known here",
-            f"known are {', '.join(FORMS)}",
-            did_you_mean(name, FORMS, "use a model of one of these"),
+            f"known are {', '.join(FORMATS)}",
+            did_you_mean(name, FORMATS, "use a model of one of these"),
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
         return GgufForm("mixtral", _experts, permuted=True)
-    return FORMS[name]
+    return FORMATS[name]
 
 
 def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:

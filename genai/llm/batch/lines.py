@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...common.reading import json_object
+from ...common.renamed import renamed_arguments
 from ...errors import InputError, MissingPackageError, OptionError
 from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
 
@@ -350,6 +351,7 @@ def _as_json(value: Any, kind: Any) -> Any:
     return str(value)
 
 
+@renamed_arguments(form="format")
 def open_lines(path: Path, format: str | None = None) -> Lines:
     """An input by its path; "-" is stdin.
 

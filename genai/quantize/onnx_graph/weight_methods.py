@@ -38,10 +38,14 @@ BlockMethod = Callable[[NDArray[Any], BlockFormat, bool, InputStatistics | None]
 
 
 def _to_nearest(
-    weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
+    weight: NDArray[Any], block_format: BlockFormat, half_scales: bool, inputs: InputStatistics | None
 ) -> QuantizedBlocks:
     return quantize_blocks(
-        weight, bits=form.bits, block_size=form.block_size, symmetric=form.is_symmetric, half_scales=half_scales
+        weight,
+        bits=block_format.bits,
+        block_size=block_format.block_size,
+        symmetric=block_format.is_symmetric,
+        half_scales=half_scales,
     )
 
 
@@ -49,18 +53,20 @@ def _by(name: str) -> BlockMethod:
     """A method of `genai.quant`; a table, which has no inputs, has its scales searched."""
 
     def quantize(
-        weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
+        weight: NDArray[Any], block_format: BlockFormat, half_scales: bool, inputs: InputStatistics | None
     ) -> QuantizedBlocks:
         method = ARRAY_METHODS[name]
         if inputs is None and method.needs != "nothing":
             method = ARRAY_METHODS["search"]
-        grid = UniformGrid(form.bits, form.block_size, form.is_symmetric, half_scales)
+        grid = UniformGrid(block_format.bits, block_format.block_size, block_format.is_symmetric, half_scales)
         packed = method.quantize(weight, grid, inputs).packed
-        points = None if packed.offsets is None else pack_bits(packed.offsets, form.bits)
-        if points is not None and form.bits == 4 and packed.offsets is not None and packed.offsets.shape[1] % 2:
+        points = None if packed.offsets is None else pack_bits(packed.offsets, block_format.bits)
+        if points is not None and block_format.bits == 4 and packed.offsets is not None and packed.offsets.shape[1] % 2:
             points[:, -1] &= 15
         data = packed.data.reshape(packed.n, packed.scales.shape[1], -1)
-        return QuantizedBlocks(data, packed.scales, points, form.bits, form.block_size, packed.n, packed.k)
+        return QuantizedBlocks(
+            data, packed.scales, points, block_format.bits, block_format.block_size, packed.n, packed.k
+        )
 
     return quantize
 
@@ -96,9 +102,9 @@ class _InputCalibrater(CalibraterBase):
     def products(self, name: str) -> _Products:
         """Those of a value."""
         assert self._observations is not None
-        found = self._observations.observers[name]
-        assert isinstance(found, _Products)
-        return found
+        observer = self._observations.observers[name]
+        assert isinstance(observer, _Products)
+        return observer
 
 
 def input_statistics(
@@ -116,7 +122,7 @@ def input_statistics(
     calibrater = _InputCalibrater(model)
     calibrater.only(sorted({name for names in values.values() for name in names}))
     calibrater.collect_data(reader)
-    found = {}
+    statistics = {}
     for weight, names in values.items():
         parts = [calibrater.products(name) for name in sorted(names)]
         for name, part in zip(sorted(names), parts, strict=True):
@@ -130,5 +136,5 @@ def input_statistics(
                 )
         count = sum(part.count for part in parts)
         gram: NDArray[np.float64] = np.sum([part.sums for part in parts], axis=0) / count
-        found[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
-    return found
+        statistics[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
+    return statistics

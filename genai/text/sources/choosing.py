@@ -29,21 +29,21 @@ class TokenizerForm:
 SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v*")
 _TIKTOKEN = TokenizerForm("a tiktoken file", ("*.tiktoken", "tiktoken.model"), convert_tiktoken)
 _SENTENCEPIECE = TokenizerForm("a SentencePiece model", SENTENCEPIECE_NAMES, convert_sentencepiece)
-FORMS = (
+FORMATS = (
     TokenizerForm("a tekken file", ("tekken.json",), convert_tekken),
     _TIKTOKEN,
     _SENTENCEPIECE,
     TokenizerForm("a byte-level vocabulary", ("vocab.json",), convert_vocab_merges),
     TokenizerForm("a WordPiece vocabulary", ("vocab.txt",), convert_word_piece),
 )
-PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for form in FORMS for pattern in form.patterns))
+PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for form in FORMATS for pattern in form.patterns))
 """Names of all files that tokenizers are read from."""
-_KNOWN = ", ".join(pattern for form in FORMS for pattern in form.patterns)
+_KNOWN = ", ".join(pattern for form in FORMATS for pattern in form.patterns)
 
 
 def find_form(folder: Path) -> tuple[TokenizerForm, Path] | None:
     """The form of a folder that has no tokenizer.json, and its file; None if it has none."""
-    places = ((form, path) for form in FORMS for pattern in form.patterns for path in sorted(folder.glob(pattern)))
+    places = ((form, path) for form in FORMATS for pattern in form.patterns for path in sorted(folder.glob(pattern)))
     return next((found for found in places if found[1].is_file()), None)
 
 

@@ -36,7 +36,7 @@ _TIED_TOKENS = 8
 _ERROR_ROWS = 1024
 
 
-class Quantising:
+class MatrixQuantizer:
     """One run over a model.
 
     Args:
@@ -73,9 +73,9 @@ class Quantising:
         """Where the columns of a site can be scaled; None where its method does not want that, or nothing can."""
         if site.name not in self._folds:
             group = self._group(site)
-            folds = all(self._choice_folds(one) for one in group)
-            found = find_fold(self.source.model.graph, self.source.config, group, self._of_products) if folds else None
-            self._folds.update((one.name, found) for one in group)
+            folds = all(self._choice_folds(other) for other in group)
+            fold = find_fold(self.source.model.graph, self.source.config, group, self._of_products) if folds else None
+            self._folds.update((other.name, fold) for other in group)
         return self._folds[site.name]
 
     def _choice_folds(self, site: Site) -> bool:
@@ -87,7 +87,7 @@ class Quantising:
         if not site.products:
             return [site]
         value = site.products[0].input(0)
-        return [one for one in self.source.sites if any(node.input(0) == value for node in one.products)]
+        return [other for other in self.source.sites if any(node.input(0) == value for node in other.products)]
 
     def packed(self, site: Site) -> QuantizedWeight | None:
         """A finished site as it will be written: with its rows scaled where a later matrix's factors ask for it."""
@@ -181,10 +181,10 @@ class Quantising:
         flow = Flow(batches_of(part), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
-                if wanted := [site for site in sites if site in tied]:
-                    found = gather(decoder, stage, [value], flow, None, gram=True)[value]
-                    for site in wanted:
-                        self._finish(site, _as_table(found))
+                if tied_sites := [site for site in sites if site in tied]:
+                    statistics = gather(decoder, stage, [value], flow, None, gram=True)[value]
+                    for site in tied_sites:
+                        self._finish(site, _as_table(statistics))
             if stage is not decoder.stages[-1]:
                 flow.advance(decoder, stage, narrow=True)
         flow.close()
@@ -211,12 +211,12 @@ class Quantising:
             for site in sites:
                 self._finish(site, None)
             return
-        found = gather(
+        statistics = gather(
             decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.during
         )[value]  # fmt: skip
-        factors = self._factors(sites, replace(found, cross=None))
+        factors = self._factors(sites, replace(statistics, cross=None))
         for site in sites:
-            self._finish(site, found, *factors)
+            self._finish(site, statistics, *factors)
 
     def _factors(
         self, sites: Sequence[Site], inputs: InputStatistics
@@ -224,8 +224,8 @@ class Quantising:
         """By which the columns of some matrices with one input are multiplied first, and notes."""
         fold = self.fold(sites[0])
         if fold is None:
-            wanted = any(self._choice_folds(site) for site in sites)
-            return None, {"folded": "nowhere: others read the same input"} if wanted else {}
+            folds = any(self._choice_folds(site) for site in sites)
+            return None, {"folded": "nowhere: others read the same input"} if folds else {}
         done = [stored.factors for site in sites if (stored := self.stored(site)) is not None]
         if done:  # of the same group, in an interrupted run
             return done[0], {}
@@ -286,10 +286,10 @@ def _errors(
         return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
 
     lost, exact = np.sum([*in_parallel(squares, row_slices(*weight.shape))], axis=0).tolist()
-    found = {"weight_error": lost / exact if exact else 0.0}
+    errors = {"weight_error": lost / exact if exact else 0.0}
     if inputs is not None:
-        found["output_error"] = output_error(*both(slice(None, None, -(-len(weight) // _ERROR_ROWS))), inputs)
-    return found
+        errors["output_error"] = output_error(*both(slice(None, None, -(-len(weight) // _ERROR_ROWS))), inputs)
+    return errors
 
 
 def _with_rows_divided(
@@ -317,12 +317,12 @@ def _as_table(inputs: InputStatistics) -> InputStatistics:
 
 def _by_input(stage: ProgramStage) -> dict[str, list[Site]]:
     """The sites that a stage multiplies with, by the value that they are multiplied with, in order."""
-    found: dict[str, list[Site]] = {}
+    sites_of: dict[str, list[Site]] = {}
     for use in stage.uses:
-        sites = found.setdefault(use.value, [])
+        sites = sites_of.setdefault(use.value, [])
         if use.site not in sites:
             sites.append(use.site)
-    return found
+    return sites_of
 
 
 def _unshared(factors: NDArray[np.float32], fold: Fold, count: int) -> NDArray[np.float32]:
