@@ -233,8 +233,8 @@ class Tokenizer:
     def to_token_id(self, token: str) -> int:
         """The id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
         _check_text(token, "to_token_id")
-        found = self._backend.token_to_id(token)
-        return -1 if found is None else int(found)
+        token_id = self._backend.token_to_id(token)
+        return -1 if token_id is None else int(token_id)
 
     def is_special(self, token: str) -> bool:
         """Whether a text is a special token, which decode leaves out."""

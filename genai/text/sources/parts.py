@@ -51,9 +51,11 @@ def surrounded(before: Mapping[str, int], after: Mapping[str, int]) -> Json | No
     single = [*special(before), {"Sequence": {"id": "A", "type_id": 0}}, *special(after)]
     if len(single) == 1:
         return None
-    listed = {token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in (*before.items(), *after.items())}
+    special_tokens = {
+        token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in (*before.items(), *after.items())
+    }
     pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": listed}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens}
 
 
 def byte_level(*, prefix: bool = False, regex: bool = False) -> Json:

@@ -98,15 +98,15 @@ def convert_tiktoken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
 
 
 def _kind(path: Path, facts: FolderFacts) -> RankedKind:
-    found = _BY_FILE.get(path.stem) or _BY_CLASS.get(facts.tokenizer_class)
-    found = found or (_BY_MODEL_TYPE.get(facts.model_type) if path.suffix == ".model" else None)
-    if found is None:
-        asked = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
+    kind = _BY_FILE.get(path.stem) or _BY_CLASS.get(facts.tokenizer_class)
+    kind = kind or (_BY_MODEL_TYPE.get(facts.model_type) if path.suffix == ".model" else None)
+    if kind is None:
+        named = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
         raise ModelFormatError(
-            f"how texts are cut is written in code that comes with the model, and not known here for {asked}; known "
+            f"how texts are cut is written in code that comes with the model, and not known here for {named}; known "
             f"are the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)} and Llama 3's"
         )
-    return found
+    return kind
 
 
 def _entries(data: bytes) -> Iterator[tuple[bytes, int]]:
