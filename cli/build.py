@@ -62,7 +62,7 @@ def build(
         folder = execute(plan, output)
     for name in plan.weights.replaced:
         say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
-    for remark in [*plan.kept, *plan.rounded]:
+    for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
@@ -84,7 +84,7 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
     with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
         folder = resolve_model(path, pulling.hooks, building, precision)
     for plan in begun:
-        for remark in [*plan.kept, *plan.rounded]:
+        for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
         say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
     return folder

@@ -234,9 +234,9 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
     """
     for file in tokenizer_files(source):
-        place = target / file.relative_to(source)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, place)
+        destination = target / file.relative_to(source)
+        destination.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, destination)
     if not (target / TOKENIZER).exists():
         loaded = load_tokenizer(source)
         (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")

@@ -218,7 +218,8 @@ def _require_room(plan: PullPlan) -> None:
     free, needed = shutil.disk_usage(parent).free, plan.missing_bytes + _MARGIN
     if free < needed:
         raise DownloadError(
-            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in {parent}",
+            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in "
+            f"{parent}",
             f"a download that fills the disk fails at its end, and {_MARGIN / 1e9:.2f} GB are left free",
             "free some space (`genai list` shows what is here), or set GENAI_CACHE_DIR to another disk",
         )
