@@ -205,7 +205,7 @@ def kernels(
     from genai.bench.kernels import bench_kernels
 
     if formats:
-        from genai.bench.formats import bench_forms
+        from genai.bench.formats import bench_formats
 
         if model is not None:
             raise OptionError(
@@ -217,7 +217,7 @@ def kernels(
             raise OptionError(f"--formats with --device {device}", "it measures the CPU's kernels", "leave one out")
         with ProgressLine("Measuring") as line:
             exact = accuracy == "fp32"
-            found = bench_forms(rows=rows or _ROWS_OF_FORMS, threads=threads, repeat=repeat, exact=exact)
+            found = bench_formats(rows=rows or _ROWS_OF_FORMS, threads=threads, repeat=repeat, exact=exact)
             _table(found, as_json, line, None)
         return
     with opt.ModelFlags(threads, accuracy, device=device).load(model) as loaded, ProgressLine("Measuring") as line:

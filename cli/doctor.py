@@ -14,7 +14,7 @@ from .terminal import emit, interrupts_end_the_process
 from .wrapping import printable, table, width_of
 
 if TYPE_CHECKING:
-    from genai.doctor.checkup import Finding, Place
+    from genai.doctor.checkup import Finding, Machine
 
 _WIDTH = 119
 
@@ -37,18 +37,18 @@ def doctor(
     raise typer.Exit(act(as_json=as_json))
 
 
-def report(place: Place | None = None, *, as_json: bool) -> int:
+def report(machine: Machine | None = None, *, as_json: bool) -> int:
     """Print what was found; returns the exit code."""
     from genai.doctor.checkup import Mark, examine, usable
 
-    findings = examine(place)
+    findings = examine(machine)
     is_usable = usable(findings)
     if as_json:
         _emit_json({"usable": is_usable, "findings": [asdict(finding) for finding in findings]})
         return 0 if is_usable else 1
     emit(_text(findings), "\n")
-    found = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}
-    counts = ", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in found.items())
+    numbers = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}
+    counts = ", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in numbers.items())
     emit(f"{'usable' if is_usable else 'not usable'}: {counts}", "\n")
     return 0 if is_usable else 1
 

@@ -121,8 +121,8 @@ def other_sources() -> list[str]:
     architectures = len({json.loads(_metadata(path)["config"])["model_type"] for path in GOLDENS.glob("*.safetensors")})
     return [
         f"| floats | {architectures}, above | float32 | above | transformers' logits |",
-        f"| GGUF, {len(GGML_TYPES)} types | {len(ARCHITECTURES)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 at most "
-        "| the `gguf` package's, llama.cpp's logits |",
+        f"| GGUF, {len(GGML_TYPES)} types | {len(ARCHITECTURES)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 "
+        "at most | the `gguf` package's, llama.cpp's logits |",
     ]
 
 

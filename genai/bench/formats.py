@@ -45,7 +45,7 @@ FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
 }
 
 
-class _MadeUp:
+class _RandomConstants:
     """Constants by name, shared by all matrices of a form: what lies after the last space only tells them apart."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -58,7 +58,7 @@ class _MadeUp:
         """They stay."""
 
 
-def bench_forms(
+def bench_formats(
     *, rows: Sequence[int], threads: int | None = None, repeat: int = 5, names: Sequence[str] = (), exact: bool = False
 ) -> Iterator[BenchRow]:
     """Per form and number of rows: the time of a product, its bytes per second, and their share of plain reading.
@@ -69,17 +69,20 @@ def bench_forms(
         exact: with activations in float32.
     """
     for name in names or FORMATS:
-        form, grid = FORMATS[name]
-        arrays = _arrays(form, uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid)
+        weight_format, grid = FORMATS[name]
+        arrays = _arrays(
+            weight_format,
+            uniform_grid(weight_format.bits, centred=not weight_format.offset_bits) if grid is None else grid,
+        )
         executor = open_executor(threads=threads)
-        program = _program(form, arrays, exact)
+        program = _program(weight_format, arrays, exact)
         function = executor.compile(program)
         first = next(part.branch.weight for part in program.ops if isinstance(part, Linear))
         nbytes = executor.packed_bytes(first, program.constants)
         count = sum(isinstance(part, Linear) for part in program.parts)
         for tokens in rows:
-            given = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
-            seconds = step_seconds(function, tokens, given, repeat) / count
+            inputs = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
+            seconds = step_seconds(function, tokens, inputs, repeat) / count
             read = bandwidth(threads)()
             yield {
                 "form": name,
@@ -93,38 +96,42 @@ def bench_forms(
         executor.close()
 
 
-def _arrays(form: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
+def _arrays(weight_format: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
     """Constants of one matrix."""
     rng = np.random.default_rng(0)
     rows, columns = _SIZE
-    blocks, groups = form.blocks(columns), form.groups(columns)
+    blocks, groups = weight_format.blocks(columns), weight_format.groups(columns)
     arrays: dict[str, NDArray[Any]] = {
-        "data": rng.integers(0, 256, (rows, form.padded(columns) * form.bits // 8), dtype=np.uint8),
+        "data": rng.integers(0, 256, (rows, weight_format.padded(columns) * weight_format.bits // 8), dtype=np.uint8),
         "grid": grid,
         "scales": np.exp2(-rng.integers(4, 8, (rows, groups)).astype(np.float32)),
     }
     if grid is not GRIDS["mxfp4"]:
         arrays["scales"] *= np.float32(0.75)  # no powers of two
-    if form.multiplier_bits:
-        arrays["multipliers"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.multiplier_bits)), dtype=np.uint8)
-    if form.offset_bits:
+    if weight_format.multiplier_bits:
+        arrays["multipliers"] = rng.integers(
+            0, 256, (rows, packed_bytes(blocks, weight_format.multiplier_bits)), dtype=np.uint8
+        )
+    if weight_format.offset_bits:
         arrays["offset_scales"] = arrays["scales"]
-        arrays["offsets"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.offset_bits)), dtype=np.uint8)
+        arrays["offsets"] = rng.integers(
+            0, 256, (rows, packed_bytes(blocks, weight_format.offset_bits)), dtype=np.uint8
+        )
     return arrays
 
 
-def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
+def _program(weight_format: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
     """As many products of x as do not fit in a cache."""
     rows, columns = _SIZE
-    count = max(2, round(_BYTES / (form.bits_per_weight(columns) / 8 * rows * columns)))
+    count = max(2, round(_BYTES / (weight_format.bits_per_weight(columns) / 8 * rows * columns)))
     ops = []
     for number in range(count):
         data, grid, scales, multipliers, offset_scales, offsets = (
             f"{kind} {number}" if kind in arrays else "" for kind in _KINDS
         )
-        weight = FormWeight(data, grid, scales, multipliers, offset_scales, offsets, rows, columns, form)
+        weight = FormWeight(data, grid, scales, multipliers, offset_scales, offsets, rows, columns, weight_format)
         ops.append(Linear("copy", Projection(weight), f"y {number}", exact))
     types = {name: RowsType((1, -1, columns), columns) for name in ("x", "copy")}
     types |= {op.out: RowsType((1, -1, rows), rows) for op in ops}
     parts = (SliceColumns("x", 0, "copy"), *ops)
-    return OpProgram(parts=parts, types=types, constants=_MadeUp(arrays), outputs=(), given=("x",))
+    return OpProgram(parts=parts, types=types, constants=_RandomConstants(arrays), outputs=(), given=("x",))

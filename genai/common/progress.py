@@ -81,8 +81,8 @@ class ProgressLine:
             text = f"{share:4.0%}{left}"  # the time left is worth most
         bar = min(_BAR, columns - len(self._label) - len(text) - 4)
         filled = round(share * bar)
-        shown = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar > 3 else ""
-        return f"{self._label} {shown}{text}"[:columns]
+        bar_text = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar > 3 else ""
+        return f"{self._label} {bar_text}{text}"[:columns]
 
     def close(self) -> None:
         """Take the line away."""
