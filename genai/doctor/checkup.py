@@ -221,8 +221,9 @@ def check_bandwidth(machine: Machine) -> Finding:
     bandwidth = measure_bandwidth(size, threads=machine.threads or cpu.threads, seconds=_MEASURING_SECONDS)
     ceiling = bandwidth.tokens_per_second(_EXAMPLE_WEIGHT_BYTES)
     text = (
-        f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s read with {_threads(bandwidth.threads)}: a model of N GB decodes at "
-        f"most {bandwidth.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at {_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
+        f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s read with {_threads(bandwidth.threads)}: a model of N GB "
+        f"decodes at most {bandwidth.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at "
+        f"{_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
     )
     facts = {**asdict(bandwidth), "last_level_cache": cpu.last_level_cache}
     if bandwidth.slowest < bandwidth.fastest / 2:

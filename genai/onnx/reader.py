@@ -112,11 +112,11 @@ def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, 
     if path.stat().st_size < SMALLEST:
         return _parse(path.read_bytes(), origin), {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        found = cut_large_tensors(mapping)
-        if found is None:
+        cut = cut_large_tensors(mapping)
+        if cut is None:
             return _parse(mapping[:], origin), {}
-        rest, places = found
-        return _parse(rest, origin), {number: _cut_out(mapping, *place) for number, place in places.items()}
+        rest, spans = cut
+        return _parse(rest, origin), {number: _cut_out(mapping, *span) for number, span in spans.items()}
 
 
 def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
@@ -191,18 +191,18 @@ def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict
         graphs = [field for field in fields if field.number == _GRAPH]
         if len(graphs) != 1 or graphs[0].kind != _BYTES:
             return None
-        rest, places = _cut_graph(data, graphs[0], smallest)
+        rest, spans = _cut_graph(data, graphs[0], smallest)
     except _Odd:
         return None
     parts = [rest if field.number == _GRAPH else data[field.begin : field.end] for field in fields]
-    return b"".join(parts), places
+    return b"".join(parts), spans
 
 
 def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
     parts: list[bytes] = []
-    places: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     number = 0
-    kept = graph.first  # what has not been copied yet begins here
+    start = graph.first  # what has not been copied yet begins here
     for field in _fields(data, graph.first, graph.end):
         if field.number != _INITIALIZER:
             continue
@@ -214,21 +214,21 @@ def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, d
             if len(raw) > 1 or any(one.kind != _BYTES for one in raw):
                 raise _Odd
             if raw and raw[0].end - raw[0].first >= smallest:
-                places[number] = raw[0].first, raw[0].end
+                spans[number] = raw[0].first, raw[0].end
                 left = data[field.first : raw[0].begin] + _header(_RAW_DATA, 0) + data[raw[0].end : field.end]
-                parts += [data[kept : field.begin], _header(_INITIALIZER, len(left)), left]
-                kept = field.end
+                parts += [data[start : field.begin], _header(_INITIALIZER, len(left)), left]
+                start = field.end
         number += 1
-    parts.append(data[kept : graph.end])
+    parts.append(data[start : graph.end])
     contents = b"".join(parts)
-    return _header(_GRAPH, len(contents)) + contents, places
+    return _header(_GRAPH, len(contents)) + contents, spans
 
 
 def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
     """The fields of the message in data[first:end]."""
-    place = first
-    while place < end:
-        key, contents = _varint(data, place, end)
+    offset = first
+    while offset < end:
+        key, contents = _varint(data, offset, end)
         number, kind = key >> 3, key & 7
         if kind == _BYTES:
             size, contents = _varint(data, contents, end)
@@ -241,19 +241,19 @@ def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
             raise _Odd
         if last > end or not number:
             raise _Odd
-        yield MessageField(number, kind, place, contents, last)
-        place = last
+        yield MessageField(number, kind, offset, contents, last)
+        offset = last
 
 
-def _varint(data: Data, place: int, end: int) -> tuple[int, int]:
+def _varint(data: Data, offset: int, end: int) -> tuple[int, int]:
     """A number of seven bits per byte, and where it ends."""
     value = shift = 0
-    while place < end and shift < 64:
-        byte = data[place]
+    while offset < end and shift < 64:
+        byte = data[offset]
         value |= (byte & 127) << shift
-        place += 1
+        offset += 1
         if byte < 128:
-            return value, place
+            return value, offset
         shift += 7
     raise _Odd
 
