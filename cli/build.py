@@ -73,17 +73,17 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
     """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
     from genai.convert.resolve import BuildHooks, resolve_model
 
-    begun: list[BuildPlan] = []
+    plans: list[BuildPlan] = []
 
     def watched(plan: BuildPlan) -> Callable[[int], None]:
-        begun.append(plan)
+        plans.append(plan)
         return watch(plan)
 
     pulling = Pulling(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
     with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
         folder = resolve_model(path, pulling.hooks, building, precision)
-    for plan in begun:
+    for plan in plans:
         for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
         say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")

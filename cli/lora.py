@@ -36,14 +36,14 @@ def ls(
     from genai.lora.describe import find_adapters
     from genai.models.folders import bundled_adapter
 
-    found = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
+    adapters = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
     if as_json:
-        emit(json.dumps(found), "\n")
+        emit(json.dumps(adapters), "\n")
         return
-    if not found:
+    if not adapters:
         say(f"genai: no adapters in {folder}")
         return
-    emit_figures((str(row["path"]), _brief(row)) for row in found)
+    emit_figures((str(row["path"]), _brief(row)) for row in adapters)
 
 
 def describe_briefly(path: Path) -> dict[str, Any]:

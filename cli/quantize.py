@@ -27,7 +27,7 @@ MostKld = Annotated[
     float | None, typer.Option(help="Mean KLD that --compare allows in what it says to take [default: 0.02].")
 ]
 # Its earlier name.
-Form = Annotated[str | None, typer.Option("--form", hidden=True)]
+Form = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
 Earlier = Annotated[Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")]
 
 
@@ -134,10 +134,10 @@ def _compare(
 ) -> None:
     from genai.quantize.compare import MOST_KLD, compare, parse_variants, rows
 
-    wanted = parse_variants(variants)
+    parsed = parse_variants(variants)
     with interruptible(_INTERRUPTED), Phases() as phases:
         most = MOST_KLD if max_kld is None else max_kld
-        result = compare(model, output, wanted, options, most_kld=most, progress=phases.show, command=command)
+        result = compare(model, output, parsed, options, most_kld=most, progress=phases.show, command=command)
     say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
     if as_json:
         emit((output / "comparison.json").read_text(encoding="utf-8"))

@@ -179,17 +179,17 @@ class _Commands(Completer):
                     yield Completion(name, start_position=-len(command))
         elif command == "/set":
             name, space, value = argument.partition(" ")
-            for one in self._settings.get(name, ()) if space else self._settings:
-                if one.startswith(value if space else name):
-                    yield Completion(one, start_position=-len(value if space else name))
+            for word in self._settings.get(name, ()) if space else self._settings:
+                if word.startswith(value if space else name):
+                    yield Completion(word, start_position=-len(value if space else name))
         elif command == "/lora":
             name, equals, path = argument.partition("=")
             if equals:
                 yield from self._paths.get_completions(Document(path), complete_event)
             else:
-                for one in self._adapters():
-                    if one.startswith(name):
-                        yield Completion(one, start_position=-len(name))
+                for word in self._adapters():
+                    if word.startswith(name):
+                        yield Completion(word, start_position=-len(name))
         elif command in self._file_commands:
             yield from self._paths.get_completions(Document(argument), complete_event)
 

@@ -57,10 +57,10 @@ class Loop:
         show_stats: bool,
         markdown: bool,
         dump: bool,
-        kept: Path | None = None,
+        session_path: Path | None = None,
     ) -> None:
         self.session = session
-        self._load, self._kept = load, kept
+        self._load, self._session_path = load, session_path
         self.voice = voice
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
@@ -166,8 +166,8 @@ class Loop:
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
-        if self._kept is not None:
-            self.session.save(self._kept, with_state=False)
+        if self._session_path is not None:
+            self.session.save(self._session_path, with_state=False)
 
     def _prompt_of_reply(self) -> str:
         """The prompt that the last reply answers; "" if there is none."""
