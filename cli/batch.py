@@ -30,7 +30,7 @@ def batch(
     model: opt.ModelArgument = None,
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the form of OpenAI's batches.")
+        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the format of OpenAI's batches.")
     ],
     format: Annotated[
         str | None,
@@ -67,7 +67,7 @@ def batch(
 ) -> None:
     """Answer every line of a file, each once, also if the command is killed and started again with --resume.
 
-    Lines are requests in the form of OpenAI's batches, or have a prompt or messages, and options beside them; with a
+    Lines are requests in the format of OpenAI's batches, or have a prompt or messages, and options beside them; with a
     template they are data. A line that cannot be answered becomes a line with the reason.
     """
     from genai.llm.batch.journal import check_output

@@ -34,7 +34,7 @@ _ROWS_OF_FORMATS = (1, 4, 16)
 _NUMBER_WIDTH = 7
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
-FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every form of weights, on made-up matrices.")]
+FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every format of weights, on made-up matrices.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
 
 
@@ -210,7 +210,7 @@ def kernels(
         if model is not None:
             raise OptionError(
                 f"--formats with the model {str(model)!r}",
-                "it measures matrices that are made up, of every form, not a model's",
+                "it measures matrices that are made up, of every format, not a model's",
                 "leave one of the two out",
             )
         if device not in (None, "cpu"):

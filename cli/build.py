@@ -16,7 +16,7 @@ import typer
 from genai.common.paths import expanded
 from genai.common.progress import ProgressLine
 
-from .pulling import Pulling
+from .pulling import PullDialog
 from .terminal import agreed, emit, say
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
         plans.append(plan)
         return watch(plan)
 
-    pulling = Pulling(yes=yes, precision=precision)
+    pulling = PullDialog(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
     with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
         folder = resolve_model(path, pulling.hooks, building, precision)
@@ -95,7 +95,7 @@ def checkpoint_of(path: Path) -> Path:
     from genai.convert.resolve import source_of
 
     with interruptible("genai: interrupted; what was downloaded is kept"):
-        return source_of(path, Pulling().hooks)
+        return source_of(path, PullDialog().hooks)
 
 
 @contextmanager

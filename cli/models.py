@@ -16,7 +16,7 @@ from genai.errors import GenaiError, ModelFolderError, did_you_mean
 from . import options as opt
 from .build import ask as ask_to_build, interruptible, waiting, watch
 from .info import figures_of
-from .pulling import Pulling, size
+from .pulling import PullDialog, size
 from .terminal import emit, emit_figures, say
 from .wrapping import printable
 
@@ -35,11 +35,11 @@ def pull(
 ) -> None:
     """Fetch a model from Hugging Face, or a file from an address, into the cache; print where it lies.
 
-    Only the files of one model in one form are fetched: the form that runs here best, or the one behind the colon.
+    Only the files of one model in one format are fetched: the format that runs here best, or the one behind the colon.
     """
     from genai.convert.resolve import BuildHooks, find_or_pull, resolve_model, source_path
 
-    pulling = Pulling(yes=True, precision=precision).hooks
+    pulling = PullDialog(yes=True, precision=precision).hooks
     with interruptible("genai: interrupted; what was downloaded is kept, the same command goes on"):
         if precision is not None:
             path = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from genai.hub.pull import PullHooks, PullPlan
 
 
-class Pulling:
+class PullDialog:
     """The hooks of a command, and what was answered.
 
     Args:

@@ -100,7 +100,7 @@ def quantize(
         return
     if max_kld is not None:
         raise OptionError(f"max_kld is {max_kld}", "it says which of several outputs to take", "leave it out")
-    with interruptible(_INTERRUPTED), Phases() as phases:
+    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         report = quantize_model(model, output, options, progress=phases.show, command=command)
     for remark in report.remarks:
         say(f"genai: {remark}")
@@ -135,7 +135,7 @@ def _compare(
     from genai.quantize.compare import MOST_KLD, compare, parse_variants, rows
 
     parsed = parse_variants(variants)
-    with interruptible(_INTERRUPTED), Phases() as phases:
+    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         most = MOST_KLD if max_kld is None else max_kld
         result = compare(model, output, parsed, options, most_kld=most, progress=phases.show, command=command)
     say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
@@ -147,7 +147,7 @@ def _compare(
         emit(str(output / result.taken), "\n")
 
 
-class Phases:
+class PhaseProgress:
     """A line of progress per phase."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Phases:
         if self._line is not None:
             self._line.close()
 
-    def __enter__(self) -> Phases:
+    def __enter__(self) -> PhaseProgress:
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -55,7 +55,7 @@ def quantize_onnx(
             onnxruntime_quantization.quantize_static(
                 source,
                 output,
-                Files(calib),
+                NpzReader(calib),
                 quant_format=onnxruntime_quantization.QuantFormat.from_string(format),
                 calibrate_method=_method(method),
                 activation_type=onnxruntime_quantization.QuantType.from_string(activation_type),
@@ -83,7 +83,7 @@ def _method(name: str) -> Any:
     return CalibrationMethod[name]
 
 
-class Files:
+class NpzReader:
     """A reader of .npz files, one feed per file."""
 
     def __init__(self, paths: list[Path]) -> None:

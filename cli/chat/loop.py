@@ -15,7 +15,7 @@ from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
 from .command import answer
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
-from .editor import LineEditor, Typed
+from .editor import LineEditor, TypedText
 
 if TYPE_CHECKING:
     from genai.llm.chat import ChatSession
@@ -115,9 +115,9 @@ class Loop:
 
     def edit(self, message: str) -> None:
         """Let the next line start with a message, in quotes if it would else be a command."""
-        self.pending = Typed(message, _is_farewell(message) or message.startswith("/")).line
+        self.pending = TypedText(message, _is_farewell(message) or message.startswith("/")).line
 
-    def _obey(self, typed: Typed) -> None:
+    def _obey(self, typed: TypedText) -> None:
         text, quoted = typed
         try:
             if not quoted and _is_farewell(text):

@@ -1,4 +1,4 @@
-"""Products with weights of every form, on matrices that are made up: what each reads, and at which speed."""
+"""Products with weights of every format, on matrices that are made up: what each reads, and at which speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
 
 Grid = NDArray[np.float32]
 _KINDS = ("data", "grid", "scales", "multipliers", "offset_scales", "offsets")
-# What is measured: usual forms of each family, and their grids where they are not integers.
+# What is measured: usual formats of each family, and their grids where they are not integers.
 FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
     **{f"uniform {bits} by 32": (uniform_format(bits, 32), None) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"uniform {bits} by 128": (uniform_format(bits, 128), None) for bits in (2, 3, 4)},
@@ -46,7 +46,7 @@ FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
 
 
 class _RandomConstants:
-    """Constants by name, shared by all matrices of a form: what lies after the last space only tells them apart."""
+    """Constants by name, shared by all matrices of a format: what lies after the last space only tells them apart."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = arrays
@@ -61,7 +61,7 @@ class _RandomConstants:
 def bench_formats(
     *, rows: Sequence[int], threads: int | None = None, repeat: int = 5, names: Sequence[str] = (), exact: bool = False
 ) -> Iterator[BenchRow]:
-    """Per form and number of rows: the time of a product, its bytes per second, and their share of plain reading.
+    """Per format and number of rows: the time of a product, its bytes per second, and their share of plain reading.
 
     Args:
         rows: numbers of rows. threads: None = the physical cores.
@@ -85,7 +85,7 @@ def bench_formats(
             seconds = step_seconds(function, tokens, inputs, repeat) / count
             read = bandwidth(threads)()
             yield {
-                "form": name,
+                "format": name,
                 "bits": 8 * nbytes / (_SIZE[0] * _SIZE[1]),
                 "rows": tokens,
                 "ms": 1e3 * seconds,

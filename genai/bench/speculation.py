@@ -25,7 +25,7 @@ class Case(NamedTuple):
     reply: str | None = None
 
 
-class _Given:
+class _ForcedReply:
     """A logits processor that lets a sequence be continued in one way only."""
 
     def __init__(self, length: int, reply: Sequence[int]) -> None:
@@ -109,7 +109,7 @@ def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, An
     if case.reply is not None:
         reply = llm.encode(case.reply)
         options["max_tokens"] = min(options["max_tokens"], len(reply))
-        options |= {"logits_processors": [_Given(len(prompt), reply)], "temperature": 0}
+        options |= {"logits_processors": [_ForcedReply(len(prompt), reply)], "temperature": 0}
     return prompt, options
 
 

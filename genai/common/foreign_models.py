@@ -14,7 +14,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
 
 
-def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
+def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
     """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
     text = str(path)
     hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes

@@ -96,7 +96,7 @@ class Scatter:
         self, series: Series, colour: str, to_pixels: Callable[[float, float], tuple[float, float]],
         used: list[tuple[float, float, float]],
     ) -> list[str]:  # fmt: skip
-        """One series; `used` has the places of labels (left, right, y), to which its own are added."""
+        """One series; `used` has the positions of labels (left, right, y), to which its own are added."""
         points = [(*to_pixels(x, y), label) for x, y, label in series.points if y > 0 and math.isfinite(y)]
         if series.line:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)

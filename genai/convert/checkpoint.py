@@ -117,7 +117,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
     fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
     return folder_json(
-        folder, name, InputError, lambda place: ModelFolderError(f"{place}: no {name}", "there is no such file", fix),
+        folder, name, InputError, lambda path: ModelFolderError(f"{path}: no {name}", "there is no such file", fix),
         not_a_checkpoint,
     )  # fmt: skip
 

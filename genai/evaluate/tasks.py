@@ -51,7 +51,7 @@ def read_questions(path: Path) -> list[Question]:
     """Read JSON lines {"task", "messages", "answer", "match", "max_tokens"?}.
 
     Raises:
-        InputError: the file is missing, or a line is not of that form; the message names the line.
+        InputError: the file is missing, or a line is not of that format; the message names the line.
     """
     lines = read_text_file(path).split("\n")
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -77,7 +77,7 @@ def trace_values(
     tracer = _Tracer(instead or {}, available_memory() // 3 if memory is None else memory)
     decoder = copy.copy(model.decoder)
     if isinstance(decoder, PagedDecoder):
-        decoder.run = _PartByPart(decoder, tracer.see)
+        decoder.run = _StepwiseFunction(decoder, tracer.see)
     elif isinstance(decoder, UnbatchedDecoder):
         decoder.plan = _observed(decoder.plan, tracer.see)
     else:
@@ -126,7 +126,7 @@ def is_number(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
 
 
-class _PartByPart(TimedByHost):
+class _StepwiseFunction(TimedByHost):
     """A decoder's program, a program per part: each goes on with what the observer returns (see StepFunction)."""
 
     takes_choices = False

@@ -1,4 +1,4 @@
-"""Which files of a repository are needed: those of one model, in the form that suits best.
+"""Which files of a repository are needed: those of one model, in the format that suits best.
 
 The rule, first match first: what stands behind the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
 safetensors with a config.json; a GGUF file. With a precision asked for, safetensors come first, since only they can be
@@ -72,15 +72,15 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     """
     part = listing.reference.part or (listing.files[0].path if listing.reference.url else "")
     if part:
-        return _named(listing, part)
+        return _choose_named(listing, part)
     choosers = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
     for chooser in choosers:
         if (choice := chooser(listing)) is not None:
             return choice
-    raise _nothing(listing)
+    raise _nothing_to_run(listing)
 
 
-def _named(listing: Listing, part: str) -> FileChoice:
+def _choose_named(listing: Listing, part: str) -> FileChoice:
     """The choice that stands behind the colon: a GGUF file, its quantisation, or an ONNX folder's path or last name."""
     ggufs, folders = _ggufs(listing), _onnx_folders(listing)
     wanted_name = part.lower()
@@ -203,7 +203,7 @@ def _best_gguf(listing: Listing) -> FileChoice | None:
 def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoice:
     files = ggufs[first]
     if split := _SPLIT.fullmatch(first):
-        numbers = sorted(int(found[2]) for file in files if (found := _SPLIT.fullmatch(file.path)))
+        numbers = sorted(int(match[2]) for file in files if (match := _SPLIT.fullmatch(file.path)))
         if numbers != list(range(1, int(split[3]) + 1)):
             raise DownloadError(
                 f"{first}: of its {int(split[3])} parts {len(numbers)} are there",
@@ -239,7 +239,7 @@ def _name_list(names: Sequence[str]) -> str:
     return ", ".join(name or "the repository's root" for name in names[:8]) + rest
 
 
-def _nothing(listing: Listing) -> DownloadError:
+def _nothing_to_run(listing: Listing) -> DownloadError:
     """Why a repository holds no model that runs here, and what to do."""
     problem = f"{listing.reference.name}: nothing in it can be run here"
     paths = [file.path for file in listing.files]

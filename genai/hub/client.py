@@ -47,7 +47,7 @@ class Response(Protocol):
         ...
 
 
-class Broken(Exception):
+class TransientError(Exception):
     """A try failed in a way that may not happen again; `wait` is how long the server asks to wait, in seconds."""
 
     def __init__(self, why: str, wait: float | None = None) -> None:
@@ -98,7 +98,7 @@ class Client:
         while True:
             try:
                 return attempt()
-            except Broken as error:
+            except TransientError as error:
                 if (now := reached()) > furthest:
                     waits, furthest = iter(_WAITS), now
                 wait = next(waits, None)
@@ -153,13 +153,13 @@ class Client:
                     f"no host of that name is known here ({error})",
                     "check the connection, the name, HF_ENDPOINT and proxies; or use a model of `genai list`",
                 ) from error
-            raise Broken(f"{type(error).__name__}: {error}") from error
+            raise TransientError(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == _NO_ADDRESS:  # that a redirection made up
                 raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
             raise
 
-    def _given_up(self, error: Broken) -> DownloadError:
+    def _given_up(self, error: TransientError) -> DownloadError:
         if error.wait is not None and error.wait > _LONGEST_WAIT:
             return DownloadError(
                 "the server takes no more requests for now",
@@ -176,7 +176,7 @@ class Client:
         status, code = response.status_code, response.headers.get("x-error-code", "")
         said = "".join(filter(str.isprintable, response.headers.get("x-error-message", "")[:300]))
         if status == 429 or status >= 500:
-            return Broken(f"{status} from {url:.200}", _asked_to_wait(response.headers))
+            return TransientError(f"{status} from {url:.200}", _asked_to_wait(response.headers))
         if code == "RevisionNotFound":
             return DownloadError(
                 f"{url:.200}: no such revision",

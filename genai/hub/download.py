@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from ..common.foreign_models import huggingface_cache
 from ..errors import DownloadError
-from .client import Broken, Client, Response
+from .client import Client, Response, TransientError
 from .listing import Listing, RemoteFile
 from .store import PulledFile
 
@@ -115,7 +115,7 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
                 output.truncate(0)
                 progress(-begin)
                 if response.status_code != 200:
-                    raise Broken(f"{response.status_code}: it cannot go on at byte {begin:,}")
+                    raise TransientError(f"{response.status_code}: it cannot go on at byte {begin:,}")
                 checksum, begin = _Checksum(file), 0
             for piece in response.iter_bytes():
                 begin += len(piece)
@@ -130,7 +130,7 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
                 checksum.update(piece)
                 progress(len(piece))
     if begin < file.size:
-        raise Broken(f"{file.path} ended after {begin:,} of {file.size:,} bytes")
+        raise TransientError(f"{file.path} ended after {begin:,} of {file.size:,} bytes")
     return checksum
 
 

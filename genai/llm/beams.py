@@ -66,10 +66,10 @@ def run_beams(
 
     while waiting:
         group, waiting = waiting[:window], waiting[window:]
-        runs: list[_Run] = []
+        runs: list[_BeamRun] = []
         try:
             for index in group:
-                runs.append(_Run(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
+                runs.append(_BeamRun(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
             _run(runs, deadline, note, is_unwanted)
         except CacheCapacityError:
             if window == 1:
@@ -99,7 +99,7 @@ async def await_beams(
         raise
 
 
-class _Run:
+class _BeamRun:
     """The search of one prompt."""
 
     def __init__(self, model: Model, generation: Generation, options: BeamOptions) -> None:
@@ -156,7 +156,7 @@ class _Run:
 
 
 def _run(
-    runs: Sequence[_Run], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
+    runs: Sequence[_BeamRun], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
 ) -> None:
     """Until all are done, or the time is over."""
     searches = [run.search for run in runs]

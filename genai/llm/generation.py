@@ -53,7 +53,7 @@ class Generation:
         reader: whoever alone reads what it delivers.
         origin, sampler: a sequence that it goes on from, and what its sampler remembered then.
         priority, deadline: see engine.Request.
-        keeps_sequence, kept: whether its sequence is wanted at the end; that, and the adapters that it went through.
+        keeps_sequence, retained: whether its sequence is wanted at the end; that, and the adapters of its tokens.
         reads_only: it ends when its prompt is computed.
         shift: what becomes of its sequence when the context is full; None = it ends there.
         adapter: its adapters, as the caller named them.

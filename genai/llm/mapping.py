@@ -17,7 +17,7 @@ from ..engine.worker import Worker
 from ..errors import GenaiError, StateError
 from .completion import ChatReply, Completion
 from .generation import Generation
-from .streaming import Group
+from .streaming import GenerationGroup
 
 Item = TypeVar("Item")
 
@@ -110,7 +110,7 @@ class _Work(Generic[Item]):
     index: int
     item: Item
     request: MapRequest
-    group: Group | None = None
+    group: GenerationGroup | None = None
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -244,7 +244,7 @@ class Mapper(Generic[Item]):
                 return
             work = self._sorted.popleft()
             self._tokens_ahead -= work.num_tokens
-            work.group = Group(work.request.leaders, self._worker, self._ring, on_text=self._ring)
+            work.group = GenerationGroup(work.request.leaders, self._worker, self._ring, on_text=self._ring)
             self._running.append(work)
             self._supply.note(work)
             self._worker.submit(work.request.leaders)

@@ -27,7 +27,7 @@ class ReplyShape:
 
     Attributes:
         writer: writes grammars of replies to this prompt. has_thought: whether there may be reasoning in front.
-        form: how calls are written; None where none can be constrained.
+        call_format: how calls are written; None where none can be constrained.
         tools: those that may be called. most: how many calls at most. is_free: whether there may be
             none.
     """

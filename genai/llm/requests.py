@@ -302,7 +302,7 @@ class RequestBuilder:
 def _request_options_of(
     options: Mapping[str, Any], *, with_beams: bool = False
 ) -> tuple[RequestOptions, dict[str, Any]]:
-    """See split_terms; beams are refused where their outputs have no place."""
+    """See split_options; beams are refused where their outputs have no place."""
     request_options, sampling = split_options(options)
     if request_options.beams is not None and not with_beams:
         raise OptionError(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _END = None
 
 
-class Group:
+class GenerationGroup:
     """Generations of one call, which are over when all of them are. A failing one cancels the others.
 
     Args:
@@ -90,7 +90,7 @@ Progress = Callable[[int, int], None]
 def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
     """Run a request and wait until it is over; `progress` hears how many completions are."""
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-    group = Group(leaders, worker, lambda: bell.put(None))
+    group = GenerationGroup(leaders, worker, lambda: bell.put(None))
     try:
         worker.submit(leaders)
         while group.num_left:
@@ -113,7 +113,7 @@ async def await_for(leaders: list[Generation], worker: Worker) -> list[Completio
         if not done.done():
             done.set_result(None)
 
-    group = Group(leaders, worker, lambda: _call_soon(loop, set_done))
+    group = GenerationGroup(leaders, worker, lambda: _call_soon(loop, set_done))
     try:
         worker.submit(leaders)
         await done

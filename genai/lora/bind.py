@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from genai.kernels.device import Factors
 
 from ..errors import InputError, did_you_mean
-from .names import EXPERTS, Module, likely, module_of
+from .names import EXPERTS, Module, likely_module_name, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
 from .targets import LoraTargets, TargetColumns
 
@@ -78,7 +78,7 @@ def _module(adapter: AdapterParameters, name: str, targets: LoraTargets) -> Modu
     else:
         why = f"the base has {len(targets.parts)} projections: {', '.join(targets.names[:7])}, …"
     otherwise = "use an adapter that was trained on this base, or merge it into the checkpoint: genai lora merge"
-    fix = did_you_mean(str(module or likely(name)), known, otherwise)
+    fix = did_you_mean(str(module or likely_module_name(name)), known, otherwise)
     raise InputError(f"{adapter.source}: {name!r:.200} is no projection of the base", why, fix)
 
 

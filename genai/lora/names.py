@@ -65,10 +65,10 @@ def module_of(name: str) -> Module | None:
     return Module(int(parts[indices[0] + 1]), f"shared_expert.{projection}" if is_shared else projection)
 
 
-def likely(name: str) -> str:
+def likely_module_name(name: str) -> str:
     """How a projection would be called that the end of a name speaks of, known or not; the name itself without layer.
 
-    >>> likely("base_model.model.model.layers.3.self_attn.q_prj")
+    >>> likely_module_name("base_model.model.model.layers.3.self_attn.q_prj")
     'layers.3.q_prj'
     """
     parts = re.split(r"[./]", name)

@@ -1,4 +1,4 @@
-"""What an adapter's files hold, whatever their form: pairs of factors by the name of the module that they change."""
+"""What an adapter's files hold, whatever their format: pairs of factors by the name of the module that they change."""
 
 from __future__ import annotations
 
@@ -208,11 +208,11 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
         arrays[f"{base}.lora_A.MatMul.weight"] = narrowed(a.T, dtype, adapter.source, module)
         arrays[f"{base}.lora_B.MatMul.weight"] = narrowed(b.T, dtype, adapter.source, module)
     if path.exists():
-        raise written_already(path)
+        raise already_exists(path)
     AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
 
 
-def written_already(path: Path) -> InputError:
+def already_exists(path: Path) -> InputError:
     """The error that something is where an adapter is to be written."""
     return InputError(f"{path} exists already", "an adapter is never overwritten", "remove it, or choose another place")
 

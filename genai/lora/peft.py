@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from ..errors import InputError, ModelFolderError
 from ..models.folders import folder_json, readable
 from ..weight_files.safetensors import read_safetensors
-from .parameters import AdapterParameters, checkpoint_name, narrowed, paired, scaled, written_already
+from .parameters import AdapterParameters, already_exists, checkpoint_name, narrowed, paired, scaled
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # Where our own tools write down which base an adapter was trained on; see `store.base_identity`.
@@ -244,7 +244,7 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
             "PEFT's folders hold pairs of factors", "keep it as an .onnx_adapter file",
         )  # fmt: skip
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise written_already(folder)
+        raise already_exists(folder)
     names = {module: checkpoint_name(module) for module in adapter.pairs}
     ranks = {names[module]: len(pair.a) for module, pair in adapter.pairs.items()}
     most = max(ranks.values())

@@ -289,7 +289,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """
         if entry.values:
             return
-        size = sum(one.a.nbytes + one.b.nbytes for place in factors for one in place)
+        size = sum(one.a.nbytes + one.b.nbytes for pairs in factors for one in pairs)
         executor = self.model.decoder.executor
         on_device = executor.free_bytes()
         free = available_memory() if on_device is None else on_device

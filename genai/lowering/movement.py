@@ -11,7 +11,7 @@ from genai.kernels.ir import LogitsRows, Per, RowsType
 from ..onnx.node import OURS
 from .elementwise import elementwise_rows
 from .rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
-from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, slice_columns, the_rows
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, single_rows_state, slice_columns
 
 
 @row_rule("If")
@@ -28,7 +28,7 @@ def choose_tables(at: NodeRows) -> States:
 
 @row_rule("Expand")
 def expand_rows(at: NodeRows) -> States:
-    state = the_rows(at.states[:1])
+    state = single_rows_state(at.states[:1])
     target = at.lengths(1)
     if target is None or len(target) > state.rank:
         raise NotFlattenable("the new shape is not known")

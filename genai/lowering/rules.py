@@ -50,7 +50,7 @@ class NodeRows:
     @property
     def rows(self) -> State:
         """The only ROWS input of an operator whose other inputs are uniform."""
-        return the_rows(self.states)
+        return single_rows_state(self.states)
 
     def first(self) -> State:
         """The state of the first input."""
@@ -127,7 +127,7 @@ def _uniform_output(graph: Graph, name: str, kind: Kind) -> State:
     return State(kind)
 
 
-def the_rows(states: Sequence[State | None]) -> State:
+def single_rows_state(states: Sequence[State | None]) -> State:
     """The only ROWS among states of which the others are uniform."""
     rows = [state for state in states if state is not None and state.kind is Kind.ROWS]
     others = [s for s in states if s is not None and s.kind not in (Kind.ROWS, Kind.UNIFORM)]
@@ -217,7 +217,7 @@ _STORED: dict[str, StoredWeights] = {}
 def stored_weights(op_type: str, packed: Mapping[int, Packed] | None = None, beside: tuple[int, ...] = ()) -> None:
     """Say what an operator's stored inputs are; scales and zero points of packed weights lie beside them."""
     packed = packed or {}
-    sides = tuple(index for place in packed.values() for index in (place.scales, place.points))
+    sides = tuple(index for stored in packed.values() for index in (stored.scales, stored.points))
     _STORED[op_type] = StoredWeights(packed, (*sides, *beside))
 
 

@@ -35,7 +35,9 @@ def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) 
         if name not in (names.input_ids, names.inputs_embeds):
             before.rename(name, graph.fresh_name(f"embedding/{name}"))
     (ids,) = (value for value in before.inputs if value.name == names.input_ids)
-    nothing = [_nothing(value) for value in before.inputs if value is not ids and value.name not in before.initializers]
+    nothing = [
+        _empty_input(value) for value in before.inputs if value is not ids and value.name not in before.initializers
+    ]
     graph.inputs[:] = [value for value in graph.inputs if value.name not in (names.input_ids, names.inputs_embeds)]
     graph.inputs.insert(0, ids)
     graph.nodes[:] = [*before.nodes, *graph.nodes]
@@ -86,7 +88,7 @@ def _typed_input(graph: Graph, name: str) -> Value | None:
     return next((value for value in graph.inputs if value.name == name), None)
 
 
-def _nothing(value: Value) -> OnnxTensor:
+def _empty_input(value: Value) -> OnnxTensor:
     """What an input of pictures or sound is where there are none: no rows."""
     shape, dtype = getattr(value.type, "shape", None), getattr(value.type, "dtype", None)
     if dtype is None or not shape or all(isinstance(size, int) and size > 0 for size in shape):

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..common.foreign_models import from_elsewhere
+from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
 from ..hub.store import models
@@ -107,7 +107,7 @@ _MOST_LOOKED_AT = 200
 def not_a_folder(path: Path) -> ModelFolderError:
     """The error for a path that is no folder."""
     text = str(path)
-    if error := from_elsewhere(path, "a model folder"):
+    if error := foreign_model_error(path, "a model folder"):
         return error
     if path.suffix.lower() == ".onnx":
         return _onnx_file(path)
@@ -134,7 +134,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
 
 def not_a_checkpoint(path: Path) -> ModelFolderError:
     """The error for a path that is no folder, where the folder of a checkpoint is wanted."""
-    if error := from_elsewhere(path, "a checkpoint"):
+    if error := foreign_model_error(path, "a checkpoint"):
         return error
     is_file = path.is_file()
     if is_file and (path.suffix.lower() == ".onnx" or path.suffix in _PICKLES):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import onnx
 from google.protobuf.message import DecodeError
 
-from ..common.foreign_models import from_elsewhere
+from ..common.foreign_models import foreign_model_error
 from ..errors import GraphError, ModelFolderError
 from .deserialize import Deserializer
 from .external_data import ExternalData
@@ -74,7 +74,7 @@ def read_model(
     return model
 
 
-def _instead(path: Path) -> str:
+def _hint_for(path: Path) -> str:
     if (path / "genai_config.json").is_file():
         return f"it is a chat model's folder: `genai chat {path}`"
     inside = sorted(path.glob("*.onnx")) if path.is_dir() else []
@@ -84,14 +84,14 @@ def _instead(path: Path) -> str:
 def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
     """The model, and the raw data of large initializers, by their number, that it was read without."""
     try:
-        if error := from_elsewhere(path, "an ONNX model"):
+        if error := foreign_model_error(path, "an ONNX model"):
             raise error
         # A pipe or device would block or never end, so only regular files are opened.
         if not path.is_file():
             raise ModelFolderError(
                 f"there is no model file {str(path)!r}",
                 "it is a folder" if path.is_dir() else "no such file",
-                _instead(path),
+                _hint_for(path),
             )
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
@@ -175,7 +175,7 @@ class MessageField(NamedTuple):
     end: int
 
 
-class _Odd(Exception):
+class _UnusualEncoding(Exception):
     """Not what a writer of models writes; protobuf is to judge."""
 
 
@@ -192,7 +192,7 @@ def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict
         if len(graphs) != 1 or graphs[0].kind != _BYTES:
             return None
         rest, spans = _cut_graph(data, graphs[0], smallest)
-    except _Odd:
+    except _UnusualEncoding:
         return None
     parts = [rest if field.number == _GRAPH else data[field.begin : field.end] for field in fields]
     return b"".join(parts), spans
@@ -207,12 +207,12 @@ def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, d
         if field.number != _INITIALIZER:
             continue
         if field.kind != _BYTES:
-            raise _Odd
+            raise _UnusualEncoding
         if field.end - field.first >= smallest:
             tensor = list(_fields(data, field.first, field.end))
             raw = [one for one in tensor if one.number == _RAW_DATA]
             if len(raw) > 1 or any(one.kind != _BYTES for one in raw):
-                raise _Odd
+                raise _UnusualEncoding
             if raw and raw[0].end - raw[0].first >= smallest:
                 spans[number] = raw[0].first, raw[0].end
                 left = data[field.first : raw[0].begin] + _header(_RAW_DATA, 0) + data[raw[0].end : field.end]
@@ -238,9 +238,9 @@ def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
         elif kind in (_FIXED64, _FIXED32):
             last = contents + (8 if kind == _FIXED64 else 4)
         else:
-            raise _Odd
+            raise _UnusualEncoding
         if last > end or not number:
-            raise _Odd
+            raise _UnusualEncoding
         yield MessageField(number, kind, offset, contents, last)
         offset = last
 
@@ -255,7 +255,7 @@ def _varint(data: Data, offset: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return value, offset
         shift += 7
-    raise _Odd
+    raise _UnusualEncoding
 
 
 def _header(number: int, size: int) -> bytes:

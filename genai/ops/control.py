@@ -34,7 +34,7 @@ def loop(spec: NodeSpec) -> Kernel:
         going = inputs[1] is None or bool(scalar(inputs[1]))
         carried, captured = list(inputs[2:num_inputs]), inputs[num_inputs:]
         stacked: list[list[Any]] = [[] for _ in range(num_stacked)]
-        room = _Room(spec)
+        room = _ResultBudget(spec)
         for step in count():
             if not going or (limit is not None and step >= limit):
                 break
@@ -49,7 +49,7 @@ def loop(spec: NodeSpec) -> Kernel:
     return kernel
 
 
-class _Room:
+class _ResultBudget:
     """What the turns of a body may pile up together: as much as a single value."""
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -142,7 +142,7 @@ class _Scan:
         if len(lengths) != 1:
             raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
         stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
-        room = _Room(self._spec)
+        room = _ResultBudget(self._spec)
         for step in range(lengths.pop()):
             results = self.body(context, [*carried, *(value[step] for value in slices), *captured])
             carried = list(results[: self.num_states])
@@ -176,7 +176,7 @@ def sequence_map(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         captured = inputs[num_inputs:]
         outputs: list[list[Any]] = [[] for _ in body.outputs]
-        room = _Room(spec)
+        room = _ResultBudget(spec)
         for index in range(len(inputs[0])):
             items = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
             for values, value in zip(outputs, body(context, [*items, *captured]), strict=True):

@@ -110,7 +110,7 @@ def _pooled(spec: NodeSpec, x: Any, first: Any, size: Any, bins: tuple[int, int]
 
 
 def _neighbours(positions: Any, extent: int) -> tuple[Any, Any, tuple[Any, Any]]:
-    """Pixels before and after each place, and their weights; places more than one pixel outside weigh nothing."""
+    """Pixels before and after each position, and their weights; positions more than one pixel outside weigh nothing."""
     is_inside = (positions >= -1) & (positions <= extent)
     positions = np.clip(positions, 0, max(extent - 1, 0))
     low = np.floor(positions).astype(np.int64)

@@ -155,7 +155,7 @@ def _both_ways(spec: NodeSpec) -> Any:
 
 @operator("CategoryMapper", "LabelEncoder", domain=ML, tables=_both_ways)
 def category_mapper(x: Any, *, tables: Any) -> Any:
-    """Strings to integers, or back; the first version of LabelEncoder to places among its classes."""
+    """Strings to integers, or back; the first version of LabelEncoder to indices among its classes."""
     table, default, dtype = tables[x.dtype.kind == "O"]
     return objects([table.get(item, default) for item in x.reshape(-1).tolist()], x.shape, dtype)
 
@@ -256,7 +256,7 @@ def cast_map(
     x: Any, *, cast_to: Literal["TO_FLOAT", "TO_STRING", "TO_INT64"] = "TO_FLOAT",
     map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map: int = 1, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """The values of a map in the order of its keys, as one row; sparse ones at the places that the keys say."""
+    """The values of a map in the order of its keys, as one row; sparse ones in the columns that the keys say."""
     items, (dtype, convert) = sorted(x.items()), _CASTS[cast_to]
     if map_form == "DENSE":
         columns, row = list(range(len(items))), np.empty((1, len(items)), dtype)

@@ -69,7 +69,7 @@ class PoolingWindows:
         if not any(before or after for before, after in widths):
             return x
         inner = tuple(slice(before, before + size) for (before, _), size in zip(widths, x.shape[2:], strict=True))
-        extents = (place.stop + after for place, (_, after) in zip(inner, widths, strict=True))
+        extents = (span.stop + after for span, (_, after) in zip(inner, widths, strict=True))
         result = np.full((*x.shape[:2], *extents), value, x.dtype)
         result[(slice(None), slice(None), *inner)] = x
         return result

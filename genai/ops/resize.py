@@ -1,4 +1,4 @@
-"""Resize and GridSample: values of an image at places that lie between its pixels."""
+"""Resize and GridSample: values of an image at coordinates that lie between its pixels."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def grid_sample(
     x: Any, grid: Any, *, mode: Literal["linear", "bilinear", "nearest", "cubic", "bicubic"] = "linear",
     padding_mode: Literal["zeros", "border", "reflection"] = "zeros", align_corners: bool = False, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Nearest, linear or cubic interpolation at places from -1 to 1 along each axis, the last axis first."""
+    """Nearest, linear or cubic interpolation at coordinates from -1 to 1 along each axis, the last axis first."""
     axes = x.ndim - 2
     if axes < 1 or grid.ndim != x.ndim or grid.shape[-1] != axes or len(grid) != len(x):
         raise KernelError(f"GridSample: a grid of {list(grid.shape)} does not fit an input of {list(x.shape)}")
@@ -285,7 +285,7 @@ def grid_sample(
 
 
 def _sampled(x: Any, coordinates: Any, mode: str, padding: str, from_corners: bool) -> Any:
-    """[batch, channels, places] of an image [batch, channels, ...] at [batch, places, axes] from -1 to 1."""
+    """[batch, channels, points] of an image [batch, channels, ...] at [batch, points, axes] from -1 to 1."""
     taps = []
     for axis, extent in enumerate(x.shape[2:]):
         coordinate = coordinates[..., axis]

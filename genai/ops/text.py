@@ -58,7 +58,7 @@ def string_normalizer(
 
 @dataclass(frozen=True)
 class _Grams:
-    """A pool of n-grams with their places, the lengths among them that count, and per place a column and a weight."""
+    """A pool of n-grams with their indices, the lengths among them that count, and per index a column and a weight."""
 
     index_of: Mapping[tuple[Any, ...], int]
     lengths: Sequence[int]
@@ -109,7 +109,7 @@ def _gram_indices(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
 
 
 def _occurrences(row: list[Any], grams: _Grams, most_skipped: int) -> Iterator[int]:
-    """The place of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
+    """The index of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
     for step in range(1, min(most_skipped + 1, max(len(row), 1)) + 1):
         for length in grams.lengths:
             if length == 1 and step > 1:

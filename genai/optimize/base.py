@@ -257,7 +257,7 @@ _COMMUTES = frozenset({"Add", "Mul"})
 
 
 class Pattern:
-    """A node of ONNX's own domain: Form("Mul", "x", Form("Sigmoid", "x")) is x * sigmoid(x).
+    """A node of ONNX's own domain: Pattern("Mul", "x", Pattern("Sigmoid", "x")) is x * sigmoid(x).
 
     Attributes:
         inputs: what its first inputs are, in any order where the operator commutes.
@@ -274,7 +274,7 @@ Operand: TypeAlias = "str | float | Pattern | Sequence[Pattern]"
 
 
 def find(graph: Graph, node: Node, pattern: Pattern) -> dict[str, str]:
-    """The values that a form names, if a node is of that form; else nothing."""
+    """The values that a pattern names, if a node matches it; else nothing."""
     return next(_matches(graph, node.output(0), pattern, {}), {})
 
 

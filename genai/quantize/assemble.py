@@ -68,7 +68,7 @@ def _replace_matrices(quantizer: MatrixQuantizer, model: OnnxModel, accuracy_lev
             packing.replace()
             continue
         node = site.mixture
-        index = next(place for place in MIXTURE_MATRICES if node.input(place) == site.name)
+        index = next(position for position in MIXTURE_MATRICES if node.input(position) == site.name)
         mixtures.setdefault(node.output(0), (node, {}))[1][index] = packing
     for node, packings in mixtures.values():
         MixturePacking(model.graph, node, packings).replace()

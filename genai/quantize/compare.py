@@ -141,7 +141,7 @@ def compare(
             continue
         quantize_model(source, folder, way, command=command, progress=partial(_labelled, progress, name))
         reports[name] = read_report(folder)
-    result = judged(reports, most_kld)
+    result = choose_variant(reports, most_kld)
     _write(result, output, str(source), command)
     return result
 
@@ -178,7 +178,7 @@ def unbeaten(outputs: Iterable[T], costs: Callable[[T], tuple[float, float]]) ->
     return front
 
 
-def judged(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
+def choose_variant(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
     """Which to take: the smallest that keeps the divergence, otherwise the most exact."""
     ordered = dict(sorted(reports.items(), key=lambda item: item[1]["nbytes"]))
     front = unbeaten(ordered, lambda name: (ordered[name]["nbytes"], ordered[name]["quality"]["kld"]))

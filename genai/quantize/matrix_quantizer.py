@@ -21,10 +21,10 @@ from genai.quant.methods.base import output_error
 from ..errors import InputError
 from .calibration import CalibrationText
 from .choices import FormatChoice
-from .flow import Flow
 from .folding import Fold, find_fold
 from .sites import Site
 from .source import FloatModel
+from .stage_values import StageValues
 from .statistics import gather
 from .streaming import ProgramStage, StreamedDecoder, batches_of
 from .workspace import FinishedMatrices, Stored
@@ -130,7 +130,7 @@ class MatrixQuantizer:
             matrix /= stored.factors
         return matrix
 
-    def during(self, site: Site) -> NDArray[np.float32] | None:
+    def effective_so_far(self, site: Site) -> NDArray[np.float32] | None:
         """As `effective`, while what comes after may not be finished: nothing is scaled for it yet."""
         stored = self.stored(site)
         if stored is None:
@@ -142,43 +142,43 @@ class MatrixQuantizer:
 
     # The run
 
-    def without_data(self) -> None:
+    def quantize_without_data(self) -> None:
         """All sites, in order."""
         for site in self.source.sites:
             self._finish(site, None)
 
-    def with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+    def quantize_with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         """All sites, stage by stage, each with the inputs that the quantised layers before it give."""
         crossed = any(self.choices[use.site].method == "distill" for use in decoder.uses)
         batches = batches_of(text.tokens)
-        self._tied(decoder, text)
-        flow = Flow(batches, self.workspace.folder / "texts")
-        exact = Flow(batches, self.workspace.folder / "float-texts") if crossed else None
+        self._finish_tied(decoder, text)
+        flow = StageValues(batches, self.workspace.folder / "texts")
+        exact = StageValues(batches, self.workspace.folder / "float-texts") if crossed else None
         for stage in decoder.stages:
             for site in stage.lookups:
                 self._finish(site, None)
             for value, sites in _by_input(stage).items():
                 self._finish_group(decoder, stage, value, sites, flow, exact)
             if stage is not decoder.stages[-1]:
-                flow.advance(decoder, stage, instead=self.during, narrow=True)
+                flow.advance(decoder, stage, instead=self.effective_so_far, narrow=True)
                 if exact is not None:
                     exact.advance(decoder, stage, narrow=True)
         flow.close()
         if exact is not None:
             exact.close()
 
-    def _tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+    def _finish_tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         """Matrices that are looked up before they are multiplied with: the float model says with what.
 
         A part of the texts will do, as they pass all layers for one matrix.
         """
-        tied = [site for site in self.source.sites if site.lookups and site.products and self._waits(site)]
+        tied = [site for site in self.source.sites if site.lookups and site.products and self._is_unfinished(site)]
         tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
         if not tied:
             return
         enough = _TIED_TOKENS * max(site.columns for site in tied)
         part = text.tokens[: -(-enough // text.tokens.shape[1])]
-        flow = Flow(batches_of(part), self.workspace.folder / "texts")
+        flow = StageValues(batches_of(part), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
                 if tied_sites := [site for site in sites if site in tied]:
@@ -189,7 +189,7 @@ class MatrixQuantizer:
                 flow.advance(decoder, stage, narrow=True)
         flow.close()
 
-    def _waits(self, site: Site) -> bool:
+    def _is_unfinished(self, site: Site) -> bool:
         return bool(self.choices[site].bits) and self.stored(site) is None
 
     def _finish_group(
@@ -198,10 +198,10 @@ class MatrixQuantizer:
         stage: ProgramStage,
         value: str,
         sites: Sequence[Site],
-        flow: Flow,
-        exact: Flow | None,
+        flow: StageValues,
+        exact: StageValues | None,
     ) -> None:
-        waiting = [site for site in sites if self._waits(site)]
+        waiting = [site for site in sites if self._is_unfinished(site)]
         if not waiting:
             for site in sites:
                 self._finish(site, None)
@@ -212,7 +212,7 @@ class MatrixQuantizer:
                 self._finish(site, None)
             return
         statistics = gather(
-            decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.during
+            decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.effective_so_far
         )[value]  # fmt: skip
         factors = self._factors(sites, replace(statistics, cross=None))
         for site in sites:
@@ -240,7 +240,7 @@ class MatrixQuantizer:
     ) -> None:  # fmt: skip
         """Quantise a site, unless that is done."""
         choice = self.choices[site]
-        if self._waits(site):
+        if self._is_unfinished(site):
             start = time.perf_counter()
             method = METHODS[choice.method]
             if inputs is None and method.needs != "nothing":

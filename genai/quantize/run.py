@@ -30,11 +30,11 @@ from .matrix_quantizer import MatrixQuantizer
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
 from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
-from .sensitivity import from_report, measured
+from .sensitivity import from_report, measure_candidates
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
-from .targets import beside_bytes, candidate_choices, choose, curve, predicted, sensitivity_table
+from .targets import beside_bytes, candidate_choices, choose, curve, predicted_loss, sensitivity_table
 from .workspace import FinishedMatrices, workspace_folder
 
 # Raised when the same options give other bytes.
@@ -84,7 +84,7 @@ def quantize_model(
             be met. InputError: the model is quantised already, has NaN, or a text is too short; a recipe that names
             nothing. UnsupportedModelError: a decoder that cannot be quantised.
     """
-    run = _Run(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
+    run = _QuantizeRun(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
     try:
         return run.all()
     except OSError as error:
@@ -112,7 +112,7 @@ def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
 
 
 @dataclass
-class _Run:
+class _QuantizeRun:
     source_path: Path
     output: Path
     options: QuantizeOptions
@@ -164,8 +164,8 @@ class _Run:
                     assert self._decoder is not None and self._eval_text is not None
                     self._evaluation = Evaluation(self._decoder, self._eval_text)
             self._candidates: Candidates = {}
-            quantizer, quality = self._quantised(choices)
-            report = self._written(quantizer, quality)
+            quantizer, quality = self._quantize_all(choices)
+            report = self._write(quantizer, quality)
             self._workspace.remove()
         return report
 
@@ -324,23 +324,23 @@ class _Run:
 
     # The work
 
-    def _quantised(self, choices: dict[Site, FormatChoice]) -> tuple[MatrixQuantizer, Quality | None]:
+    def _quantize_all(self, choices: dict[Site, FormatChoice]) -> tuple[MatrixQuantizer, Quality | None]:
         if not self.options.has_target:
             quantizer = self._quantize(choices, "")
-            return quantizer, self._measured(quantizer)
+            return quantizer, self._measure(quantizer)
         with self._phase("sensitivity"):
             self._candidates = self._costs()
         factor, tried = 1.0, []
         for number in range(_MOST_ROUNDS):
             chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)
             quantizer = self._quantize(chosen, f"{number}/")
-            quality = self._measured(quantizer)
+            quality = self._measure(quantizer)
             assert quality is not None
             tried.append((quantizer, quality))
             target = self.options.target_kld
             if target is None:
                 return tried[0]
-            expected = predicted(self._candidates, chosen)
+            expected = predicted_loss(self._candidates, chosen)
             factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
             if quality.kld <= target and quality.kld >= 0.8 * target:
                 break
@@ -364,7 +364,7 @@ class _Run:
 
         part = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
         evaluation = Evaluation(self._decoder, CalibrationText(part, text.origin))
-        return measured(self._source, choices, evaluation, self._workspace, tell)
+        return measure_candidates(self._source, choices, evaluation, self._workspace, tell)
 
     def _best(self, tried: list[tuple[MatrixQuantizer, Quality]]) -> tuple[MatrixQuantizer, Quality]:
         """The smallest that keeps the target."""
@@ -391,12 +391,12 @@ class _Run:
             if quantizer.needs_data:
                 if self._decoder is None or self._calib_text is None:
                     raise OptionError("a method needs data", "no calibration text was made", "give --calib FILE")
-                quantizer.with_data(self._decoder, self._calib_text)
+                quantizer.quantize_with_data(self._decoder, self._calib_text)
             else:
-                quantizer.without_data()
+                quantizer.quantize_without_data()
         return quantizer
 
-    def _measured(self, quantizer: MatrixQuantizer) -> Quality | None:
+    def _measure(self, quantizer: MatrixQuantizer) -> Quality | None:
         if self._evaluation is None or self._decoder is None:
             return None
         count = len(self._decoder.stages)
@@ -407,7 +407,7 @@ class _Run:
 
     # After
 
-    def _written(self, quantizer: MatrixQuantizer, quality: Quality | None) -> Report:
+    def _write(self, quantizer: MatrixQuantizer, quality: Quality | None) -> Report:
         with unfinished_folder(self.output) as folder:
             with self._phase("writing"):
                 nbytes = write_folder(quantizer, folder, accuracy_level=self.options.accuracy_level)

@@ -38,7 +38,7 @@ _ROWS, _LEAST = 512, 1e-12
 Losses = Mapping[str, float]
 
 
-def measured(
+def measure_candidates(
     source: FloatModel, choices: Callable[[Site], Mapping[str, FormatChoice]], evaluation: Evaluation,
     workspace: FinishedMatrices, progress: Callable[[], None] = lambda: None,
 ) -> Candidates:  # fmt: skip
@@ -59,7 +59,7 @@ def measured(
         costs: dict[str, dict[str, float]] = {"errors": errors, "losses": {}}
         for label in anchors(errors):
             known[site.name] = costs
-            yield label, _only(site, _rounded(source.weight(site), choices(site)[label]))
+            yield label, _override_one(site, _rounded(source.weight(site), choices(site)[label]))
         workspace.remember(_REMEMBERED, known)
 
     for site, label, loss in evaluation.sensitivities(trials):
@@ -107,7 +107,7 @@ def anchors(errors: Losses) -> list[str]:
     return labels
 
 
-def read_off(errors: Losses, losses: Losses) -> dict[str, float]:
+def interpolated_losses(errors: Losses, losses: Losses) -> dict[str, float]:
     """The divergence of every candidate, from those of some of them.
 
     Args:
@@ -125,7 +125,7 @@ def read_off(errors: Losses, losses: Losses) -> dict[str, float]:
 
 
 def _candidates(site: Site, choices: Mapping[str, FormatChoice], costs: Mapping[str, Losses]) -> list[Candidate]:
-    losses = read_off(costs["errors"], costs["losses"])
+    losses = interpolated_losses(costs["errors"], costs["losses"])
     return [Candidate(label, choice.nbytes(site), losses[label]) for label, choice in choices.items()]
 
 
@@ -141,5 +141,5 @@ def _rounded(weight: NDArray[np.float32], choice: FormatChoice) -> NDArray[np.fl
     return METHODS["search"].quantize(weight, choice.grid(weight.shape[1]), None).packed.dequantise()
 
 
-def _only(site: Site, matrix: NDArray[Any]) -> Override:
+def _override_one(site: Site, matrix: NDArray[Any]) -> Override:
     return lambda other: matrix if other == site else None

@@ -13,11 +13,11 @@ from genai.kernels.cpu.linear.sums import SumOfProducts
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.quant.methods import InputStatistics
 
-from .flow import Flow
+from .stage_values import StageValues
 from .streaming import Override, ProgramStage, StreamedDecoder, nothing_instead
 
 
-class Gathering:
+class InputStatisticsSum:
     """Sums over all tokens of one value.
 
     Products are summed in float32, and rounded to bfloat16 before where the machine multiplies that much faster: both
@@ -59,8 +59,8 @@ def gather(
     decoder: StreamedDecoder,
     stage: ProgramStage,
     names: Collection[str],
-    flow: Flow,
-    exact: Flow | None,
+    flow: StageValues,
+    exact: StageValues | None,
     *,
     gram: bool,
     instead: Override = nothing_instead,
@@ -73,7 +73,7 @@ def gather(
     """
     threads = decoder.executor.host_threads
     assert isinstance(threads, Threads)  # the decoder computes on the host
-    gatherings = {name: Gathering(gram, threads) for name in names}
+    gatherings = {name: InputStatisticsSum(gram, threads) for name in names}
     inside = [name for name in names if name not in stage.program.given]
     needed = {*names, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])

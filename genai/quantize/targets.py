@@ -106,7 +106,7 @@ def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
     return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
 
 
-def predicted(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
+def predicted_loss(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
     """The sum of what choices cost, one by one."""
     return sum(
         candidate.loss

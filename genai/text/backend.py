@@ -31,7 +31,7 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of tokenizer.json, else of another form; without truncation, padding or dropout.
+    """The tokenizer of tokenizer.json, else of another format; without truncation, padding or dropout.
 
     Raises:
         TokenizerError: there is none, or it cannot be used, or tokenizer_config.json contradicts it.

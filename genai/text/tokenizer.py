@@ -50,7 +50,7 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json or another form of it (docs/text.md). A folder's
+        source: a Model, a Config, or a folder with tokenizer.json or another format of it (docs/text.md). A folder's
             genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
             tokenizer_config.json do.
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genai.errors import ModelFolderError, OptionError
-from genai.quantize.compare import Variant, compare, judged, parse_variants
+from genai.quantize.compare import Variant, choose_variant, compare, parse_variants
 
 from .conftest import quick
 
@@ -25,10 +25,10 @@ def test_the_smallest_that_is_good_enough_is_taken() -> None:
         "good": report(400, 0.015),
         "beaten": report(500, 0.02),
     }
-    result = judged(reports, 0.02)
+    result = choose_variant(reports, 0.02)
     assert result.taken == "good" and list(result.front) == ["bad", "good", "large"]
     assert list(result.reports) == ["bad", "good", "beaten", "large"]
-    strict = judged(reports, 1e-4)
+    strict = choose_variant(reports, 1e-4)
     assert strict.taken == "large" and "none has" in strict.why
 
 

@@ -360,8 +360,8 @@ def open_lines(path: Path, format: str | None = None) -> Lines:
             stdin.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or not in this form.
-        OptionError: another form.
+        InputError: there is no such file, it cannot be read, or not in this format.
+        OptionError: another format.
         MissingPackageError: a Parquet file without pyarrow.
     """
     if format is not None and format not in FORMATS:

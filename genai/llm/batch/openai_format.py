@@ -1,4 +1,4 @@
-"""The batch form of OpenAI's API: bodies of requests, and lines of answers."""
+"""The batch format of OpenAI's API: bodies of requests, and lines of answers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LEAST_LOGPROB = -9999.0
 
 
 def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A request in OpenAI's form as an item of LLM.map, and the model that it names.
+    """A request in OpenAI's format as an item of LLM.map, and the model that it names.
 
     Args:
         fields: "custom_id", "method", "url" and "body".
 
     Raises:
-        InputError: it is not of that form.
+        InputError: it is not of that format.
         OptionError: something in the body is not known, or not obeyed here.
     """
     url, body = fields.get("url", CHAT), fields["body"]

@@ -70,7 +70,7 @@ class PromptFormat:
 
     Attributes:
         template: makes the prompt of a line; the line's fields are then nothing but data.
-        as_chat: a prompt that is not part of a body in OpenAI's form is a user message.
+        as_chat: a prompt that is not part of a body in OpenAI's format is a user message.
         adapter: what lines go through that name no adapters themselves: names with weights.
     """
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
@@ -146,6 +147,7 @@ class _BatchLine:
     error: GenaiError | None = None
 
 
+@renamed_arguments(asking="prompt_format")
 def run_batch(
     llm: SupportsMap,
     lines: Lines,
@@ -163,7 +165,7 @@ def run_batch(
     Args:
         llm: the model, or a Cluster of them.
         lines: the input, see open_lines.
-        output: the file of answers, one JSON object per line, in OpenAI's batch form.
+        output: the file of answers, one JSON object per line, in OpenAI's batch format.
         prompt_format: how lines are asked.
         begin: what becomes of an output that exists: "new" refuses it, "resume" keeps its lines, "retry" those without
             an error, "force" none.
@@ -198,7 +200,7 @@ def run_batch(
         _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
-        run = _Run(llm, lines, journal, prompt_format, report, settings)
+        run = _BatchRun(llm, lines, journal, prompt_format, report, settings)
         for answer in llm.map(
             run.pending_lines(),
             _item,
@@ -234,7 +236,7 @@ def _item(line: _BatchLine) -> Mapping[str, Any]:
     return line.item or {}
 
 
-class _Run:
+class _BatchRun:
     """One run, between the input and the journal."""
 
     def __init__(

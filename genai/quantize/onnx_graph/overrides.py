@@ -47,7 +47,7 @@ def read_overrides(option: str, overrides: Any) -> dict[str, TensorOverride]:
     """Overrides by tensor.
 
     Raises:
-        OptionError: not of the documented form.
+        OptionError: not of the documented format.
         NotSupportedYetError: "convert".
     """
     if not isinstance(overrides, Mapping):

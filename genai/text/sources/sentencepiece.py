@@ -1,4 +1,4 @@
-"""A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the form of a tokenizer.json.
+"""A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the format of a tokenizer.json.
 
 Its bytes are the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that decide ids and texts
 are declared here, so that the sentencepiece library is not needed.

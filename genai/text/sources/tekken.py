@@ -1,4 +1,4 @@
-"""tekken.json, Mistral's form: tokens with ranks as in tiktoken, special tokens before them, and the expression.
+"""tekken.json, Mistral's format: tokens with ranks as in tiktoken, special tokens before them, and the expression.
 
 Ids of plain text equal the mistral-common library's. As in transformers, special tokens such as [INST] that stand in a
 text become their ids.

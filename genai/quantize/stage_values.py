@@ -12,7 +12,7 @@ from .streaming import Override, ProgramStage, StreamedDecoder, Tokens, Values, 
 from .workspace import save_array
 
 
-class Flow:
+class StageValues:
     """What the later stages read, per batch.
 
     Args:
@@ -38,9 +38,9 @@ class Flow:
             if names is None or name in names
         }
 
-    def copy(self) -> Flow:
+    def copy(self) -> StageValues:
         """Another one, in memory, that begins where this is."""
-        other = Flow(self.batches)
+        other = StageValues(self.batches)
         for index in range(len(self.batches)):
             other._values[index].update(self.read(index))
         return other
