@@ -71,8 +71,8 @@ def command() -> Any:
     return root
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         from genai import __version__
 
         typer.echo(f"genai {__version__}")
@@ -118,8 +118,8 @@ def _run(arguments: list[str] | None) -> int:
     except typer.Abort:
         return 1
     except OSError as error:
-        place, refused = str(error.filename or "a file"), error.strerror or error
-        say(f"error: {place:.200}: {refused}\n  why: the system refused it\n  fix: check the place and its permissions")
+        path, refused = str(error.filename or "a file"), error.strerror or error
+        say(f"error: {path:.200}: {refused}\n  why: the system refused it\n  fix: check the place and its permissions")
         return 1
     except Exception as error:
         if not hasattr(error, "format_message"):

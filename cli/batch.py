@@ -30,9 +30,9 @@ def batch(
     model: opt.ModelArgument = None,
     *,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the form of OpenAI's batches.")
+        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the format of OpenAI's batches.")
     ],
-    form: Annotated[
+    format: Annotated[
         str | None,
         typer.Option("--format", help="jsonl, text, csv, tsv or parquet [default: by INPUT's ending; - is jsonl]."),
     ] = None,
@@ -67,21 +67,21 @@ def batch(
 ) -> None:
     """Answer every line of a file, each once, also if the command is killed and started again with --resume.
 
-    Lines are requests in the form of OpenAI's batches, or have a prompt or messages, and options beside them; with a
+    Lines are requests in the format of OpenAI's batches, or have a prompt or messages, and options beside them; with a
     template they are data. A line that cannot be answered becomes a line with the reason.
     """
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import open_lines
     from genai.llm.batch.page import write_page
-    from genai.llm.batch.requests import Asking, PromptTemplate
+    from genai.llm.batch.requests import PromptFormat, PromptTemplate
     from genai.llm.batch.run import run_batch
 
     begin = _beginning(resume=resume, retry=retry, force=force)
     opt.check_apart([("INPUT", input), ("--output", output), ("--html", html)])
     for path, how in ((output, begin), *([(html, "force")] if html is not None else [])):
         check_output(path, how)  # before the model is loaded
-    asking = Asking(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
-    lines = open_lines(input, form)
+    asking = PromptFormat(PromptTemplate(template) if template is not None else None, as_chat, flags.adapter)
+    lines = open_lines(input, format)
     with _engine(model, ray, workers, flags, max_sequences) as llm:
         if as_chat:
             need_chat_template(llm)

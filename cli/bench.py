@@ -29,17 +29,17 @@ Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the me
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
-_ROWS_OF_FORMS = (1, 4, 16)
+_ROWS_OF_FORMATS = (1, 4, 16)
 # What later rows may hold: 0.01234.
 _NUMBER_WIDTH = 7
 Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
 NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
-FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every form of weights, on made-up matrices.")]
+FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every format of weights, on made-up matrices.")]
 PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
 
 
-def _several(short: str, flag: str, what: str) -> Any:
-    return typer.Option(short, flag, min=1, help=f"{what}; may be given several times.")
+def _several(short: str, flag: str, subject: str) -> Any:
+    return typer.Option(short, flag, min=1, help=f"{subject}; may be given several times.")
 
 
 @app.command()
@@ -59,8 +59,8 @@ def decode(
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         options = {"context": context, "tokens": tokens, "batch": batch, "repeat": repeat}
-        found = bench_decode(loaded, **options, progress=line.show)
-    _report(found, as_json)
+        result = bench_decode(loaded, **options, progress=line.show)
+    _report(result, as_json)
 
 
 @app.command()
@@ -77,8 +77,8 @@ def prefill(
     from genai.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
-        found = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
-    _report(found, as_json)
+        result = bench_prefill(loaded, tokens=tokens, repeat=repeat, progress=line.show)
+    _report(result, as_json)
 
 
 @app.command()
@@ -179,8 +179,8 @@ def startup(
     check_device(device)
     folder, options = opt.folder_of(model), dict[str, Any](threads=threads, device=device)
     with ProgressLine("Measuring") as line:
-        found = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
-    _report(found, as_json)
+        result = bench_startup(folder, tokens=tokens, **options, cold=cold, repeat=repeat, progress=line.show)
+    _report(result, as_json)
 
 
 @app.command()
@@ -205,26 +205,26 @@ def kernels(
     from genai.bench.kernels import bench_kernels
 
     if formats:
-        from genai.bench.formats import bench_forms
+        from genai.bench.formats import bench_formats
 
         if model is not None:
             raise OptionError(
                 f"--formats with the model {str(model)!r}",
-                "it measures matrices that are made up, of every form, not a model's",
+                "it measures matrices that are made up, of every format, not a model's",
                 "leave one of the two out",
             )
         if device not in (None, "cpu"):
             raise OptionError(f"--formats with --device {device}", "it measures the CPU's kernels", "leave one out")
         with ProgressLine("Measuring") as line:
             exact = accuracy == "fp32"
-            found = bench_forms(rows=rows or _ROWS_OF_FORMS, threads=threads, repeat=repeat, exact=exact)
-            _table(found, as_json, line, None)
+            rows_measured = bench_formats(rows=rows or _ROWS_OF_FORMATS, threads=threads, repeat=repeat, exact=exact)
+            _table(rows_measured, as_json, line, None)
         return
     with opt.ModelFlags(threads, accuracy, device=device).load(model) as loaded, ProgressLine("Measuring") as line:
         products = bench_kernels(loaded, rows=rows or _ROWS, repeat=repeat)
         attention = bench_attention(loaded, context=context, repeat=repeat)
-        found = chain(products, attention)
-        _table(found if as_json else map(_for_a_column, found), as_json, line, None)
+        rows_measured = chain(products, attention)
+        _table(rows_measured if as_json else map(_for_a_column, rows_measured), as_json, line, None)
 
 
 def _for_a_column(row: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def throughput(
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
         longest = long_prompt or min(2048, loaded.context_size // 2)
-        found = list(
+        results = list(
             bench_throughput(
                 loaded, requests=requests, prompt=prompt, tokens=tokens, rate=rate, long_prompt=longest,
                 max_sequences=sequences, progress=line.show,
@@ -267,11 +267,11 @@ def throughput(
         )  # fmt: skip
         line.close()
     if as_json:
-        emit(json.dumps(found), "\n")
+        emit(json.dumps(results), "\n")
         return
-    for index, row in enumerate(found):
+    for index, row in enumerate(results):
         emit(("\n" if index else "") + str(row["run"]), "\n")
-        emit_figures((name, _shown(name, value)) for name, value in row.items() if name != "run")
+        emit_figures((name, _text_of(name, value)) for name, value in row.items() if name != "run")
 
 
 @app.command()
@@ -353,23 +353,23 @@ def session(
 
 
 def _report(result: Mapping[str, object], as_json: bool) -> None:
-    rows = ((name.replace("_", " "), _shown(name, value)) for name, value in result.items())
+    rows = ((name.replace("_", " "), _text_of(name, value)) for name, value in result.items())
     emit_figures(json.dumps(result) if as_json else rows)
 
 
 def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine, plot: Path | None) -> None:
     """Rows as they come, under one heading, and a plot of them; as JSON all of them at the end."""
-    shown = list(_printed(rows, as_json, line))
+    printed = list(_printed(rows, as_json, line))
     line.close()
     if as_json:
-        emit(json.dumps(shown), "\n")
-    speeds = [name for name in shown[0] if name.endswith("tok/s")] if shown else []
+        emit(json.dumps(printed), "\n")
+    speeds = [name for name in printed[0] if name.endswith("tok/s")] if printed else []
     if speeds:
         from genai.common.plots import Chart
 
-        axis = next(iter(shown[0]))
-        series = {name: [float(row[name]) for row in shown] for name in speeds}
-        chart = Chart("Speed", axis, [str(row[axis]) for row in shown], series, "tok/s")
+        axis = next(iter(printed[0]))
+        series = {name: [float(row[name]) for row in printed] for name in speeds}
+        chart = Chart("Speed", axis, [str(row[axis]) for row in printed], series, "tok/s")
         show_chart(chart, plot, as_json=as_json)
 
 
@@ -384,7 +384,7 @@ def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLin
         line.close()
         (first, value), *_ = row.items()
         name = value if isinstance(value, str) else ""
-        cells = {key: _shown(key, value) for key, value in row.items() if not name or key != first}
+        cells = {key: _text_of(key, value) for key, value in row.items() if not name or key != first}
         if not widths:
             heads = [key.split() for key in cells]
             for key, head in zip(cells, heads, strict=True):
@@ -401,7 +401,7 @@ def _emit_cells(cells: Iterable[str], widths: list[int]) -> None:
     emit("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip(), "\n")
 
 
-def _shown(name: str, value: object) -> str:
+def _text_of(name: str, value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

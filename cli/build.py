@@ -15,7 +15,7 @@ import typer
 
 from genai.common.paths import expanded
 
-from .pulling import Pulling
+from .pulling import PullDialog
 from .terminal import agreed, emit, say
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def build(
         folder = execute(plan, output)
     for name in plan.weights.replaced:
         say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
-    for remark in [*plan.kept, *plan.rounded]:
+    for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
     say(f"{plan.checkpoint.config.model_type}: {written / 1e6:.0f} MB in {time.monotonic() - start:.1f} s")
@@ -72,18 +72,18 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
     """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
     from genai.convert.resolve import BuildHooks, resolve_model
 
-    begun: list[BuildPlan] = []
+    plans: list[BuildPlan] = []
 
     def watched(plan: BuildPlan) -> Callable[[int], None]:
-        begun.append(plan)
+        plans.append(plan)
         return watch(plan)
 
-    pulling = Pulling(yes=yes, precision=precision)
+    pulling = PullDialog(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
     with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
         folder = resolve_model(path, pulling.hooks, building, precision)
-    for plan in begun:
-        for remark in [*plan.kept, *plan.rounded]:
+    for plan in plans:
+        for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
         say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
     return folder
@@ -94,7 +94,7 @@ def checkpoint_of(path: Path) -> Path:
     from genai.convert.resolve import source_of
 
     with interruptible("genai: interrupted; what was downloaded is kept"):
-        return source_of(path, Pulling().hooks)
+        return source_of(path, PullDialog().hooks)
 
 
 @contextmanager

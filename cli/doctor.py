@@ -14,7 +14,7 @@ from .terminal import emit, interrupts_end_the_process
 from .wrapping import printable, table, width_of
 
 if TYPE_CHECKING:
-    from genai.doctor.checkup import Finding, Place
+    from genai.doctor.checkup import Finding, Machine
 
 _WIDTH = 119
 
@@ -37,18 +37,18 @@ def doctor(
     raise typer.Exit(act(as_json=as_json))
 
 
-def report(place: Place | None = None, *, as_json: bool) -> int:
+def report(machine: Machine | None = None, *, as_json: bool) -> int:
     """Print what was found; returns the exit code."""
     from genai.doctor.checkup import Mark, examine, usable
 
-    findings = examine(place)
+    findings = examine(machine)
     is_usable = usable(findings)
     if as_json:
         _emit_json({"usable": is_usable, "findings": [asdict(finding) for finding in findings]})
         return 0 if is_usable else 1
     emit(_text(findings), "\n")
-    found = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}
-    counts = ", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in found.items())
+    numbers = {mark: sum(finding.mark is mark for finding in findings) for mark in (Mark.PROBLEM, Mark.NOTE)}
+    counts = ", ".join(f"{count} {mark}{'' if count == 1 else 's'}" for mark, count in numbers.items())
     emit(f"{'usable' if is_usable else 'not usable'}: {counts}", "\n")
     return 0 if is_usable else 1
 
@@ -59,11 +59,11 @@ def compile_kernels(*, as_json: bool) -> int:
     from genai.kernels.cpu.warmup import all_kernels
 
     with interrupts_end_the_process():
-        made = LIBRARY.prepare(all_kernels())
+        result = LIBRARY.prepare(all_kernels())
     if as_json:
-        _emit_json({"folder": str(LIBRARY.folder.path), **asdict(made)})
+        _emit_json({"folder": str(LIBRARY.folder.path), **asdict(result)})
     else:
-        emit(f"compiled {made.compiled} kernels in {made.seconds:.0f} s; {made.loaded} were there already", "\n")
+        emit(f"compiled {result.compiled} kernels in {result.seconds:.0f} s; {result.loaded} were there already", "\n")
     return 0 if LIBRARY.folder.path is not None else 1
 
 
@@ -72,22 +72,22 @@ def clean(*, as_json: bool) -> int:
     from genai.common.memory_limits import format_bytes
     from genai.doctor.caches import inspect_caches, remove_stale
 
-    removed, kept = remove_stale(inspect_caches())
+    removed, errors = remove_stale(inspect_caches())
     if as_json:
         _emit_json(
             {
                 "removed": [{"path": str(path), "num_bytes": num_bytes} for path, num_bytes in removed.items()],
-                "kept": [{"path": str(path), "reason": reason} for path, reason in kept.items()],
+                "kept": [{"path": str(path), "reason": reason} for path, reason in errors.items()],
             }
         )
-        return 1 if kept else 0
+        return 1 if errors else 0
     for path, num_bytes in removed.items():
         emit(printable(f"removed {path} ({format_bytes(num_bytes)})"), "\n")
-    for path, reason in kept.items():
+    for path, reason in errors.items():
         emit(printable(f"kept {path}: {reason}"), "\n")
-    if not removed and not kept:
+    if not removed and not errors:
         emit("nothing to remove: no compiled kernels of other versions, and none for GPUs that are not used", "\n")
-    return 1 if kept else 0
+    return 1 if errors else 0
 
 
 def _text(findings: list[Finding]) -> str:

@@ -105,8 +105,8 @@ def tasks(
     show_chart(Chart(f"{model_name}: right answers", "task", list(table), shares, "%", errors), plot, as_json=as_json)
     for name in table if show_wrong else ():
         for outcome in [o for o in outcomes if o.question.task == name and not o.right][:show_wrong]:
-            asked, expected = outcome.question.messages[-1]["content"], outcome.question.answer
-            say(f"{name}: {asked!r} -> {outcome.reply!r}, expected {expected!r}")
+            prompt, expected = outcome.question.messages[-1]["content"], outcome.question.answer
+            say(f"{name}: {prompt!r} -> {outcome.reply!r}, expected {expected!r}")
 
 
 @opt.flag_groups
@@ -154,10 +154,10 @@ def kld(
 
     with loaded(*flags.sides(base, other)) as (reference, subject), ProgressLine("Scoring") as line:
         result = kl_divergence(reference, subject, text, **dataclasses.asdict(cut), progress=partial(_tell, line))
-        kept = keep_kv_quality(reference, subject, result)
+        recorded = keep_kv_quality(reference, subject, result)
     emit_figures(to_json(result) if as_json else _divergence_rows(result))
-    if kept is not None:
-        say(f"{MEASURED} keys and values: {kept}")
+    if recorded is not None:
+        say(f"{MEASURED} keys and values: {recorded}")
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
     series = {"divergence": list(names.values())}
     show_chart(Chart("KL divergence", "quantile of tokens", list(names), series, "nats"), plot, as_json=as_json)
@@ -168,8 +168,8 @@ def _read(file: str) -> str:
 
     text = read_stdin() if file == "-" else read_text_file(Path(file))
     if not text:
-        place = "standard input" if file == "-" else file
-        raise InputError(f"{place} is empty", "there is nothing to compute", "give some text")
+        origin = "standard input" if file == "-" else file
+        raise InputError(f"{origin} is empty", "there is nothing to compute", "give some text")
     return text
 
 
@@ -184,8 +184,8 @@ def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
 
 
 def _shifted(result: Perplexity) -> str:
-    kept = f"the first {result.ctx_shift} stay"
-    return f"read once, with a context of {result.window} that forgets {result.stride} where it is full; {kept}"
+    beginning = f"the first {result.ctx_shift} stay"
+    return f"read once, with a context of {result.window} that forgets {result.stride} where it is full; {beginning}"
 
 
 def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:

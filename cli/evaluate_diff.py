@@ -106,10 +106,10 @@ def _chart(result: ModelDiff) -> Chart:
 
 
 def _report(result: ModelDiff, show_all: bool) -> str:
-    shown = range(len(result.values)) if show_all else _interesting(result)
+    indices = range(len(result.values)) if show_all else _interesting(result)
     lines = [f"BASE   {result.base}", f"OTHER  {result.other}", f"prompt {result.tokens} tokens", "", _COLUMNS]
     last = -1
-    for index in shown:
+    for index in indices:
         if index > last + 1:
             lines.append("  …")
         lines.append(_row(result.values[index], index == result.first))

@@ -112,8 +112,8 @@ def generate(
 
 
 def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_json: bool) -> dict[str, Any]:
-    asked = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    options: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    numbers = {"logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    options: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     if options and not as_json:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
         raise OptionError(f"{names} without --json", "plain text has no place for log-probabilities", "add --json")
@@ -122,8 +122,8 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
 
 def _beam_options(beams: int | None, length_penalty: float | None, early_stopping: str | None) -> dict[str, Any]:
     """What steers a beam search."""
-    asked = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
-    for name, value in asked.items():
+    flags = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
+    for name, value in flags.items():
         if beams is None and value is not None:
             raise OptionError(f"{name} without --beams", "it steers a beam search", "add --beams 4")
     options: dict[str, Any] = {} if length_penalty is None else {"length_penalty": length_penalty}
@@ -140,12 +140,12 @@ def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat:
 
     Questions of a chat are about what stdin brings beside them, as in `genai chat`.
     """
-    given = list(prompts or ()) or ([] if files else ["-"])
-    if given.count("-") > 1:
+    sources = list(prompts or ()) or ([] if files else ["-"])
+    if sources.count("-") > 1:
         raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
-    texts = [read_stdin() if prompt == "-" else prompt for prompt in given]
+    texts = [read_stdin() if prompt == "-" else prompt for prompt in sources]
     texts += [_text_of(file, voice) for file in files or ()]
-    return with_stdin(texts) if as_chat and "-" not in given else texts
+    return with_stdin(texts) if as_chat and "-" not in sources else texts
 
 
 def _text_of(file: Path, voice: Voice) -> str:

@@ -85,12 +85,12 @@ def usage_error(error: Any) -> OptionError:
     message = error.format_message().rstrip(".")
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "genai"
-    listed = f"`{path} -h` lists them"
+    hint = f"`{path} -h` lists them"
     wrong = getattr(error, "option_name", "")
     if type(error).__name__ == "NoSuchOption" and ctx is not None:
         known = [name for one in ctx.command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"]
         near = list(_resembling(wrong, known))
-        fix = f"did you mean {' or '.join(near)}? {listed}" if near else listed
+        fix = f"did you mean {' or '.join(near)}? {hint}" if near else hint
         return OptionError(f"{path} has no option {wrong}", "it is not one of its options", fix)
     extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
     if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):

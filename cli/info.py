@@ -36,8 +36,8 @@ def info(
 
     rows: Iterator[tuple[str, str]]
     if model is not None and model.suffix == ".onnx":
-        given = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
-        for name, value in (given | {"--device": device not in (None, "cpu")}).items():
+        flags = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
+        for name, value in (flags | {"--device": device not in (None, "cpu")}).items():
             if value:
                 raise OptionError(f"{name} with {model.name}", "it says nothing of a graph alone", "leave it out")
         facts = describe_onnx(model)
@@ -118,14 +118,18 @@ def _numerics(facts: dict[str, Any]) -> str:
 def _files(files: dict[str, int]) -> str:
     from genai.common.memory_limits import format_bytes as size
 
-    shown = [f"{name} {size(count)}" for name, count in list(files.items())[:_FILES_SHOWN]]
-    rest = len(files) - len(shown)
+    largest = [f"{name} {size(count)}" for name, count in list(files.items())[:_FILES_SHOWN]]
+    rest = len(files) - len(largest)
     more = [f"{rest} more"] if rest else []
-    return f"{size(sum(files.values()))}: {', '.join(shown + more)}"
+    return f"{size(sum(files.values()))}: {', '.join(largest + more)}"
 
 
 def _template(facts: dict[str, Any]) -> str:
     if not facts["chat_template"]:
         return "none: a base model, or the template has to be given"
-    found = [name for name, key in (("reasoning", "reasoning"), ("tool calls", "tool_calls")) if facts[key]]
-    return f"yes; {' and '.join(found)} as {facts['reply_format']}" if found else "yes; no reasoning, no tool calls"
+    abilities = [name for name, key in (("reasoning", "reasoning"), ("tool calls", "tool_calls")) if facts[key]]
+    return (
+        f"yes; {' and '.join(abilities)} as {facts['reply_format']}"
+        if abilities
+        else "yes; no reasoning, no tool calls"
+    )

@@ -1,4 +1,4 @@
-"""`genai lora`: adapters on disk: what they are, whether they fit a model, in other forms, and merged into a base."""
+"""`genai lora`: adapters on disk: what they are, whether they fit a model, in other formats, and merged into a base."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def ls(
     from genai.lora.describe import find_adapters
     from genai.models.folders import bundled_adapter
 
-    found = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
+    adapters = [describe_briefly(path) for path in find_adapters(folder or bundled_adapter(""))]
     if as_json:
-        emit(json.dumps(found), "\n")
+        emit(json.dumps(adapters), "\n")
         return
-    if not found:
+    if not adapters:
         say(f"genai: no adapters in {folder}")
         return
-    emit_figures((str(row["path"]), _brief(row)) for row in found)
+    emit_figures((str(row["path"]), _brief(row)) for row in adapters)
 
 
 def describe_briefly(path: Path) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def convert(
         typer.Option("--model", help="The base: names are those of its inputs, and PEFT's folder records which it is."),
     ] = None,
 ) -> None:
-    """Write an adapter in the other form: PEFT's folder as an .onnx_adapter file, and the other way round."""
+    """Write an adapter in the other format: PEFT's folder as an .onnx_adapter file, and the other way round."""
     from genai.lora.gguf import in_our_order, require_our_order
     from genai.lora.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
     from genai.lora.peft import write_peft

@@ -16,7 +16,7 @@ from genai.errors import GenaiError, ModelFolderError, did_you_mean
 from . import options as opt
 from .build import ask as ask_to_build, interruptible, waiting, watch
 from .info import figures_of
-from .pulling import Pulling, size
+from .pulling import PullDialog, size
 from .terminal import emit, emit_figures, say
 from .wrapping import printable
 
@@ -35,35 +35,35 @@ def pull(
 ) -> None:
     """Fetch a model from Hugging Face, or a file from an address, into the cache; print where it lies.
 
-    Only the files of one model in one form are fetched: the form that runs here best, or the one behind the colon.
+    Only the files of one model in one format are fetched: the format that runs here best, or the one behind the colon.
     """
     from genai.convert.resolve import BuildHooks, find_or_pull, resolve_model, source_path
 
-    pulling = Pulling(yes=True, precision=precision).hooks
+    pulling = PullDialog(yes=True, precision=precision).hooks
     with interruptible("genai: interrupted; what was downloaded is kept, the same command goes on"):
         if precision is not None:
-            place = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)
+            path = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)
         else:
-            place = source_path(find_or_pull(reference, pulling), reference)
-    emit(str(place), "\n")
+            path = source_path(find_or_pull(reference, pulling), reference)
+    emit(str(path), "\n")
 
 
 def list_models(as_json: opt.AsJson = False) -> None:
     """List the models in the cache: name, kind, size, precision, when pulled. Then what was left unfinished."""
     from genai.hub.store import models, unfinished
 
-    found, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
+    pulled, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
     if as_json:
-        emit(json.dumps({"models": found, "unfinished": rest}, indent=2), "\n")
+        emit(json.dumps({"models": pulled, "unfinished": rest}, indent=2), "\n")
         return
-    if not found and not rest:
+    if not pulled and not rest:
         say("genai: no models yet; `genai pull org/name` fetches one, and without a name the bundled model answers")
         return
     emit_figures(
         [
             *(
                 (printable(row["name"]), f"{row['kind']}, {size(row['bytes'])}, {row['precision']}, {row['pulled']}")
-                for row in found
+                for row in pulled
             ),
             *((printable(row["name"]), f"unfinished, {size(row['bytes'])}") for row in rest),
         ]
@@ -90,9 +90,9 @@ def rm(
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("genai: nothing was removed")
             raise typer.Exit(1)
-    taken = bytes_below(folder)
+    freed = bytes_below(folder)
     remove(folder)
-    say(f"genai: removed {name}, {size(taken)}")
+    say(f"genai: removed {name}, {size(freed)}")
 
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
@@ -184,12 +184,12 @@ def _model_named(name: str) -> PulledModel:
     from genai.hub.store import find, models
 
     reference = parse(name)
-    found = find(name if reference is None else reference.name)
-    if found is None:
+    pulled = find(name if reference is None else reference.name)
+    if pulled is None:
         known = [model.name for model in models()]
         raise ModelFolderError(
             f"{name:.200}: no model of this name is in the cache",
             f"there are {', '.join(known[:8])}" if known else "it is empty",
             did_you_mean(name, known, "`genai list` shows them"),
         )
-    return found
+    return pulled

@@ -123,15 +123,15 @@ class ModelFlags:
         }
 
 
-def folder_of(given: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
+def folder_of(model: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
     """The model folder that MODEL stands for: pulled and built if need be, or that of the bundled model."""
     from genai.models.folders import bundled_model
 
-    if given is None and precision is not None:
+    if model is None and precision is not None:
         raise OptionError(
             f"--precision {precision} without MODEL", "the bundled model is built already", "name a checkpoint"
         )
-    return model_folder(given, build=build, precision=precision, yes=yes) if given else bundled_model()
+    return model_folder(model, build=build, precision=precision, yes=yes) if model else bundled_model()
 
 
 @dataclass(frozen=True)
@@ -177,20 +177,20 @@ class EngineFlags(ModelFlags):
         size = self.prefix_cache_size
         if size is not None and not 0 < size < 2**20:
             raise OptionError(f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "such as 4")
-        given = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
-        return {name: value for name, value in given.items() if value is not None}
+        options = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
     def voice(self) -> Voice:
         """What is said besides the text."""
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
-    def folder_of(self, given: Path | None) -> Path:
+    def folder_of(self, model: Path | None) -> Path:
         """The model folder that MODEL stands for; a GPU that is asked for is looked for first."""
         from genai.models.kv_types import check_here
 
         check_here(self.device, self.kv_type)
-        return folder_of(given, build=self.build, precision=self.precision, yes=self.yes)
+        return folder_of(model, build=self.build, precision=self.precision, yes=self.yes)
 
     def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
         """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
@@ -202,8 +202,8 @@ class EngineFlags(ModelFlags):
         from genai.models.model import check_model_options
 
         check_model_options(**self.options, context_size=self.ctx_size)
-        given = [read_lora(text) for text in self.lora or ()]
-        for _, path, _ in given:
+        adapters = [read_lora(text) for text in self.lora or ()]
+        for _, path, _ in adapters:
             adapter_path(path)  # what is mistyped is said before the model is loaded
         folder = self.folder_of(folder)
         options["speculation"] = self.speculation()
@@ -212,13 +212,13 @@ class EngineFlags(ModelFlags):
                 folder,
                 context_size=self.ctx_size,
                 quiet=self.quiet,
-                lora=bool(given),
+                lora=bool(adapters),
                 **self.options,
                 **self.prefix_options,
                 **options,
             )
         try:
-            for name, path, scale in given:
+            for name, path, scale in adapters:
                 llm.load_adapter(path, name, scale)
         except BaseException:
             llm.close()
@@ -257,8 +257,8 @@ def read_lora(text: str) -> tuple[str, Path, float]:
     name, _, rest = text.partition("=")
     path, colon, number = rest.rpartition(":")
     scale = _scale(number) if colon else None
-    place = rest if scale is None else path
-    if not name or not place:
+    source = rest if scale is None else path
+    if not name or not source:
         raise OptionError(
             f"--lora {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
@@ -266,7 +266,7 @@ def read_lora(text: str) -> tuple[str, Path, float]:
         )
     if name == _NO_ADAPTER:
         raise OptionError(f"--lora {text!r:.80}", f"/lora {name} goes on without adapters", "choose another name")
-    return name, expanded(place), 1.0 if scale is None else scale
+    return name, expanded(source), 1.0 if scale is None else scale
 
 
 _NO_ADAPTER = "off"
@@ -306,17 +306,17 @@ def with_flags(
     command: CommandFunction, name: str, flags: Sequence[inspect.Parameter], gather: Callable[[Mapping[str, Any]], Any]
 ) -> CommandFunction:
     """The command with flags where it has the argument `name`, which `gather` makes of their values."""
-    shown: list[inspect.Parameter] = []
-    for own in inspect.signature(command, eval_str=True).parameters.values():
-        shown += flags if own.name == name else [own.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += flags if parameter.name == name else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
     @functools.wraps(command)
     def expanded(**arguments: Any) -> None:
-        given = {flag.name: arguments.pop(flag.name) for flag in flags}
-        command(**arguments, **{name: gather(given)})
+        values = {flag.name: arguments.pop(flag.name) for flag in flags}
+        command(**arguments, **{name: gather(values)})
 
-    expanded.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    expanded.__annotations__ = {flag.name: flag.annotation for flag in shown}
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {flag.name: flag.annotation for flag in parameters}
     return expanded
 
 
@@ -353,11 +353,11 @@ class Flag:
         annotation = Annotated[kind, typer.Option(*self.names, help=self.help, rich_help_panel=panel)]
         return declared(self.option, annotation, None)
 
-    def value(self, given: Any) -> Any:
+    def value(self, argument: Any) -> Any:
         """The option's value from what typer gives."""
         if self.read is None:
-            return tuple(given) if self.repeated else given
-        return tuple(map(self.read, given)) if self.repeated else self.read(given)
+            return tuple(argument) if self.repeated else argument
+        return tuple(map(self.read, argument)) if self.repeated else self.read(argument)
 
 
 def _unescaped(text: str) -> str:
@@ -433,38 +433,38 @@ _COMMON = frozenset(
 def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all sampling flags. Those that were used arrive in its argument `sampling`, by option name."""
 
-    def used(given: Mapping[str, Any]) -> dict[str, Any]:
-        return {flag.option: flag.value(given[flag.option]) for flag in FLAGS if given[flag.option] not in (None, [])}
+    def used(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {flag.option: flag.value(values[flag.option]) for flag in FLAGS if values[flag.option] not in (None, [])}
 
     return with_flags(command, "sampling", [flag.parameter for flag in FLAGS], used)
 
 
 def find_flag(name: str) -> Flag:
     """The flag that a setting's name means."""
-    wanted = name.removeprefix("--").replace("-", "_")
-    found = next((flag for flag in FLAGS if wanted in (flag.option, flag.setting.replace("-", "_"))), None)
-    if found is None:
+    option = name.removeprefix("--").replace("-", "_")
+    match = next((flag for flag in FLAGS if option in (flag.option, flag.setting.replace("-", "_"))), None)
+    if match is None:
         close = difflib.get_close_matches(name, [flag.setting for flag in FLAGS], 2)
         fix = f"did you mean {' or '.join(close)}? /set lists them" if close else "/set lists them"
         raise OptionError(f"/set {name}", "there is no such setting", fix)
-    return found
+    return match
 
 
 def read_setting(name: str, text: str) -> tuple[str, Any]:
     """The option and value that `/set NAME TEXT` means; "default" is None."""
-    found = find_flag(name)
+    flag = find_flag(name)
     if text == "default":
-        return found.option, None
+        return flag.option, None
     try:
-        if found.repeated:
-            return found.option, found.value([found.kind(part) for part in text.split(",")])
-        if found.kind is bool:
-            return found.option, {"on": True, "true": True, "off": False, "false": False}[text]
-        return found.option, found.value(found.kind(text))
+        if flag.repeated:
+            return flag.option, flag.value([flag.kind(part) for part in text.split(",")])
+        if flag.kind is bool:
+            return flag.option, {"on": True, "true": True, "off": False, "false": False}[text]
+        return flag.option, flag.value(flag.kind(text))
     except GenaiError:  # which says what is wrong with the value, and is a ValueError, too
         raise
     except (ValueError, KeyError):
-        expected = "on or off" if found.kind is bool else f"a value of type {found.kind.__name__}"
+        expected = "on or off" if flag.kind is bool else f"a value of type {flag.kind.__name__}"
         raise OptionError(
             f"/set {name} {text}",
             f"{expected} is expected",
@@ -474,8 +474,8 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
 
 def check_apart(named: Sequence[tuple[str, Path | None]]) -> None:
     """Raise OptionError if one of the files of a command, by what errors call them, is the same as one before it."""
-    for place, (name, path) in enumerate(named):
-        for other, another in named[:place]:
+    for index, (name, path) in enumerate(named):
+        for other, another in named[:index]:
             if path is None or another is None:
                 continue
             if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):

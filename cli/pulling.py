@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from genai.hub.pull import PullHooks, PullPlan
 
 
-class Pulling:
+class PullDialog:
     """The hooks of a command, and what was answered.
 
     Args:
@@ -58,10 +58,10 @@ class Pulling:
 def described(plan: PullPlan) -> list[str]:
     """What a pull fetches, under which licence, and where to."""
     listing, choice = plan.listing, plan.choice
-    kept = f" ({size(plan.total_bytes - plan.missing_bytes)} of it from before)" * (
+    had_before = f" ({size(plan.total_bytes - plan.missing_bytes)} of it from before)" * (
         plan.missing_bytes < plan.total_bytes
     )
-    lines = [f"{plan.name}: {choice.why}, {size(plan.total_bytes)}{kept}, into {plan.folder.parents[2]}"]
+    lines = [f"{plan.name}: {choice.why}, {size(plan.total_bytes)}{had_before}, into {plan.folder.parents[2]}"]
     if listing.commit:
         gate = "; the model is gated: its licence has to be accepted there" if listing.gated else ""
         lines.append(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from genai.common.progress_line import ProgressLine
+from genai.errors import OptionError
 
 from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
@@ -18,13 +19,15 @@ from .terminal import emit, emit_figures, say
 if TYPE_CHECKING:
     from genai.quantize.options import QuantizeOptions
 
-_KEPT = "genai: interrupted; finished matrices are kept, run the same command again"
+_INTERRUPTED = "genai: interrupted; finished matrices are kept, run the same command again"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].")]
 Bits = Annotated[float | None, typer.Option(help="Bits per weight, all tensors counted, to spend where they help.")]
 MostKld = Annotated[
     float | None, typer.Option(help="Mean KLD that --compare allows in what it says to take [default: 0.02].")
 ]
+# Its earlier name.
+Form = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
 Earlier = Annotated[Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")]
 
 
@@ -37,9 +40,10 @@ def quantize(
     block_size: Annotated[
         int | None, typer.Option(help="Weights that share a scale: 16 to 256; 0 = a row's [default: 32].")
     ] = None,
-    form: Annotated[
+    format: Annotated[
         str, typer.Option(help="uniform, q2_k to q6_k, nl2 to nl4, iq4_xs, iq4_nl, mxfp4, nf4 or fp4.")
     ] = "uniform",
+    form: Form = None,
     qdq: Annotated[bool, typer.Option("--qdq", help="Write products as DequantizeLinear and MatMul.")] = False,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
     method: Annotated[
@@ -69,22 +73,21 @@ def quantize(
     requantize: Annotated[bool, typer.Option("--requantize", help="Take a quantised model for a float one.")] = False,
     compare: Annotated[
         str | None,
-        typer.Option(help='Make several, "method/bits/block,method/form,…" or "default", and say which to take.'),
+        typer.Option(help='Make several, "method/bits/block,method/format,…" or "default", and say which to take.'),
     ] = None,
     max_kld: MostKld = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Quantise a model, measure what it cost, and print its path."""
-    from genai.errors import OptionError
     from genai.quantize.options import QuantizeOptions, parse_size
     from genai.quantize.report import figures
     from genai.quantize.run import quantize_model
 
     model = checkpoint_of(model)
     options = QuantizeOptions(
-        form=form, bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric, method=method,
-        half_scales=not float_scales,
+        format=_format(format, form), bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric,
+        method=method, half_scales=not float_scales,
         head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,
         target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld,
         target_runtime=target_runtime, sensitivity=sensitivity, calib=calib,
@@ -97,7 +100,7 @@ def quantize(
         return
     if max_kld is not None:
         raise OptionError(f"max_kld is {max_kld}", "it says which of several outputs to take", "leave it out")
-    with interruptible(_KEPT), Phases() as phases:
+    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         report = quantize_model(model, output, options, progress=phases.show, command=command)
     for remark in report.remarks:
         say(f"genai: {remark}")
@@ -107,6 +110,16 @@ def quantize(
     else:
         emit_figures(figures(report))
         emit(str(output), "\n")
+
+
+def _format(format: str, form: str | None) -> str:
+    """The format, which may be given by the option's earlier name."""
+    if form is None:
+        return format
+    say("genai: --form (GENAI_FORM) is now --format (GENAI_FORMAT)")
+    if format != "uniform":
+        raise OptionError("--format and --form", "the second is an earlier name of the first", "leave --form out")
+    return form
 
 
 def _compare(
@@ -121,10 +134,10 @@ def _compare(
 ) -> None:
     from genai.quantize.compare import MOST_KLD, compare, parse_variants, rows
 
-    wanted = parse_variants(variants)
-    with interruptible(_KEPT), Phases() as phases:
+    parsed = parse_variants(variants)
+    with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         most = MOST_KLD if max_kld is None else max_kld
-        result = compare(model, output, wanted, options, most_kld=most, progress=phases.show, command=command)
+        result = compare(model, output, parsed, options, most_kld=most, progress=phases.show, command=command)
     say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
     if as_json:
         emit((output / "comparison.json").read_text(encoding="utf-8"))
@@ -134,7 +147,7 @@ def _compare(
         emit(str(output / result.taken), "\n")
 
 
-class Phases:
+class PhaseProgress:
     """A line of progress per phase."""
 
     def __init__(self) -> None:
@@ -155,7 +168,7 @@ class Phases:
         if self._line is not None:
             self._line.close()
 
-    def __enter__(self) -> Phases:
+    def __enter__(self) -> PhaseProgress:
         return self
 
     def __exit__(self, *error: Any) -> None:

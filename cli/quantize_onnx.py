@@ -19,7 +19,7 @@ def quantize_onnx(
         list[Path] | None,
         typer.Option(help="Find ranges of activations once, from this .npz file of inputs; may be repeated."),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="With --calib: QDQ or QOperator.")] = "QDQ",
+    format: Annotated[str, typer.Option("--format", help="With --calib: QDQ or QOperator.")] = "QDQ",
     method: Annotated[str, typer.Option(help="With --calib: MinMax, Entropy or Percentile.")] = "MinMax",
     activation_type: Annotated[str, typer.Option(help="With --calib: QUInt8, QInt8, QUInt16 or QInt16.")] = "QUInt8",
     weight_type: Annotated[str, typer.Option(help="QInt8 or QUInt8; with --calib also QInt4 and QUInt4.")] = "QInt8",
@@ -55,8 +55,8 @@ def quantize_onnx(
             onnxruntime_quantization.quantize_static(
                 source,
                 output,
-                Files(calib),
-                quant_format=onnxruntime_quantization.QuantFormat.from_string(form),
+                NpzReader(calib),
+                quant_format=onnxruntime_quantization.QuantFormat.from_string(format),
                 calibrate_method=_method(method),
                 activation_type=onnxruntime_quantization.QuantType.from_string(activation_type),
                 **options,
@@ -83,7 +83,7 @@ def _method(name: str) -> Any:
     return CalibrationMethod[name]
 
 
-class Files:
+class NpzReader:
     """A reader of .npz files, one feed per file."""
 
     def __init__(self, paths: list[Path]) -> None:

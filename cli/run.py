@@ -40,8 +40,8 @@ def run(
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
 
     _check_choice("--compare", compare, (None, *PEERS))
-    for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
-        check_apart([("what is read", Path(given)), ("--output", output)])
+    for source in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
+        check_apart([("what is read", Path(source)), ("--output", output)])
     session = InferenceSession(file, _options(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()
@@ -88,14 +88,14 @@ def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...])
 
 def extents(dims: list[str]) -> dict[str, int]:
     """NAME=EXTENT flags as a dictionary."""
-    found = {}
+    sizes = {}
     for item in dims:
         name, _, digits = item.partition("=")
         extent = whole_number(digits)
         if not name or extent is None:
             raise OptionError(f"--dim {item!r:.200}", "it has the form NAME=EXTENT", "for example --dim batch=4")
-        found[name] = extent
-    return found
+        sizes[name] = extent
+    return sizes
 
 
 def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
@@ -120,11 +120,11 @@ def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[
             feed.update(load_arrays(Path(item)))
     missing = [argument for argument in session.get_inputs() if argument.name not in feed]
     if missing and not random:
-        shown = [f"{one.name} {one.type}{one.shape}" for one in missing[:_INPUTS_SHOWN]]
-        rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
+        described = [f"{input_.name} {input_.type}{input_.shape}" for input_ in missing[:_INPUTS_SHOWN]]
+        rest = f" and {len(missing) - len(described)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
         chat = f"; to chat with the model it belongs to, `genai chat {file.parent}`"
         fix = "give --input NAME=FILE.npy, or --random" + chat * (file.parent / "genai_config.json").is_file()
-        raise OptionError(f"no input for {', '.join(shown)}{rest}", "every input needs a value", fix)
+        raise OptionError(f"no input for {', '.join(described)}{rest}", "every input needs a value", fix)
     return {**random_feed(missing, dims, seed), **feed}
 
 

@@ -176,9 +176,9 @@ def state_folder() -> Path:
 def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
     """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
     ids = llm.encode(text)
-    shown = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
+    tokens = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
     say(text, exactly=True)
-    say(f"[{len(ids)} tokens] {' '.join(shown)}")
+    say(f"[{len(ids)} tokens] {' '.join(tokens)}")
 
 
 def footer(completion: Completion, context_size: int, seed: int | None = None) -> str:

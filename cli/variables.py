@@ -11,7 +11,7 @@ from genai.errors import GenaiError
 
 _WITHOUT = ("help", "version", "install_completion", "show_completion")
 # Options that Python calls something else.
-_IN_PYTHON = {"ctx_size": "context_size", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
+_IN_PYTHON = {"ctx_size": "context_size", "form": "format", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
 
 
 def bind_variables(command: Any) -> None:
@@ -53,32 +53,32 @@ def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
         return
     flags = "|".join(map(re.escape, [*parameter.opts, *parameter.secondary_opts]))
     flag = re.compile(rf"(?<![\w-])({flags})(?![\w-])")
-    what, why = (flag.sub(variable, part) for part in (error.what, error.why))
+    message, why = (flag.sub(variable, part) for part in (error.what, error.why))
     name = _IN_PYTHON.get(parameter.name, parameter.name)
-    if variable not in what and (_is_called(what, name) or _is_about(what, value, name)):
-        what += f" (of the variable {variable})"
-    if (what, why) != (error.what, error.why):
+    if variable not in message and (_is_called(message, name) or _is_about(message, value, name)):
+        message += f" (of the variable {variable})"
+    if (message, why) != (error.what, error.why):
         longest = max(parameter.opts, key=len)
-        error.what, error.why = what, why
+        error.what, error.why = message, why
         error.fix += f"; {variable} is a variable of the environment, over which {longest} wins"
 
 
-def _is_called(what: str, name: str) -> bool:
+def _is_called(message: str, name: str) -> bool:
     """Whether an error begins with an option by its name, as in "context size = 0", "samplers names 'x'"."""
-    return what.startswith((f"{name} = ", f"{name.replace('_', ' ')} = ", f"{name} names "))
+    return message.startswith((f"{name} = ", f"{name.replace('_', ' ')} = ", f"{name} names "))
 
 
-def _is_about(what: str, value: Any, name: str) -> bool:
+def _is_about(message: str, value: Any, name: str) -> bool:
     """Whether an error begins with what an option was given, or with its name and that: a letter in a word is not it.
 
     Where a path was given, it may go on to a file that lies there.
     """
     called = "|".join({re.escape(name), re.escape(name.replace("_", " "))})
-    for given in _parts(value):
-        quoted, plain = re.escape(repr(given)), re.escape(given)
+    for part in _parts(value):
+        quoted, plain = re.escape(repr(part)), re.escape(part)
         as_beginning = rf"({quoted}|{plain}(?=$|[:/\\]))"
         after_name = rf"(.* )?({called}) (is )?({quoted}|{plain}(?=$|[: ]))"
-        if re.match(f"{as_beginning}|{after_name}", what):
+        if re.match(f"{as_beginning}|{after_name}", message):
             return True
     return False
 
@@ -91,5 +91,5 @@ def _parts(value: Any) -> list[str]:
         return []
     text = str(value)
     path = text.partition("=")[2]
-    found = {text, str(Path(text).expanduser()), path, path.rpartition(":")[0]}
-    return sorted(found - {""})
+    parts = {text, str(Path(text).expanduser()), path, path.rpartition(":")[0]}
+    return sorted(parts - {""})

@@ -25,8 +25,8 @@ def width_of(stream: TextIO | None) -> int | None:
     try:
         if stream is None or not stream.isatty():
             return None
-        told = whole_number(os.environ.get("COLUMNS", ""))
-        return told or os.get_terminal_size(stream.fileno()).columns or 80
+        columns = whole_number(os.environ.get("COLUMNS", ""))
+        return columns or os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):  # closed, or nothing that the system knows
         return None
 
@@ -137,12 +137,12 @@ class WordWrap:
             self._column = get_cwidth(part.rsplit("\n", 1)[1])
             return part
         width = width_of(self._stream)
-        taken = get_cwidth(part.expandtabs())
-        if width is None or not self._column or self._column + taken < width:
-            self._column = (self._column + taken) % (width or sys.maxsize)
+        width_of_part = get_cwidth(part.expandtabs())
+        if width is None or not self._column or self._column + width_of_part < width:
+            self._column = (self._column + width_of_part) % (width or sys.maxsize)
             return part
         if part.isspace():
             self._column = width  # the next word begins a line, and takes the space's place
             return ""
-        self._column = taken % width
+        self._column = width_of_part % width
         return f"\n{part}"

@@ -74,6 +74,8 @@ MOVED = {
     "quantization.weight_methods": "quantize.onnx_graph.weight_methods",
     "quantization.writing": "quantize.onnx_graph.writing",
     "quantizer": "quantize",
+    "quantizer.flow": "quantize.stage_values",
+    "quantizer.quantising": "quantize.matrix_quantizer",
     "quantizer.svg": "common.svg",
     "runtime.device": "devices",
     "runtime.functions": "session.functions",

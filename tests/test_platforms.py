@@ -24,7 +24,7 @@ from genai.common import memory_limits
 from genai.common.host_memory import ReservedMemory, huge_array
 from genai.convert.build import _alone
 from genai.convert.folder import locked, unfinished_folder
-from genai.doctor.checkup import Mark, Place, examine
+from genai.doctor.checkup import Machine, Mark, examine
 from genai.doctor.processor import find_gpus, read_processor
 from genai.kernels.cpu.arrays import blas
 from genai.kernels.cpu.jit import isa, kernel_cache, workers
@@ -223,7 +223,7 @@ def test_a_machine_without_proc_and_sys(tmp_path: Path, monkeypatch: pytest.Monk
     assert cpu.threads == cpu.physical_cores == cpu.logical_cores == os.cpu_count()
     assert (cpu.quota, cpu.features, cpu.last_level_cache) == (None, (), 0)
     assert find_gpus(tmp_path, find_module=lambda name: None).names == ()
-    findings = {finding.name: finding for finding in examine(Place(root=tmp_path, threads=1))}
+    findings = {finding.name: finding for finding in examine(Machine(root=tmp_path, threads=1))}
     assert findings["processor"].mark is Mark.OK and findings["memory"].mark is not Mark.PROBLEM
     assert not [one.text for one in findings.values() if "could not be found out" in one.text]
 

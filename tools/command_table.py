@@ -60,7 +60,7 @@ def environment() -> str:
     found: dict[tuple[str, str], list[str]] = {}
     for name, one in _leaves(command(), ""):
         for parameter in one.params:
-            if parameter.envvar:
+            if parameter.envvar and not _is_hidden(parameter):
                 found.setdefault((parameter.envvar, _names(parameter)), []).append(name)
     rows = [f"| `{variable}` | {names} | {', '.join(of)} |" for (variable, names), of in sorted(found.items())]
     return _ENVIRONMENT + "\n".join(rows) + "\n"
@@ -77,9 +77,14 @@ def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _section(command: Any, name: str) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join([name, "[OPTIONS]", *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)])
-    rows = [_row(parameter) for parameter in command.params if parameter.name != "help"]
+    rows = [_row(parameter) for parameter in command.params if parameter.name != "help" and not _is_hidden(parameter)]
     table = "\n".join(["| option | meaning | default |", "|---|---|---|", *rows])
     return f"## {name}\n\n{command.help}\n\n```\n{usage}\n```\n\n{table}\n"
+
+
+def _is_hidden(parameter: Any) -> bool:
+    """Whether it is an earlier name of another option."""
+    return bool(getattr(parameter, "hidden", False))
 
 
 def _names(parameter: Any) -> str:

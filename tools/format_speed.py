@@ -34,10 +34,10 @@ from tools.quantisation_curves.gguf_peers import IK_LLAMA_CPP, LLAMA_CPP, Quanti
 
 SHAPE, CASE = "llama-3.2-1b", Case("forms", 64, 64)
 # Name, engine, and how its model is made; the uniform form comes first, then the one with fewer bits.
-FORMS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
+FORMATS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
     bits: (
         (f"{bits} bits by 32", GenaiToolkit(), ("--bits", str(bits))),
-        (f"nl{bits}", GenaiToolkit(), ("--form", f"nl{bits}")),
+        (f"nl{bits}", GenaiToolkit(), ("--format", f"nl{bits}")),
         *((name, LlamaCpp(), (str(LLAMA_CPP[name]),)) for name in theirs),
         *((name, IkLlama(), (str(IK_LLAMA_CPP[name]),)) for name in of_ik),
     )
@@ -48,7 +48,7 @@ FORMS: dict[int, tuple[tuple[str, Engine, tuple[str, ...]], ...]] = {
     )
 }
 
-ENGINES = tuple(dict.fromkeys(engine.name for forms in FORMS.values() for _, engine, _ in forms))
+ENGINES = tuple(dict.fromkeys(engine.name for forms in FORMATS.values() for _, engine, _ in forms))
 
 
 @dataclass
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 f"{len(one.decode)}/{asked.repeat} {one.engine.name} {one.name}: {measured.decode:.1f} tok/s",
                 flush=True,
             )
-    print("\n| bits | engine | form | GB per step | tok/s | share of plain reading |\n|---|---|---|---|---|---|")
+    print("\n| bits | engine | format | GB per step | tok/s | share of plain reading |\n|---|---|---|---|---|---|")
     for one in contenders:
         cells = (one.bits, one.engine.title, one.name, f"{one.nbytes / 1e9:.3f}")
         print(f"| {' | '.join(map(str, cells))} | {_middle(one.decode):.1f} | {_middle(one.share):.2f} |")
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _made(work: Path, checkpoint: Path, engines: Sequence[str]) -> Iterator[Contender]:
     folder = work / "forms"
     folder.mkdir(parents=True, exist_ok=True)
-    for bits, forms in FORMS.items():
+    for bits, forms in FORMATS.items():
         for name, engine, how in forms:
             if engine.name not in engines:
                 continue

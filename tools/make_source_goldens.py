@@ -26,7 +26,7 @@ import transformers
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tools.text_goldens.forms import FORMS, SOURCES, TEKKEN_PATTERN, TOKENS, tokens, write_form
+from tools.text_goldens.forms import FORMATS, SOURCES, TEKKEN_PATTERN, TOKENS, tokens, write_form
 from tools.text_goldens.scripts import CORPUS, SOURCE_TEXTS
 
 Encode = Callable[[str], list[int]]
@@ -62,7 +62,7 @@ def main() -> None:
     if arguments.train:
         train()
     with tempfile.TemporaryDirectory() as temporary:
-        oracles = {name: oracle(name, write_form(name, Path(temporary) / name)) for name in FORMS}
+        oracles = {name: oracle(name, write_form(name, Path(temporary) / name)) for name in FORMATS}
         if arguments.fuzz:
             fuzz(oracles, Path(temporary), arguments.fuzz)
             return

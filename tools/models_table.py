@@ -24,7 +24,7 @@ import genai
 from genai.convert import ExportOptions, build_model, plan_build
 from genai.convert.architectures import find
 from genai.convert.build import execute
-from genai.convert.gguf.architectures import FORMS
+from genai.convert.gguf.architectures import ARCHITECTURES
 from genai.engine.decoder import compute as compute_pending
 from genai.quant.ggml import GGML_TYPES
 from tools.quantised_checkpoints import FAMILIES, write, write_gpt_oss
@@ -105,7 +105,7 @@ def measure_format(form: str) -> list[str]:
             wide = build_model(floats, Path(folder) / "wide", ExportOptions(precision="fp32"))
             found, expected = (_logits(one, tokens) for one in (kept, wide))
         error = float(np.abs(found - expected).max() / np.abs(expected).max())
-        stored = "; ".join(sorted({kind for kind, _ in plan.weights.kept})) or "float32"
+        stored = "; ".join(sorted({kind for kind, _ in plan.weights.prequantized})) or "float32"
         stored += "; experts rounded" if plan.rounded else ""
         names, largest = lines.setdefault(stored, ([], 0.0))
         lines[stored] = [*names, f"`{family}`"], max(largest, error)
@@ -121,8 +121,8 @@ def other_sources() -> list[str]:
     architectures = len({json.loads(_metadata(path)["config"])["model_type"] for path in GOLDENS.glob("*.safetensors")})
     return [
         f"| floats | {architectures}, above | float32 | above | transformers' logits |",
-        f"| GGUF, {len(GGML_TYPES)} types | {len(FORMS)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 at most | "
-        "the `gguf` package's, llama.cpp's logits |",
+        f"| GGUF, {len(GGML_TYPES)} types | {len(ARCHITECTURES)} of llama.cpp's, [gguf.md](gguf.md) | kept | 2e-5 "
+        "at most | the `gguf` package's, llama.cpp's logits |",
     ]
 
 

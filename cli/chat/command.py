@@ -78,17 +78,22 @@ def chat(
             raise
         return llm
 
-    kept = None if session_name is None else session_file(session_name)
-    own: dict[str, Any] = {"system": system, "tools": called, "on_overflow": on_overflow, "ctx_shift": flags.shift}
-    session = ChatSession(load(model, alone=True), **own, **sampling)
+    session_path = None if session_name is None else session_file(session_name)
+    session_options: dict[str, Any] = {
+        "system": system,
+        "tools": called,
+        "on_overflow": on_overflow,
+        "ctx_shift": flags.shift,
+    }
+    session = ChatSession(load(model, alone=True), **session_options, **sampling)
     try:
         session.use_adapter(flags.adapter)
-        with _kept_in(session, kept, flags.voice, system, sampling):
+        with _session_saved_to(session, session_path, flags.voice, system, sampling):
             if prompt is None:
                 from .loop import Loop
 
-                shown = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
-                loop = Loop(session, flags.voice, load, kept=kept, **shown)
+                loop_options = {"show_stats": flags.stats is not False, "markdown": markdown, "dump": flags.show_prompt}
+                loop = Loop(session, flags.voice, load, session_path=session_path, **loop_options)
                 loop.functions = functions
                 loop.run()
             else:
@@ -113,45 +118,45 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
 
 
 @contextmanager
-def _kept_in(
-    session: ChatSession, kept: Path | None, voice: Voice, system: str | None, sampling: dict[str, Any]
+def _session_saved_to(
+    session: ChatSession, session_path: Path | None, voice: Voice, system: str | None, sampling: dict[str, Any]
 ) -> Iterator[None]:
     """Go on with the conversation that a file holds, and write it there at the end, however that comes."""
-    if kept is None:
+    if session_path is None:
         yield
         return
-    with _held(kept):
-        if kept.exists():
-            session.load(kept)
+    with _locked(session_path):
+        if session_path.exists():
+            session.load(session_path)
             session.set_options(**sampling)  # what flags say comes before what it was held with
             session.system = session.system if system is None else system
-            voice.say(f"(session {kept.stem}: {len(session.messages)} messages)")
+            voice.say(f"(session {session_path.stem}: {len(session.messages)} messages)")
             say_problem(session, voice)
         try:
             yield
         finally:
-            if session.messages or kept.exists():
-                session.save(kept)
+            if session.messages or session_path.exists():
+                session.save(session_path)
 
 
 @contextmanager
-def _held(kept: Path) -> Iterator[None]:
+def _locked(session_path: Path) -> Iterator[None]:
     """Keep other chats out of a session: each would write its own messages over those of the other."""
     with ExitStack() as stack:
         try:
-            is_ours = stack.enter_context(alone_with(kept))
+            is_ours = stack.enter_context(alone_with(session_path))
         except OSError as error:
-            raise _not_kept(kept.stem, error) from error
+            raise _cannot_save(session_path.stem, error) from error
         if not is_ours:
             raise InputError(
-                f"--session {kept.stem}: another chat goes on with it",
+                f"--session {session_path.stem}: another chat goes on with it",
                 "each would write over what the other one keeps",
                 "leave that chat, or choose another name",
             )
         yield
 
 
-def _not_kept(name: str, error: Exception) -> InputError:
+def _cannot_save(name: str, error: Exception) -> InputError:
     return InputError(
         f"--session {name}: it cannot be kept", str(error), "set XDG_STATE_HOME to a folder that you can write"
     )
@@ -169,7 +174,7 @@ def session_file(name: str) -> Path:
         folder = terminal.state_folder() / "sessions"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        raise _not_kept(name, error) from error
+        raise _cannot_save(name, error) from error
     return folder / f"{name}.json"
 
 
@@ -199,10 +204,10 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
     from genai.text.parsing import End, Reasoning, Text, ToolCall
 
     writer = _MarkdownWriter() if markdown else _PlainWriter()
-    thinking = begun = False
+    thinking = answering = False
     try:
         for event in events:
-            begun = True
+            answering = True
             if isinstance(event, Reasoning):
                 voice.aside(event.text)
                 thinking = True
@@ -215,7 +220,7 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
             elif isinstance(event, ToolCall):
                 writer.write(f"[calls {event.name}({event.arguments_text})]\n")
     finally:
-        if begun:
+        if answering:
             writer.end()
 
 

@@ -92,8 +92,8 @@ def _show_settings(loop: Loop) -> None:
 
 def _show_setting(loop: Loop, name: str) -> None:
     """What one setting is, and what it means."""
-    if name in (own := _own_settings(loop)):
-        loop.voice.say(f"({name} is {own[name]})")
+    if name in (settings := _own_settings(loop)):
+        loop.voice.say(f"({name} is {settings[name]})")
     else:
         flag = find_flag(name)
         loop.voice.say(f"({flag.setting} is {_value(loop, flag)}: {flag.help})")
@@ -113,8 +113,8 @@ def setting_values() -> dict[str, tuple[str, ...]]:
     """The names that `/set` knows, and the values of those that have few: for completion."""
     from genai.llm.chat import OVERFLOWS
 
-    own = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
-    return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | own
+    more = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
+    return {flag.setting: ("on", "off", "default") if flag.kind is bool else ("default",) for flag in FLAGS} | more
 
 
 def _value(loop: Loop, flag: Flag) -> str:

@@ -23,7 +23,7 @@ _QUOTES = '"""'
 _WITHOUT_ABILITIES = ("dumb", "unknown")
 
 
-class Typed(NamedTuple):
+class TypedText(NamedTuple):
     """What a person typed; `quoted`: between triple quotes, so that it is a message whatever it says."""
 
     text: str
@@ -86,7 +86,7 @@ class LineEditor:
         session: PromptSession[str] = PromptSession(output=self._session.output)
         return session.prompt(question)
 
-    def read(self, default: str = "") -> Typed:
+    def read(self, default: str = "") -> TypedText:
         """One message, or a command. Ctrl-C clears the line.
 
         Raises:
@@ -97,8 +97,8 @@ class LineEditor:
         text = self._read_plain(default) if self._is_plain else self._session.prompt(">>> ", default=default)
         stripped = text.strip()
         if len(stripped) >= 2 * len(_QUOTES) and stripped.startswith(_QUOTES) and stripped.endswith(_QUOTES):
-            return Typed(stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n"), True)
-        return Typed(text, False)
+            return TypedText(stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n"), True)
+        return TypedText(text, False)
 
     def _read_plain(self, default: str) -> str:
         """The same where nothing can be drawn: a text to edit is shown, and an empty line takes it as it is."""
@@ -179,17 +179,17 @@ class _Commands(Completer):
                     yield Completion(name, start_position=-len(command))
         elif command == "/set":
             name, space, value = argument.partition(" ")
-            for one in self._settings.get(name, ()) if space else self._settings:
-                if one.startswith(value if space else name):
-                    yield Completion(one, start_position=-len(value if space else name))
+            for word in self._settings.get(name, ()) if space else self._settings:
+                if word.startswith(value if space else name):
+                    yield Completion(word, start_position=-len(value if space else name))
         elif command == "/lora":
             name, equals, path = argument.partition("=")
             if equals:
                 yield from self._paths.get_completions(Document(path), complete_event)
             else:
-                for one in self._adapters():
-                    if one.startswith(name):
-                        yield Completion(one, start_position=-len(name))
+                for word in self._adapters():
+                    if word.startswith(name):
+                        yield Completion(word, start_position=-len(name))
         elif command in self._file_commands:
             yield from self._paths.get_completions(Document(argument), complete_event)
 

@@ -15,7 +15,7 @@ from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
 from .command import answer
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
-from .editor import LineEditor, Typed
+from .editor import LineEditor, TypedText
 
 if TYPE_CHECKING:
     from genai.llm.chat import ChatSession
@@ -57,10 +57,10 @@ class Loop:
         show_stats: bool,
         markdown: bool,
         dump: bool,
-        kept: Path | None = None,
+        session_path: Path | None = None,
     ) -> None:
         self.session = session
-        self._load, self._kept = load, kept
+        self._load, self._session_path = load, session_path
         self.voice = voice
         self.show_stats, self.markdown, self.dump = show_stats, markdown, dump
         self.pending = self.sent = ""
@@ -115,9 +115,9 @@ class Loop:
 
     def edit(self, message: str) -> None:
         """Let the next line start with a message, in quotes if it would else be a command."""
-        self.pending = Typed(message, _is_farewell(message) or message.startswith("/")).line
+        self.pending = TypedText(message, _is_farewell(message) or message.startswith("/")).line
 
-    def _obey(self, typed: Typed) -> None:
+    def _obey(self, typed: TypedText) -> None:
         text, quoted = typed
         try:
             if not quoted and _is_farewell(text):
@@ -166,8 +166,8 @@ class Loop:
         if interrupted:
             self.voice.say("(stopped)")
         self._report(before)
-        if self._kept is not None:
-            self.session.save(self._kept, with_state=False)
+        if self._session_path is not None:
+            self.session.save(self._session_path, with_state=False)
 
     def _prompt_of_reply(self) -> str:
         """The prompt that the last reply answers; "" if there is none."""

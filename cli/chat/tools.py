@@ -95,14 +95,14 @@ def read_functions(path: Path) -> ToolFunctions:
         raise
     except BaseException as error:  # a file that calls sys.exit() is no reason to end without a word
         raise InputError(f"--tools {path}: {_said(error)}", "the file is executed", "correct it") from error
-    found = {
+    named_functions = {
         name: value
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == spec.name and not name.startswith("_")
     }
-    if not found:
+    if not named_functions:
         raise InputError(f"--tools {path} defines no function", "there is nothing to call", "define one")
-    functions = ToolFunctions(found)
+    functions = ToolFunctions(named_functions)
     _ = functions.tools
     return functions
 

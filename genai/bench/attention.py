@@ -54,8 +54,8 @@ class _OneToken:
 
     def run(self) -> None:
         types = self._program.types
-        given = {name: np.ones((1, types[name].width), np.float32) for name in self._program.given}
-        self._times.append(self._function.seconds(self._step, given) / self._layers)
+        inputs = {name: np.ones((1, types[name].width), np.float32) for name in self._program.given}
+        self._times.append(self._function.seconds(self._step, inputs) / self._layers)
 
     def row(self, read: float | None) -> dict[str, Any]:
         """As `bench_kernels` gives them, for so many bytes per second of reading memory; None = unknown."""
@@ -86,15 +86,15 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
     runs = [_OneToken(decoder, kv_dtype, context) for kv_dtype in kinds]
     try:
         for _ in range(repeat + 1):
-            for one in runs:
-                one.run()
+            for run in runs:
+                run.run()
         measure = measure_of(decoder.executor, "bandwidth")
         read = None if measure is None else measure()
-        for one in runs:
-            yield one.row(read)
+        for run in runs:
+            yield run.row(read)
     finally:
-        for one in runs:
-            one.close()
+        for run in runs:
+            run.close()
 
 
 def _fits(decoder: PagedDecoder, kv_dtype: str) -> bool:
@@ -115,5 +115,5 @@ def _attention_only(program: OpProgram) -> OpProgram:
                     types[names[role]] = replace(program.types[name], per=Per.TOKEN)
             ops.append(replace(op, **names))
             types[op.out] = program.types[op.out]
-    given = tuple(name for name in types if name.startswith("given "))
-    return replace(program, parts=tuple(ops), types=types, outputs=(), ids={}, given=given)
+    inputs = tuple(name for name in types if name.startswith("given "))
+    return replace(program, parts=tuple(ops), types=types, outputs=(), ids={}, given=inputs)

@@ -34,20 +34,20 @@ class Ceiling:
     measure: Callable[[], float]
 
 
-def measure_of(executor: Executor, what: str) -> Callable[[], float] | None:
+def measure_of(executor: Executor, name: str) -> Callable[[], float] | None:
     """What the device that computes can do at most per second: bytes that it reads ("bandwidth"), or operations in an
     arithmetic. None = nobody measures it.
     """
-    if executor.ceiling(what) is not None:
-        return lambda: executor.ceiling(what) or 0.0
+    if executor.ceiling(name) is not None:
+        return lambda: executor.ceiling(name) or 0.0
     if executor.free_bytes() is not None:  # a device with memory of its own
         return None
-    return bandwidth(executor.threads) if what == "bandwidth" else products(what, executor.threads)
+    return bandwidth(executor.threads) if name == "bandwidth" else products(name, executor.threads)
 
 
-def ceiling_of(model: Model, name: str, unit: float, what: str) -> Ceiling | None:
+def ceiling_of(model: Model, name: str, unit: float, measured: str) -> Ceiling | None:
     """A ceiling of the device that computes a model; None = nobody measures it."""
-    measure = measure_of(model.decoder.executor, what)
+    measure = measure_of(model.decoder.executor, measured)
     return None if measure is None else Ceiling(name, unit, measure)
 
 

@@ -1,4 +1,4 @@
-"""Products with weights of every form, on matrices that are made up: what each reads, and at which speed."""
+"""Products with weights of every format, on matrices that are made up: what each reads, and at which speed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
 
 Grid = NDArray[np.float32]
 _KINDS = ("data", "grid", "scales", "multipliers", "offset_scales", "offsets")
-# What is measured: usual forms of each family, and their grids where they are not integers.
-FORMS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
+# What is measured: usual formats of each family, and their grids where they are not integers.
+FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
     **{f"uniform {bits} by 32": (uniform_format(bits, 32), None) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"uniform {bits} by 128": (uniform_format(bits, 128), None) for bits in (2, 3, 4)},
     "uniform 3 by 32, zero points": (uniform_format(3, 32, zero_points=True), None),
@@ -45,8 +45,8 @@ FORMS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
 }
 
 
-class _MadeUp:
-    """Constants by name, shared by all matrices of a form: what lies after the last space only tells them apart."""
+class _RandomConstants:
+    """Constants by name, shared by all matrices of a format: what lies after the last space only tells them apart."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = arrays
@@ -58,31 +58,34 @@ class _MadeUp:
         """They stay."""
 
 
-def bench_forms(
+def bench_formats(
     *, rows: Sequence[int], threads: int | None = None, repeat: int = 5, names: Sequence[str] = (), exact: bool = False
 ) -> Iterator[BenchRow]:
-    """Per form and number of rows: the time of a product, its bytes per second, and their share of plain reading.
+    """Per format and number of rows: the time of a product, its bytes per second, and their share of plain reading.
 
     Args:
         rows: numbers of rows. threads: None = the physical cores.
         names: of FORMS; none = all.
         exact: with activations in float32.
     """
-    for name in names or FORMS:
-        form, grid = FORMS[name]
-        arrays = _arrays(form, uniform_grid(form.bits, centred=not form.offset_bits) if grid is None else grid)
+    for name in names or FORMATS:
+        weight_format, grid = FORMATS[name]
+        arrays = _arrays(
+            weight_format,
+            uniform_grid(weight_format.bits, centred=not weight_format.offset_bits) if grid is None else grid,
+        )
         executor = open_executor(threads=threads)
-        program = _program(form, arrays, exact)
+        program = _program(weight_format, arrays, exact)
         function = executor.compile(program)
         first = next(part.branch.weight for part in program.ops if isinstance(part, Linear))
         nbytes = executor.packed_bytes(first, program.constants)
         count = sum(isinstance(part, Linear) for part in program.parts)
         for tokens in rows:
-            given = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
-            seconds = step_seconds(function, tokens, given, repeat) / count
+            inputs = {"x": np.ones((tokens, _SIZE[1]), np.float32)}
+            seconds = step_seconds(function, tokens, inputs, repeat) / count
             read = bandwidth(threads)()
             yield {
-                "form": name,
+                "format": name,
                 "bits": 8 * nbytes / (_SIZE[0] * _SIZE[1]),
                 "rows": tokens,
                 "ms": 1e3 * seconds,
@@ -93,40 +96,52 @@ def bench_forms(
         executor.close()
 
 
-def _arrays(form: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
+def _arrays(weight_format: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
     """Constants of one matrix."""
     rng = np.random.default_rng(0)
     rows, columns = _SIZE
-    blocks, groups = form.blocks(columns), form.groups(columns)
+    blocks, groups = weight_format.blocks(columns), weight_format.groups(columns)
     arrays: dict[str, NDArray[Any]] = {
-        "data": rng.integers(0, 256, (rows, form.padded(columns) * form.bits // 8), dtype=np.uint8),
+        "data": rng.integers(0, 256, (rows, weight_format.padded(columns) * weight_format.bits // 8), dtype=np.uint8),
         "grid": grid,
         "scales": np.exp2(-rng.integers(4, 8, (rows, groups)).astype(np.float32)),
     }
     if grid is not GRIDS["mxfp4"]:
         arrays["scales"] *= np.float32(0.75)  # no powers of two
-    if form.multiplier_bits:
-        arrays["multipliers"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.multiplier_bits)), dtype=np.uint8)
-    if form.offset_bits:
+    if weight_format.multiplier_bits:
+        arrays["multipliers"] = rng.integers(
+            0, 256, (rows, packed_bytes(blocks, weight_format.multiplier_bits)), dtype=np.uint8
+        )
+    if weight_format.offset_bits:
         arrays["offset_scales"] = arrays["scales"]
-        arrays["offsets"] = rng.integers(0, 256, (rows, packed_bytes(blocks, form.offset_bits)), dtype=np.uint8)
+        arrays["offsets"] = rng.integers(
+            0, 256, (rows, packed_bytes(blocks, weight_format.offset_bits)), dtype=np.uint8
+        )
     return arrays
 
 
-def _program(form: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
+def _program(weight_format: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
     """As many products of x as do not fit in a cache."""
     rows, columns = _SIZE
-    count = max(2, round(_BYTES / (form.bits_per_weight(columns) / 8 * rows * columns)))
+    count = max(2, round(_BYTES / (weight_format.bits_per_weight(columns) / 8 * rows * columns)))
     ops = []
     for number in range(count):
         data, grid, scales, multipliers, offset_scales, offsets = (
             f"{kind} {number}" if kind in arrays else "" for kind in _KINDS
         )
         weight = BlockWeight(
-            data, scales, offsets, rows, columns, form, grid=grid, multipliers=multipliers, offset_scales=offset_scales
+            data,
+            scales,
+            offsets,
+            rows,
+            columns,
+            weight_format,
+            grid=grid,
+            multipliers=multipliers,
+            offset_scales=offset_scales,
         )
         ops.append(Linear("copy", Projection(weight), f"y {number}", exact))
     types = {name: RowsType((1, -1, columns), columns) for name in ("x", "copy")}
     types |= {op.out: RowsType((1, -1, rows), rows) for op in ops}
     parts = (SliceColumns("x", 0, "copy"), *ops)
-    return OpProgram(parts=parts, types=types, constants=_MadeUp(arrays), outputs=(), given=("x",))
+    return OpProgram(parts=parts, types=types, constants=_RandomConstants(arrays), outputs=(), given=("x",))

@@ -46,8 +46,8 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
         )
     executor = decoder.executor
     kinds: dict[str, list[_Work]] = {}
-    for one in work:
-        kinds.setdefault(_kind(one, executor, program.constants), []).append(one)
+    for item in work:
+        kinds.setdefault(_kind(item, executor, program.constants), []).append(item)
     measure = measure_of(executor, "bandwidth")
     read = None if measure is None else measure()
     for kind, alike in kinds.items():
@@ -79,28 +79,28 @@ def _work(program: OpProgram) -> list[_Work]:
     ops = program.ops
     makers = {op.out: op for op in ops if isinstance(op, Linear)}
     uses = Counter([*(name for part in program.parts for name in part.inputs), *program.outputs])
-    found: dict[str, _Work] = {}
+    work: dict[str, _Work] = {}
     for op in ops:
         if isinstance(op, Linear):
-            found[op.out] = _Work((op,))
+            work[op.out] = _Work((op,))
         elif isinstance(op, op_types.GatedLinear):
-            found[op.out] = _Work((op,), op.activation)
+            work[op.out] = _Work((op,), op.activation)
         elif isinstance(op, op_types.Gate) and uses[op.gate] == uses[op.up] == 1:
             gate, up = makers.get(op.gate), makers.get(op.up)
             if gate is not None and up is not None and gate.x == up.x:
-                found[op.out] = _Work((gate, up, op), op.activation)
-                del found[gate.out], found[up.out]
-    return list(found.values())
+                work[op.out] = _Work((gate, up, op), op.activation)
+                del work[gate.out], work[up.out]
+    return list(work.values())
 
 
 def _kind(work: _Work, executor: Executor, constants: op_types.Constants) -> str:
     weight = work.weights[0]
     if isinstance(weight, op_types.BlockWeight):
-        form = f"int{weight.bits} by {weight.block_size}" if weight.is_uniform else str(weight.format)
+        weight_format = f"int{weight.bits} by {weight.block_size}" if weight.is_uniform else str(weight.format)
     else:
-        form = f"floats in {executor.packed_bytes(weight, constants)} bytes"
+        weight_format = f"floats in {executor.packed_bytes(weight, constants)} bytes"
     gate = f", {work.gate} of two" if work.gate else ""
-    return f"{weight.rows} x {weight.columns} {form}{gate}"
+    return f"{weight.rows} x {weight.columns} {weight_format}{gate}"
 
 
 class _Step:
@@ -112,51 +112,51 @@ class _Step:
     """
 
     def __init__(self, alike: Sequence[_Work], program: OpProgram, executor: Executor) -> None:
-        self.one, self._count = alike[0], len(alike)
+        self.sample, self._count = alike[0], len(alike)
         self._program, self.executor = _alone(alike, program), executor
         self._function = executor.compile(self._program)
-        per_token = program.types[self.one.ops[-1].outputs[0]].per is op_types.Per.TOKEN
+        per_token = program.types[self.sample.ops[-1].outputs[0]].per is op_types.Per.TOKEN
         self.has_prefill = per_token and self.arithmetic(prefill=True) is not None
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that one product reads."""
-        return sum(self.executor.packed_bytes(weight, self._program.constants) for weight in self.one.weights)
+        return sum(self.executor.packed_bytes(weight, self._program.constants) for weight in self.sample.weights)
 
     def arithmetic(self, prefill: bool) -> str | None:
         """The instructions that multiply; None where the device has none of their own for so many rows."""
-        return self.executor.arithmetic(self.one.ops[0], self._program.constants, prefill=prefill)
+        return self.executor.arithmetic(self.sample.ops[0], self._program.constants, prefill=prefill)
 
     def seconds(self, count: int, prefill: bool, repeat: int) -> float:
         """Median time of one product."""
         types = self._program.types
-        given = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
-        return step_seconds(self._function, count, given, repeat, prefill=prefill) / self._count
+        inputs = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
+        return step_seconds(self._function, count, inputs, repeat, prefill=prefill) / self._count
 
 
 def step_seconds(
-    function: StepFunction, count: int, given: Mapping[str, Any], repeat: int, *, prefill: bool = False
+    function: StepFunction, count: int, inputs: Mapping[str, Any], repeat: int, *, prefill: bool = False
 ) -> float:
     """Median time of a step of so many rows; the first one, which finds memory cold, is left out."""
     step = _context(count, prefill)
-    function.run(step, given)
-    return statistics.median(function.seconds(step, given) for _ in range(repeat))
+    function.run(step, inputs)
+    return statistics.median(function.seconds(step, inputs) for _ in range(repeat))
 
 
 def _alone(alike: Sequence[_Work], program: OpProgram) -> OpProgram:
     """A program of these products. Values of one width are one array, so that little is copied per step."""
     ops = [op for work in alike for op in work.ops]
-    made = {name for op in ops for name in op.outputs}
-    read = dict.fromkeys(name for op in ops for name in op.inputs if name not in made)
-    given = {name: f"given {program.types[name].width} per {program.types[name].per.value}" for name in read}
-    types = {name: program.types[name] for name in (*made, *read)}
+    produced = {name for op in ops for name in op.outputs}
+    read = dict.fromkeys(name for op in ops for name in op.inputs if name not in produced)
+    inputs = {name: f"given {program.types[name].width} per {program.types[name].per.value}" for name in read}
+    types = {name: program.types[name] for name in (*produced, *read)}
     types |= {
         shared: op_types.RowsType((1, -1, types[name].width), types[name].width, types[name].per)
-        for name, shared in given.items()
+        for name, shared in inputs.items()
     }
-    copies = [op_types.SliceColumns(shared, 0, name) for name, shared in given.items()]
+    copies = [op_types.SliceColumns(shared, 0, name) for name, shared in inputs.items()]
     return replace(
-        program, parts=(*copies, *ops), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(given.values()))
+        program, parts=(*copies, *ops), types=types, outputs=(), ids={}, given=tuple(dict.fromkeys(inputs.values()))
     )
 
 
@@ -177,7 +177,7 @@ def _context(count: int, prefill: bool) -> StepContext:
 
 
 def _row(kind: str, step: _Step, count: int, prefill: bool, seconds: float, read: float | None) -> BenchRow:
-    numbers = sum(weight.rows * weight.columns for weight in step.one.weights)
+    numbers = sum(weight.rows * weight.columns for weight in step.sample.weights)
     operations = 2.0 * numbers * count / seconds
     measure = measure_of(step.executor, step.arithmetic(prefill) or "fp32")
     return {

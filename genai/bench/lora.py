@@ -23,7 +23,7 @@ from .speed import BenchRow, Progress, silent
 _SPREAD = 0.01
 
 
-def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
+def random_adapter(model: Model, rank: int, seed: int) -> Any:
     """An adapter of one rank on every projection of a model, in its device's memory.
 
     Those that the graph has in one product (q, k and v) have factors of their own, as in adapters that are trained.
@@ -31,7 +31,7 @@ def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
     targets = model.lora_targets()
     rng = np.random.default_rng(seed)
 
-    def made(*shape: int) -> NDArray[np.float32]:
+    def random_matrix(*shape: int) -> NDArray[np.float32]:
         return rng.standard_normal(shape, np.float32) * np.float32(_SPREAD)
 
     pairs = {}
@@ -39,7 +39,7 @@ def made_up_adapter(model: Model, rank: int, seed: int) -> Any:
         inner = [Module(module.layer, name) for name in FUSED.get(module.projection, ())]
         if not inner or not all(one in targets.parts for one in inner):
             rows = sum(part.width for part in parts)
-            pairs[str(module)] = Pair(made(rank, parts[0].target.columns), made(rows, rank))
+            pairs[str(module)] = Pair(random_matrix(rank, parts[0].target.columns), random_matrix(rows, rank))
     adapter = AdapterParameters(Path("made up"), pairs, "peft")
     return model.decoder.executor.load_adapter(bind(adapter, targets))
 
@@ -79,7 +79,7 @@ def bench_lora(
             )
         total, done = len(ranks) * (len(batches) + 1) * (repeat + 1), 0
         for rank in ranks:
-            adapters = [made_up_adapter(placed, rank, seed) for seed in range(max(batches))]
+            adapters = [random_adapter(placed, rank, seed) for seed in range(max(batches))]
             mixes = [AdapterMix.of([(one, bytes([seed % 256]), 1.0)]) for seed, one in enumerate(adapters)]
             for batch in [*batches, 0]:
                 used, none = mixes[: batch or 1], [None] * (batch or 1)
@@ -87,12 +87,12 @@ def bench_lora(
                 for turn in range(repeat + 1):
                     progress(done, total)
                     done += 1
-                    found = [
-                        _decode(model, own, context, tokens) if batch else _prefill(model, own[0], prompt)
-                        for model, own in ((plain, none), (placed, none), (placed, used))
+                    round_seconds = [
+                        _decode(model, selected, context, tokens) if batch else _prefill(model, selected[0], prompt)
+                        for model, selected in ((plain, none), (placed, none), (placed, used))
                     ]
                     if turn:
-                        rounds.append(found)
+                        rounds.append(round_seconds)
                 seconds = statistics.median(base for base, _, _ in rounds)
                 yield {
                     "run": f"decode, batch {batch}" if batch else f"prefill, {prompt} tokens",

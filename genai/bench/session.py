@@ -49,15 +49,15 @@ def bench_session(
     return result
 
 
-def _figures(what: str, times: list[list[float]]) -> dict[str, Any]:
+def _figures(name: str, times: list[list[float]]) -> dict[str, Any]:
     """Ours, and where there are two onnxruntime's and the ratio of both."""
     ours, *theirs = times
-    found: dict[str, Any] = {f"{what}_ms": statistics.median(ours), f"{what}_least_ms": min(ours)}
+    figures: dict[str, Any] = {f"{name}_ms": statistics.median(ours), f"{name}_least_ms": min(ours)}
     if theirs:
         median = statistics.median(theirs[0])
-        found |= {f"onnxruntime_{what}_ms": median, f"onnxruntime_{what}_least_ms": min(theirs[0])}
-        found[f"{what}_ratio"] = statistics.median(ours) / median
-    return {**found, f"{what}s": len(ours)}
+        figures |= {f"onnxruntime_{name}_ms": median, f"onnxruntime_{name}_least_ms": min(theirs[0])}
+        figures[f"{name}_ratio"] = statistics.median(ours) / median
+    return {**figures, f"{name}s": len(ours)}
 
 
 def _alternating(runs: list[Callable[[], Any]], repeat: int) -> list[list[float]]:
@@ -71,13 +71,13 @@ def _alternating(runs: list[Callable[[], Any]], repeat: int) -> list[list[float]
     for run in runs:
         run()
     for _ in range(repeat):
-        for run, taken in zip(runs, times, strict=True):
+        for run, milliseconds in zip(runs, times, strict=True):
             if len(runs) > 1:
                 time.sleep(PAUSE_SECONDS)
                 run()
             began = time.perf_counter()
             run()
-            taken.append((time.perf_counter() - began) * 1e3)
+            milliseconds.append((time.perf_counter() - began) * 1e3)
         if time.perf_counter() > deadline:
             break
     return times

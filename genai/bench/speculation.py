@@ -25,7 +25,7 @@ class Case(NamedTuple):
     reply: str | None = None
 
 
-class _Given:
+class _ForcedReply:
     """A logits processor that lets a sequence be continued in one way only."""
 
     def __init__(self, length: int, reply: Sequence[int]) -> None:
@@ -77,12 +77,12 @@ def bench_speculation(
                 done += 1
                 speeds = []
                 for llm in (plain, guessing) if turn % 2 else (guessing, plain):
-                    seconds, found = _timed(llm, [prompt] * batch, options)
-                    speeds.append(sum(len(one.token_ids) - 1 for one in found) / seconds)
+                    seconds, completions = _timed(llm, [prompt] * batch, options)
+                    speeds.append(sum(len(completion.token_ids) - 1 for completion in completions) / seconds)
                     if llm is guessing:
-                        proposed = sum(one.proposed_tokens for one in found)
-                        accepted = sum(one.accepted_tokens for one in found)
-                        count = len(found[0].token_ids)
+                        proposed = sum(completion.proposed_tokens for completion in completions)
+                        accepted = sum(completion.accepted_tokens for completion in completions)
+                        count = len(completions[0].token_ids)
                 if turn:
                     rounds.append((speeds[0], speeds[1]) if turn % 2 else (speeds[1], speeds[0]))
             ratios = [fast / slow for slow, fast in rounds]
@@ -109,12 +109,12 @@ def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, An
     if case.reply is not None:
         reply = llm.encode(case.reply)
         options["max_tokens"] = min(options["max_tokens"], len(reply))
-        options |= {"logits_processors": [_Given(len(prompt), reply)], "temperature": 0}
+        options |= {"logits_processors": [_ForcedReply(len(prompt), reply)], "temperature": 0}
     return prompt, options
 
 
 def _timed(llm: LLM, prompts: Sequence[list[int]], options: Mapping[str, Any]) -> tuple[float, Any]:
     """Seconds from the first token to the last, the longest of the batch, and the completions."""
     time.sleep(0.01)  # threads of the other one sleep again
-    found = llm.generate(prompts, **options)
-    return max(one.timings.decode_seconds for one in found), found
+    completions = llm.generate(prompts, **options)
+    return max(completion.timings.decode_seconds for completion in completions), completions

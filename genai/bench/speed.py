@@ -88,9 +88,9 @@ def sweep_batch(
 ) -> Iterator[BenchRow]:
     """Per batch size: decoding, over the whole batch and per sequence."""
     for size in sizes:
-        found = bench_decode(model, context=context, tokens=tokens, batch=size, repeat=repeat, progress=progress)
-        total = found["tokens_per_second"]
-        yield {"batch": size, "tok/s": total, "per sequence": total / size, "share": found.get("share")}
+        result = bench_decode(model, context=context, tokens=tokens, batch=size, repeat=repeat, progress=progress)
+        total = result["tokens_per_second"]
+        yield {"batch": size, "tok/s": total, "per sequence": total / size, "share": result.get("share")}
 
 
 def sweep_threads(
@@ -110,8 +110,8 @@ def sweep_threads(
         yield {"threads": count, **_in_short("decode", decode), **_in_short("prefill", prefill)}
 
 
-def _in_short(what: str, found: BenchRow) -> BenchRow:
-    return {f"{what} tok/s": found["tokens_per_second"], f"{what} share": found.get("share")}
+def _in_short(name: str, result: BenchRow) -> BenchRow:
+    return {f"{name} tok/s": result["tokens_per_second"], f"{name} share": result.get("share")}
 
 
 def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progress: Progress) -> dict[str, float]:
@@ -124,12 +124,12 @@ def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progr
         speeds.append(run())
         if ceiling is not None:
             ceilings.append(ceiling.measure())
-    found = {"tokens_per_second": statistics.median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
+    result = {"tokens_per_second": statistics.median(speeds), "slowest": min(speeds), "fastest": max(speeds)}
     if ceiling is not None:
-        found[ceiling.name] = statistics.median(ceilings)
+        result[ceiling.name] = statistics.median(ceilings)
         shares = (speed * ceiling.unit / limit for speed, limit in zip(speeds, ceilings, strict=True))
-        found["share"] = statistics.median(shares)
-    return found
+        result["share"] = statistics.median(shares)
+    return result
 
 
 def decode_seconds(model: Model, context: int, tokens: int, batch: int) -> float:

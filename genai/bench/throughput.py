@@ -69,7 +69,7 @@ class TimedRequest:
         self.sequence.append([token])
         return len(self.sequence.tokens) < self.max_length
 
-    def note_proposals(self, proposed: int, kept: int) -> None:
+    def note_proposals(self, proposed: int, accepted: int) -> None:
         raise AssertionError("nobody proposes tokens")
 
     def expire(self) -> BaseException | None:
@@ -223,12 +223,12 @@ def _drawn(rng: np.random.Generator, mean: int) -> int:
 def _figures(timed_requests: Sequence[TimedRequest], seconds: float) -> BenchRow:
     first = [timed_request.times[0] - timed_request.arrival for timed_request in timed_requests]
     between = np.concatenate([np.diff(timed_request.times) for timed_request in timed_requests])
-    found: BenchRow = {
+    figures: BenchRow = {
         "prompt tok/s": sum(timed_request.num_prompt for timed_request in timed_requests) / seconds,
         "generated tok/s": sum(len(timed_request.times) for timed_request in timed_requests) / seconds,
     }
     for name, values, unit in (("ttft", first, 1.0), ("itl", between, 1e3)):
         if len(values):
             suffix = "ms" if unit > 1 else "s"
-            found |= {f"{name} p{p} {suffix}": float(np.percentile(values, p)) * unit for p in _PERCENTILES}
-    return found
+            figures |= {f"{name} p{p} {suffix}": float(np.percentile(values, p)) * unit for p in _PERCENTILES}
+    return figures

@@ -52,13 +52,13 @@ def alone_with(path: Path) -> Iterator[bool]:
     Raises:
         OSError: no file can be written there.
     """
-    place = path.with_name(f".{path.name}.lock")
+    lock_path = path.with_name(f".{path.name}.lock")
     while True:
-        place.touch(0o600)
-        file = place.open("ab")  # the lock lasts as long as it is open
+        lock_path.touch(0o600)
+        file = lock_path.open("ab")  # the lock lasts as long as it is open
         is_ours = _lock(file)
         # Between opening and locking, whoever left may have removed it: the next one would lock another.
-        if not is_ours or os.name == "nt" or _is_at(file, place):
+        if not is_ours or os.name == "nt" or _is_at(file, lock_path):
             break
         file.close()
     try:
@@ -66,7 +66,7 @@ def alone_with(path: Path) -> Iterator[bool]:
     finally:
         if is_ours:
             with suppress(OSError):
-                place.unlink(missing_ok=True)
+                lock_path.unlink(missing_ok=True)
         file.close()
 
 
@@ -78,10 +78,10 @@ def _remove_abandoned(path: Path) -> None:
                 left.unlink(missing_ok=True)
 
 
-def _is_at(file: BinaryIO, place: Path) -> bool:
+def _is_at(file: BinaryIO, path: Path) -> bool:
     """Whether an open file is still the one that its name stands for."""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), place.stat())
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
 

@@ -14,7 +14,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
 
 
-def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
+def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
     """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
     text = str(path)
     hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
@@ -26,11 +26,11 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
             f"`genai pull {text.replace(':/', '://', 1) if '://' not in text else text}` fetches the file",
         )
     if path.suffix.lower() == ".gguf":
-        there = path.exists()
+        exists = path.exists()
         return ModelFolderError(
-            f"{text}: a GGUF file is not {expected}" if there else f"{text}: there is no such GGUF file",
-            "GGUF becomes a model folder first" if there else f"nothing lies there, and a GGUF file is not {expected}",
-            ("" if there else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
+            f"{text}: a GGUF file is not {expected}" if exists else f"{text}: there is no such GGUF file",
+            "GGUF becomes a model folder first" if exists else f"nothing lies there, and a GGUF file is not {expected}",
+            ("" if exists else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None
@@ -39,16 +39,16 @@ def from_elsewhere(path: Path, expected: str) -> ModelFolderError | None:
     return None
 
 
-def _hub_name(name: str, what: str) -> ModelFolderError:
-    if there := downloaded(name):
+def _hub_name(name: str, problem: str) -> ModelFolderError:
+    if download := downloaded(name):
         return ModelFolderError(
-            what,
+            problem,
             "it was not pulled, but Hugging Face's cache has it",
-            f"`genai pull {name}` takes it over from there; or give its folder: `genai chat {there}`, or `genai build "
-            f"{there} -o FOLDER`",
+            f"`genai pull {name}` takes it over from there; or give its folder: `genai chat {download}`, or `genai "
+            f"build {download} -o FOLDER`",
         )
     return ModelFolderError(
-        what,
+        problem,
         "there is no such folder; it looks like a name on Hugging Face, and was not pulled yet",
         f"`genai pull {name}` fetches it, as does `genai chat {name}` after asking, and genai.LLM(…, pull=True); "
         f"`genai build {name} -o FOLDER` makes an ONNX model of it",
@@ -58,9 +58,11 @@ def _hub_name(name: str, what: str) -> ModelFolderError:
 def downloaded(name: str) -> Path | None:
     """The newest snapshot of a model in Hugging Face's cache."""
     snapshots = [
-        one for one in huggingface_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*") if one.is_dir()
+        folder
+        for folder in huggingface_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*")
+        if folder.is_dir()
     ]
-    return max(snapshots, key=lambda one: one.stat().st_mtime, default=None)
+    return max(snapshots, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def huggingface_cache() -> Path:

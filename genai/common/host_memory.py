@@ -52,8 +52,8 @@ def mapped_array(size: int) -> NDArray[np.uint8]:
     if size < _MAPPED_ALONE or not sys.platform.startswith("linux"):
         return huge_array((size,), np.uint8)
     huge = size // HUGE_PAGE * HUGE_PAGE
-    flags, wanted = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory"
-    mapping = _mapping(size + (HUGE_PAGE if huge else 0), flags, wanted)
+    flags, purpose = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, f"get {size} bytes of memory"
+    mapping = _mapping(size + (HUGE_PAGE if huge else 0), flags, purpose)
     array = _aligned(size, mapping) if huge else np.frombuffer(mapping, np.uint8)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
@@ -76,10 +76,10 @@ class Arena:
     def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """A zeroed array that begins on a cache line, in memory that is there already."""
         size = prod(shape) * np.dtype(dtype).itemsize
-        taken = -(-size // _LINE) * _LINE
-        if taken > self._left.size:
-            self._left = huge_array((max(taken, _MAPPING_BYTES),), np.uint8)
-        memory, self._left = self._left[:size], self._left[taken:]
+        length = -(-size // _LINE) * _LINE
+        if length > self._left.size:
+            self._left = huge_array((max(length, _MAPPING_BYTES),), np.uint8)
+        memory, self._left = self._left[:size], self._left[length:]
         # By this thread alone: two that meet a huge page for the first time at once wait for milliseconds.
         memory[::_PAGE] = 0
         array: NDArray[Any] = memory.view(dtype).reshape(shape)
@@ -106,8 +106,8 @@ class ReservedMemory:
     """
 
     def __init__(self, nbytes: int) -> None:
-        flags, wanted = _reserve_flags(), f"reserve {nbytes} bytes of address space for the KV cache"
-        self._map = None if flags is None or nbytes == 0 else _mapped(nbytes, flags, wanted)
+        flags, purpose = _reserve_flags(), f"reserve {nbytes} bytes of address space for the KV cache"
+        self._map = None if flags is None or nbytes == 0 else _mapped(nbytes, flags, purpose)
         self.bytes = _aligned(nbytes, self._map)
 
     def close(self) -> None:
@@ -132,20 +132,20 @@ def _reserve_flags() -> int | None:
     return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | int(known)
 
 
-def _mapped(size: int, flags: int, wanted: str) -> mmap.mmap:
+def _mapped(size: int, flags: int, purpose: str) -> mmap.mmap:
     """So much memory, and room to begin on a huge page."""
-    mapping = _mapping(size + HUGE_PAGE, flags, wanted)
+    mapping = _mapping(size + HUGE_PAGE, flags, purpose)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a system without huge pages: ordinary ones serve as well
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 
 
-def _mapping(size: int, flags: int, wanted: str) -> mmap.mmap:
+def _mapping(size: int, flags: int, purpose: str) -> mmap.mmap:
     try:
         return mmap.mmap(-1, size, flags=flags)
     except (OSError, OverflowError) as error:
-        raise MemoryError(f"cannot {wanted}: {error}") from error
+        raise MemoryError(f"cannot {purpose}: {error}") from error
 
 
 def _aligned(size: int, mapping: mmap.mmap | None) -> NDArray[np.uint8]:

@@ -139,8 +139,8 @@ def _guessed_bound() -> MemoryBound:
 
 def _free_percent() -> int | None:
     """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
-    told = read_sysctl("kern.memorystatus_level")
-    return int(told) if told.isdecimal() and int(told) <= 100 else None
+    level = read_sysctl("kern.memorystatus_level")
+    return int(level) if level.isdecimal() and int(level) <= 100 else None
 
 
 def _physical_memory() -> int:

@@ -36,10 +36,10 @@ class Chart:
         lines = [f"{self.title}, by {self.axis}"]
         for label, values in self.series.items():
             lines += [label] if len(self.series) > 1 else []
-            shown = [self._value(label, index) for index in range(len(values))]
-            room = max(width - first - max(map(len, shown), default=0) - 5, 1)
+            texts = [self._value(label, index) for index in range(len(values))]
+            room = max(width - first - max(map(len, texts), default=0) - 5, 1)
             most = max([*values, 0.0]) or 1.0
-            for name, value, text in zip(self.names, values, shown, strict=True):
+            for name, value, text in zip(self.names, values, texts, strict=True):
                 bar = "#" * round(room * max(value, 0.0) / most)
                 lines.append(f"  {name:>{first}} {bar:<{room}} {text}"[:width].rstrip())
         return "\n".join(lines)
@@ -66,8 +66,8 @@ class Chart:
             figure = Figure(figsize=_INCHES, layout="constrained")
             axes = figure.subplots()
             share = 0.8 / len(self.series)
-            for place, (label, values) in enumerate(self.series.items()):
-                left = [index + (place - (len(self.series) - 1) / 2) * share for index in range(len(values))]
+            for position, (label, values) in enumerate(self.series.items()):
+                left = [index + (position - (len(self.series) - 1) / 2) * share for index in range(len(values))]
                 axes.bar(left, values, share, label=label, yerr=self.errors[label] if self.errors else None, capsize=3)
             axes.set_xticks(range(len(self.names)), self.names, rotation=30 if len(self.names) > 8 else 0)
             axes.set(title=self.title, xlabel=self.axis, ylabel=self.unit or None)

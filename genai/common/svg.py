@@ -60,7 +60,7 @@ class Scatter:
     def svg(self) -> str:
         """The plot."""
         height, left, bottom, top, right = 420, 80, 370, 48, 200
-        every = [(x, y) for one in self.series for x, y, _ in one.points if y > 0 and math.isfinite(y)]
+        every = [(x, y) for series in self.series for x, y, _ in series.points if y > 0 and math.isfinite(y)]
         lines = [_text(0, 16, self.title, bold=True)]
         if not every:
             return _framed(40, [*lines, _text(0, 34, "nothing above 0 to show")])
@@ -70,35 +70,35 @@ class Scatter:
         y_low = math.floor(math.log10(min(y for _, y in every)))
         y_high = math.ceil(math.log10(max(y for _, y in every)) + 1e-9)
 
-        def place(x: float, y: float) -> tuple[float, float]:
+        def to_pixels(x: float, y: float) -> tuple[float, float]:
             across = left + (x - x_low) / (x_high - x_low) * (_WIDTH - left - right)
             return across, bottom - (math.log10(y) - y_low) / max(y_high - y_low, 1) * (bottom - top)
 
         for power in range(y_low, y_high + 1):
-            _, y = place(x_low, 10.0**power)
+            _, y = to_pixels(x_low, 10.0**power)
             lines.append(f'<line x1="{left}" x2="{_WIDTH - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
             lines.append(_text(left - 8, y + 4, f"1e{power}", anchor="end"))
         for tick in range(math.ceil(x_low * 2), math.floor(x_high * 2) + 1):
-            x, _ = place(tick / 2, 10.0**y_low)
+            x, _ = to_pixels(tick / 2, 10.0**y_low)
             lines.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 5}" stroke="#222"/>')
             lines.append(_text(x, bottom + 18, f"{tick / 2:g}", anchor="middle"))
         lines.append(_text((left + _WIDTH - right) / 2, height - 12, self.x_label, anchor="middle"))
         lines.append(_text(0, top - 10, self.y_label))
-        taken: list[tuple[float, float, float]] = []
-        for index, one in enumerate(self.series):
-            lines += self._drawn(one, _COLOURS[index % len(_COLOURS)], place, taken)
+        used: list[tuple[float, float, float]] = []
+        for index, series in enumerate(self.series):
+            lines += self._drawn(series, _COLOURS[index % len(_COLOURS)], to_pixels, used)
             lines.append(
-                _text(_WIDTH - right + 12, top + 16 * index + 4, one.label, colour=_COLOURS[index % len(_COLOURS)])
+                _text(_WIDTH - right + 12, top + 16 * index + 4, series.label, colour=_COLOURS[index % len(_COLOURS)])
             )
         return _framed(height, lines)
 
     def _drawn(
-        self, one: Series, colour: str, place: Callable[[float, float], tuple[float, float]],
-        taken: list[tuple[float, float, float]],
+        self, series: Series, colour: str, to_pixels: Callable[[float, float], tuple[float, float]],
+        used: list[tuple[float, float, float]],
     ) -> list[str]:  # fmt: skip
-        """One series; `taken` has the places of labels (left, right, y), to which its own are added."""
-        points = [(*place(x, y), label) for x, y, label in one.points if y > 0 and math.isfinite(y)]
-        if one.line:
+        """One series; `used` has the positions of labels (left, right, y), to which its own are added."""
+        points = [(*to_pixels(x, y), label) for x, y, label in series.points if y > 0 and math.isfinite(y)]
+        if series.line:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
             return [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>']
         lines = []
@@ -111,10 +111,10 @@ class Scatter:
             right = x + 7 + _CHARACTER * len(label)
             offsets = (-5.0, 14.0, -18.0, 27.0, -31.0)
             free = [
-                y + dy for dy in offsets if not any(a < right and x < b and abs(y + dy - c) < 12 for a, b, c in taken)
+                y + dy for dy in offsets if not any(a < right and x < b and abs(y + dy - c) < 12 for a, b, c in used)
             ]
             height = free[0] if free else y + offsets[0]
-            taken.append((x + 7, right, height))
+            used.append((x + 7, right, height))
             lines.append(_text(x + 7, height, label))
         return lines
 

@@ -51,11 +51,11 @@ class BuildPlan:
     remarks: list[str]
 
     @property
-    def kept(self) -> list[str]:
+    def prequantized(self) -> list[str]:
         """After the build: what was kept exactly, in words, and which runtimes read it."""
         return [
             f"{count} {'matrix is' if count == 1 else 'matrices are'} kept exactly: {kind} (read by {readers})"
-            for (kind, readers), count in self.weights.kept.items()
+            for (kind, readers), count in self.weights.prequantized.items()
         ]
 
     @property
@@ -246,10 +246,10 @@ def resolve_model_folder(
     report: list[Progress] = []
     plan = plan_build(source, options, progress=lambda count: report[0](count))
     kind = "a GGUF file" if is_file else "a checkpoint"
-    is_kept = options.precision == "kept"
-    form = "a model with its weights as they are," if is_kept else f"an {options.precision.upper()} model"
+    keeps_weights = options.precision == "kept"
+    result = "a model with its weights as they are," if keeps_weights else f"an {options.precision.upper()} model"
     question = (
-        f"{source} is {kind} ({_size(plan.read_bytes)}). Build {form} of {_size(plan.written_bytes)} in "
+        f"{source} is {kind} ({_size(plan.read_bytes)}). Build {result} of {_size(plan.written_bytes)} in "
         f"{target.parent}?"
     )
     if not ask(question):
@@ -282,8 +282,8 @@ def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
 
 def _identity(source: Path, options: ExportOptions) -> str:
     """Changes with the files' names, sizes and times, with the options, and with what the builder writes."""
-    listed = gguf_parts(source) if is_gguf(source) else (path for pattern in _READ for path in source.glob(pattern))
-    files = sorted(listed)
+    paths = gguf_parts(source) if is_gguf(source) else (path for pattern in _READ for path in source.glob(pattern))
+    files = sorted(paths)
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     text = json.dumps([_BUILDER_VERSION, str(source.resolve()), stats, asdict(options)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -68,11 +68,11 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape, from the header alone."""
-        return self._places[name].tensors[name][1]
+        return self._file_of[name].tensors[name][1]
 
     def kind(self, name: str) -> np.dtype[Any]:
         """The type in which a look-up gives a tensor."""
-        return self._places[name].tensors[name][0]
+        return self._file_of[name].tensors[name][0]
 
     def nbytes(self, name: str) -> int:
         """The bytes of what a look-up gives."""
@@ -117,7 +117,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
     fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
     return folder_json(
-        folder, name, InputError, lambda place: ModelFolderError(f"{place}: no {name}", "there is no such file", fix),
+        folder, name, InputError, lambda path: ModelFolderError(f"{path}: no {name}", "there is no such file", fix),
         not_a_checkpoint,
     )  # fmt: skip
 
@@ -142,11 +142,15 @@ def _tensor_files(folder: Path) -> list[Path]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    places = read_json(folder, INDEX).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
+    weight_map = read_json(folder, INDEX).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
         raise InputError(f"{INDEX} has no weight_map", "it says which file holds which tensor", "download it again")
     shards = []
-    for name in sorted(set(places.values())):
+    for name in sorted(set(weight_map.values())):
         if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
             raise InputError(
                 f"{INDEX} names the file {name!r}", "shards lie beside the index, nowhere else", "download it again"

@@ -136,16 +136,20 @@ def write_head(export: Export, root: str) -> None:
 
 def _write_vectors(export: Export) -> str:
     spec, options = export.spec, export.options
-    own = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
+    projection = Projection(_PATH, (TABLE,), (spec.vocab_size,), spec.hidden_size)
     precision = options.embedding(tied=spec.tie_word_embeddings)
     shared = spec.tie_word_embeddings and precision == options.head
-    precision = as_stored(export, own, precision)
+    precision = as_stored(export, projection, precision)
     if precision == "blocks":
-        return write_prequantized_embedding(export, head_projection(export) if shared else own, "input_ids", _PATH)
+        return write_prequantized_embedding(
+            export, head_projection(export) if shared else projection, "input_ids", _PATH
+        )
     matrix = write_matrix(export, head_projection(export), precision) if shared else []
     dims, name = (spec.vocab_size, spec.hidden_size), f"{TABLE}.weight"
     if precision in BITS:
-        return _write_quantized_lookup(export, matrix or write_matrix(export, own, precision, name), BITS[precision])
+        return _write_quantized_lookup(
+            export, matrix or write_matrix(export, projection, precision, name), BITS[precision]
+        )
     if shared:
         table = export.graph.node("Transpose", matrix, f"{_PATH}/Transpose", dims, perm=[1, 0])
     else:

@@ -113,15 +113,15 @@ def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[st
 
 def _write_sparse_mixer(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str]:
     """Each of the two best experts is weighed against those whose scores lie within 2 * jitter of its own."""
-    graph, every, one = export.graph, _rows(experts.count), _rows(1)
+    graph, every, one_row = export.graph, _rows(experts.count), _rows(1)
     outputs = _write_top_k(export, path, scores, 2)
     size = graph.node("Abs", [scores], f"{path}/Abs", every)
     ids = graph.int64(list(range(experts.count)))
-    never, masked, taken, weights = graph.float32(_NEVER), scores, [], []
+    never, masked, chosen, weights = graph.float32(_NEVER), scores, [], []
     for rank in range(2):
         step, here = f"{path}/{rank}", [graph.int64([rank]), graph.int64([rank + 1]), graph.int64([1])]
-        best = graph.node("Slice", [outputs[0], *here], f"{step}/Slice", one)
-        index = graph.node("Slice", [outputs[1], *here], f"{step}/Slice_1", one, element=INT64)
+        best = graph.node("Slice", [outputs[0], *here], f"{step}/Slice", one_row)
+        index = graph.node("Slice", [outputs[1], *here], f"{step}/Slice_1", one_row, element=INT64)
         gap = graph.node("Sub", [best, masked], f"{step}/Sub", every)
         limit = graph.node("Max", [size, best], f"{step}/Max", every)
         ratio = graph.node("Div", [gap, limit], f"{step}/Div", every)
@@ -129,14 +129,14 @@ def _write_sparse_mixer(export: Export, path: str, scores: str, experts: Experts
         far = graph.node("Greater", [ratio, jitter], f"{step}/Greater", every, element=BOOL)
         near = graph.node("Where", [far, never, masked], f"{step}/Where", every)
         share = graph.node("Softmax", [near], f"{step}/Softmax", every, axis=-1)
-        weights.append(graph.node("ReduceMax", [share, graph.int64([-1])], f"{step}/ReduceMax", one, keepdims=1))
-        taken.append(graph.node("Equal", [ids, index], f"{step}/Equal", every, element=BOOL))
-        masked = graph.node("Where", [taken[rank], never, masked], f"{step}/Where_1", every)
+        weights.append(graph.node("ReduceMax", [share, graph.int64([-1])], f"{step}/ReduceMax", one_row, keepdims=1))
+        chosen.append(graph.node("Equal", [ids, index], f"{step}/Equal", every, element=BOOL))
+        masked = graph.node("Where", [chosen[rank], never, masked], f"{step}/Where_1", every)
     routed = never
     for rank in range(2):
-        log = graph.node("Log", [weights[rank]], f"{path}/{rank}/Log", one)
-        routed = graph.node("Where", [taken[rank], log, routed], f"{path}/{rank}/Where_2", every)
-    return routed, graph.node("Add", weights, f"{path}/Add", one)
+        log = graph.node("Log", [weights[rank]], f"{path}/{rank}/Log", one_row)
+        routed = graph.node("Where", [chosen[rank], log, routed], f"{path}/{rank}/Where_2", every)
+    return routed, graph.node("Add", weights, f"{path}/Add", one_row)
 
 
 def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str, scores: str) -> str:
@@ -156,14 +156,14 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
-        form = common_form(export, names)
-        if form is None:
-            form = uniform_format(8, expert_block(kinds))
-            whole = [_write_integers(export, layer, experts, which, form.block_size) for which in _MATRICES]
+        weight_format = common_form(export, names)
+        if weight_format is None:
+            weight_format = uniform_format(8, expert_block(kinds))
+            whole = [_write_integers(export, layer, experts, which, weight_format.block_size) for which in _MATRICES]
         else:
             whole = [_write_blocks(export, layer, experts, which) for which in _MATRICES]
         inputs = _inputs([root, scores], whole, biases)
-        attributes |= {"expert_weight_bits": form.bits, "block_size": form.block_size, **level}
+        attributes |= {"expert_weight_bits": weight_format.bits, "block_size": weight_format.block_size, **level}
         return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
     first, second = (_write_matrices(export, layer, experts, which) for which in _MATRICES)
     if options.precision not in BITS:
@@ -174,12 +174,12 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     return graph.node("QMoE", inputs, f"{name}/QMoE", hidden_dims(size), domain=CONTRIB, **attributes)
 
 
-def _inputs(given: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
+def _inputs(names: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
     """Inputs of QMoE: integers, scales and biases of both layers, and behind a third layer's the zero points."""
     first, second = matrices
     points = [*first[2:], *second[2:]]
     return [
-        *given,
+        *names,
         *first[:2],
         biases[0],
         *second[:2],
@@ -219,11 +219,11 @@ def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) 
     (rows, _), matrices = _stored_experts(export, layer, experts, which)
     parts = 2 if which == "gate_up_proj" else 1
     name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
-    found = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
-    first = next(found)
+    converted = (expert_blocks(pair) for pair in zip(*[iter(matrices)] * parts, strict=True))
+    first = next(converted)
 
     def integers() -> Iterator[NDArray[np.uint8]]:
-        for weight in chain([first], found):
+        for weight in chain([first], converted):
             beside[0].append(weight.scales)
             if weight.offsets is not None:
                 beside[1].append(pack_bits(weight.offsets, weight.format.bits))
@@ -243,8 +243,8 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
     parts = 2 if which == "gate_up_proj" else 1
 
     def integers() -> Iterator[NDArray[np.uint8]]:
-        found = expert_integers(export, matrices, block_size)
-        for pair in zip(*[found] * parts, strict=True):
+        converted = expert_integers(export, matrices, block_size)
+        for pair in zip(*[converted] * parts, strict=True):
             codes, floats = (np.stack(arrays, axis=1).reshape(parts * rows, -1) for arrays in zip(*pair, strict=True))
             scales.append(floats)
             yield codes

@@ -42,7 +42,7 @@ def write_model_folder(
         path: the folder to make; its parent must exist, itself not.
         weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
             It may load them lazily: they are read one after the other and freed.
-        tokenizer_dir: folder whose tokenizer is taken over, in whatever form it is.
+        tokenizer_dir: folder whose tokenizer is taken over, in whatever format it is.
         search: defaults of genai_config.json's search options, beside greedy search.
         open_data: makes the file of the tensors.
 
@@ -228,17 +228,17 @@ def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer's files; one in another form is written as tokenizer.json, which everybody reads.
+    """Copy a tokenizer's files; one in another format is written as tokenizer.json, which everybody reads.
 
     Raises:
         OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
     """
     for file in tokenizer_files(source):
-        place = target / file.relative_to(source)
-        place.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, place)
+        destination = target / file.relative_to(source)
+        destination.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, destination)
     if not (target / TOKENIZER).exists():
         loaded = load_tokenizer(source)
         (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")
-        # The names of <s> and </s> may stand in that other form alone.
+        # The names of <s> and </s> may stand in that other format alone.
         (target / SPECIAL_TOKENS).write_text(json.dumps(dict(loaded.special), indent=2) + "\n", encoding="utf-8")

@@ -229,15 +229,15 @@ POSITIONS = "position_ids"
 class Export:
     """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
 
-    `kept` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns were put
-    in another order, by their names and the order's bytes.
+    `prequantized` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns
+    were put in another order, by their names and the order's bytes.
     """
 
     graph: GraphWriter
     spec: DecoderSpec
     options: ExportOptions
     weights: Weights
-    kept: dict[str, PrequantizedMatrix] = field(default_factory=dict)
+    prequantized: dict[str, PrequantizedMatrix] = field(default_factory=dict)
     reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 

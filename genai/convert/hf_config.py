@@ -43,7 +43,7 @@ class HFConfig:
     def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None, part: str = "") -> None:
         self.values, self.generation = values, generation or {}
         self._part = part and f" of {part}"
-        self._asked: set[str] = set()
+        self._keys_read: set[str] = set()
 
     @property
     def model_type(self) -> str:
@@ -51,13 +51,13 @@ class HFConfig:
 
     def get(self, *names: str) -> Any:
         """The value as it is, or None."""
-        self._asked.update(names)
+        self._keys_read.update(names)
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
 
     @property
     def unread(self) -> list[str]:
         """Keys that say something, that nobody asked for so far, and that are not known to change nothing."""
-        return sorted(name for name, value in self.values.items() if value and name not in self._asked | _HARMLESS)
+        return sorted(name for name, value in self.values.items() if value and name not in self._keys_read | _HARMLESS)
 
     @property
     def num_layers(self) -> int:
@@ -121,16 +121,16 @@ class HFConfig:
         value = self.get(*names)
         if value is None:
             if default is REQUIRED:
-                what = f"config.json has no {names[0]}{self._part}"
-                raise ConfigError(what, "the architecture needs it", "download the checkpoint again")
+                problem = f"config.json has no {names[0]}{self._part}"
+                raise ConfigError(problem, "the architecture needs it", "download the checkpoint again")
             return default
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise self.wrong(names[0], value, " or ".join(kind.__name__ for kind in types))
         return value
 
-    def wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
+    def wrong(self, name: str, value: Any, expected: str) -> ConfigError:
         """The error for a value that is none of those wanted."""
-        return ConfigError(f"config.json: {name}{self._part} is {value!r}", f"expected {wanted}", "correct the file")
+        return ConfigError(f"config.json: {name}{self._part} is {value!r}", f"expected {expected}", "correct the file")
 
 
 def rope_fields(

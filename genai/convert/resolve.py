@@ -49,12 +49,12 @@ class BuildHooks:
 
 
 def resolve_model(
-    given: str | Path, pulling: PullHooks | None, building: BuildHooks, precision: str | None = None
+    name: str | Path, pulling: PullHooks | None, building: BuildHooks, precision: str | None = None
 ) -> Path:
     """The folder of a model that can be loaded; pulled and built into the cache if need be.
 
     Args:
-        given: a folder of a model or a checkpoint, a name in the cache, or a reference; see docs/models.md.
+        name: a folder of a model or a checkpoint, a name in the cache, or a reference; see docs/models.md.
         pulling: None = nothing is fetched: what is not here is returned as it is, for the error of whoever reads it.
         precision: how the weights of a checkpoint are stored; None = as it was built last, else "int4".
 
@@ -65,33 +65,33 @@ def resolve_model(
     options = ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
     if pulling is not None and options is not None:
         pulling = replace(pulling, ask=partial(_ask_about_weights, pulling.ask))
-    source = find_or_pull(given, pulling, quantised=precision is not None)
+    source = find_or_pull(name, pulling, quantised=precision is not None)
     if isinstance(source, PulledModel):
         return _folder_of(source, building, options)
     if options is not None and exists(source) and not is_checkpoint(source):
-        raise _built_already(str(given))
+        raise _built_already(str(name))
     return resolve_model_folder(
         source, options=options, build=building.build, ask=building.ask, watch=building.watch, waiting=building.waiting
     )
 
 
-def find_or_pull(given: str | Path, pulling: PullHooks | None, *, quantised: bool = False) -> Path | PulledModel:
+def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool = False) -> Path | PulledModel:
     """A path as it is; otherwise the model in the cache, where `pulling` puts it if it is not there."""
-    if (found := pulled_model(given)) is not None:
-        return found
-    path, reference = expanded(given), parse(given)
+    if (pulled := pulled_model(name)) is not None:
+        return pulled
+    path, reference = expanded(name), parse(name)
     if reference is None or pulling is None:
         return path
     # "models/phi" with a folder models/ here is a path with a typo, not a name of somebody called models.
-    if not reference.explicit and (exists(path) or Path(str(given).split("/")[0]).is_dir()):
+    if not reference.explicit and (exists(path) or Path(str(name).split("/")[0]).is_dir()):
         return path
     return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
 
 
-def source_of(given: str | Path, pulling: PullHooks | None) -> Path:
+def source_of(name: str | Path, pulling: PullHooks | None) -> Path:
     """The checkpoint, or whatever else was pulled, where a command wants one to make something of."""
-    found = find_or_pull(given, pulling, quantised=True)
-    return found.path if isinstance(found, PulledModel) else found
+    source = find_or_pull(name, pulling, quantised=True)
+    return source.path if isinstance(source, PulledModel) else source
 
 
 def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions | None) -> Path:
@@ -99,8 +99,8 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
         if options is not None:
             raise _built_already(model.name)
         return model.path
-    if options is None and (there := model.built()):
-        return there[0]
+    if options is None and (built := model.built()):
+        return built[0]
     try:
         return resolve_model_folder(
             model.path, options=options, into=model.built_folder,
@@ -162,26 +162,26 @@ def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = F
         return source_path(find_or_pull(reference, _PULLING), reference)
 
 
-def source_path(found: Path | PulledModel, given: str | Path) -> Path:
+def source_path(source: Path | PulledModel, name: str | Path) -> Path:
     """Where it lies. Raises ModelFolderError: it is neither there nor the name of anything."""
-    if isinstance(found, PulledModel):
-        return found.path
-    if not exists(found):
+    if isinstance(source, PulledModel):
+        return source.path
+    if not exists(source):
         known = [model.name for model in models()]
         raise ModelFolderError(
-            f"{str(given)!r:.120}: no name of a model",
+            f"{str(name)!r:.120}: no name of a model",
             "it is neither in the cache nor of the form org/name, nor is it a path",
-            did_you_mean(str(given), known, "give it as on its page: org/name, or hf:name where there is no org"),
+            did_you_mean(str(name), known, "give it as on its page: org/name, or hf:name where there is no org"),
         )
-    return found
+    return source
 
 
-def loadable(given: str | Path, *, fetch: bool, precision: str | None, quiet: bool) -> Path:
+def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: bool) -> Path:
     """What a program loads that names a model: see `genai.LLM`. Nothing is fetched unless `fetch`."""
-    if precision is None and not fetch and pulled_model(given) is None:
-        return Path(given)
+    if precision is None and not fetch and pulled_model(name) is None:
+        return Path(name)
     with quietly(quiet):
-        return resolve_model(given, _PULLING if fetch else None, _BUILDING, precision)
+        return resolve_model(name, _PULLING if fetch else None, _BUILDING, precision)
 
 
 def pull_task(plan: PullPlan) -> Progress:

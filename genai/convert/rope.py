@@ -143,8 +143,8 @@ def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling
     """Stretch wavelengths above original / low_freq_factor, keep those below original / high_freq_factor."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / frequencies)
-    kept = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
-    blended: NDArray[np.float32] = (1 - kept) * frequencies / np.float32(scaling.factor) + kept * frequencies
+    share = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
+    blended: NDArray[np.float32] = (1 - share) * frequencies / np.float32(scaling.factor) + share * frequencies
     return blended
 
 
@@ -166,11 +166,11 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
     return blended
 
 
-def rotation_tables(frequencies: NDArray[np.float32], places: range, factor: float) -> Tables:
+def rotation_tables(frequencies: NDArray[np.float32], at: range, factor: float) -> Tables:
     """From frequencies [pairs], the same for all positions, or [context_length, pairs]."""
-    positions = np.array(places, np.float32)[:, None]
-    own = frequencies if frequencies.ndim == 1 else frequencies[places.start : places.stop]
-    angles = (positions * own).astype(np.float64)
+    positions = np.array(at, np.float32)[:, None]
+    at_positions = frequencies if frequencies.ndim == 1 else frequencies[at.start : at.stop]
+    angles = (positions * at_positions).astype(np.float64)
     scale = np.float32(factor)
     return np.cos(angles).astype(np.float32) * scale, np.sin(angles).astype(np.float32) * scale
 

@@ -282,5 +282,5 @@ def _check_tokens(spec: DecoderSpec) -> None:
             raise _error(f"{name} holds {token}", f"token ids are 0 to {spec.vocab_size - 1}")
 
 
-def _error(what: str, why: str) -> InputError:
-    return InputError(f"the decoder's specification is wrong: {what}", why, "correct the model's configuration")
+def _error(problem: str, why: str) -> InputError:
+    return InputError(f"the decoder's specification is wrong: {problem}", why, "correct the model's configuration")

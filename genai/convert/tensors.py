@@ -104,7 +104,7 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
         kind: the type of a tensor by its name; it decides how those are written that are kept.
     """
     weights = sum(
-        _kept_bytes(name, kind(name), shape)
+        _prequantized_bytes(name, kind(name), shape)
         if options.precision == "kept"
         else _tensor_bytes(spec, options, name, shape)
         for name, shape in tensor_shapes(spec).items()
@@ -114,7 +114,7 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
     return weights + copies * tables + _BESIDE_WEIGHTS
 
 
-def _kept_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
+def _prequantized_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
     """Of a tensor that stays as it is; scales of 32 bits are taken for all blocks."""
     kind = type_of(np.empty(0, stored))
     if kind is None or len(shape) < 2:

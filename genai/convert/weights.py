@@ -67,13 +67,13 @@ class Weights:
         self.rounded[kind] = before[0] + error, before[1] + total
 
     @property
-    def kept(self) -> dict[tuple[str, str], int]:
+    def prequantized(self) -> dict[tuple[str, str], int]:
         """By the type of blocks and by who reads them: matrices that were written exactly as they were stored."""
-        return self._tensors.kept if isinstance(self._tensors, CheckpointWeights) else {}
+        return self._tensors.prequantized if isinstance(self._tensors, CheckpointWeights) else {}
 
     def note_prequantized(self, kind: str, readers: str, count: int) -> None:
         """Note that matrices of a type were written as they were."""
-        self.kept[kind, readers] = self.kept.get((kind, readers), 0) + count
+        self.prequantized[kind, readers] = self.prequantized.get((kind, readers), 0) + count
 
     def stored(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """The tensor as it is stored: floats, or quantised blocks of the columns."""
@@ -95,10 +95,10 @@ class Weights:
                 "weights are floating-point numbers",
                 "give the float checkpoint, not a quantised one",
             )
-        found = tensor.shape if kind is None else (*tensor.shape[:-1], tensor.shape[-1] * kind.columns)
-        if found != shape:
+        actual = tensor.shape if kind is None else (*tensor.shape[:-1], tensor.shape[-1] * kind.columns)
+        if actual != shape:
             raise InputError(
-                f"{name} has shape {list(found)}, expected {list(shape)}",
+                f"{name} has shape {list(actual)}, expected {list(shape)}",
                 "the sizes follow from the model's configuration",
                 "check that configuration and weights belong together",
             )
@@ -152,9 +152,9 @@ def transposed_chunks(named: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[NDA
         chunk = np.empty((part.stop - first, rows), np.float32)
         start = 0
         for name, matrix in matrices.items():
-            place = chunk[:, start : start + len(matrix)]
-            place[:] = matrix[:, part].T
-            require_finite(name, place)
+            target = chunk[:, start : start + len(matrix)]
+            target[:] = matrix[:, part].T
+            require_finite(name, target)
             start += len(matrix)
         yield chunk
 
@@ -220,7 +220,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         self._prefix = f"{prefix}." if table not in checkpoint and rest in checkpoint else ""
         self._seen: set[str] = set()
         self.rounded: dict[str, tuple[float, float]] = {}
-        self.kept: dict[tuple[str, str], int] = {}
+        self.prequantized: dict[tuple[str, str], int] = {}
         self._sources = {name: self._stored(architecture.source(spec, name)) for name in tensor_shapes(spec)}
         self.replaced: list[str] = []
         head = self._stored(architecture.source(spec, HEAD)).names[0]
@@ -270,15 +270,15 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         return TensorSource(tuple(name.removeprefix(self._prefix) for name in source.names), source.view)
 
     def _check_names(self, tied_head: str) -> None:
-        wanted = {name for source in self._sources.values() for name in source.names}
-        if missing := sorted(wanted - set(self._checkpoint)):
+        needed = {name for source in self._sources.values() for name in source.names}
+        if missing := sorted(needed - set(self._checkpoint)):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
                 f"the checkpoint lacks {len(missing)} tensors that its configuration calls for, first {missing[0]!r}",
                 f"of {len(self._checkpoint)} tensors the closest are {', '.join(close) or 'none'}",
                 "check that config.json and the weights belong together",
             )
-        unread = sorted(set(self._checkpoint) - wanted - {tied_head})
+        unread = sorted(set(self._checkpoint) - needed - {tied_head})
         if unread := [name for name in unread if not _DERIVED.search(name) and not self._adds_nothing(name)]:
             raise InputError(
                 f"the checkpoint has {len(unread)} tensors that its configuration has no use for, first {unread[0]!r}",
@@ -294,10 +294,12 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         """A head stored beside the embeddings that it is tied to must be the same."""
         table = self._sources[TABLE].names[0]
         both = (self._checkpoint[name] for name in (table, head))
-        one, two = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
-        if one.shape != two.shape or not all(
+        table_matrix, head_matrix = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
+        if table_matrix.shape != head_matrix.shape or not all(
             np.array_equal(a, b, equal_nan=True)
-            for a, b in zip(row_chunks(table, one, finite=False), row_chunks(head, two, finite=False), strict=True)
+            for a, b in zip(
+                row_chunks(table, table_matrix, finite=False), row_chunks(head, head_matrix, finite=False), strict=True
+            )
         ):
             raise InputError(
                 f"{head} differs from {table}, to which config.json ties it",

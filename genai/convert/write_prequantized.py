@@ -104,7 +104,7 @@ def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, colum
 
 def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> PrequantizedMatrix:
     name = projection.weight_name
-    if name not in export.kept:
+    if name not in export.prequantized:
         parts = [
             export.weights.stored(f"{prefix}.weight", (rows, projection.columns))
             for prefix, rows in zip(projection.weights, projection.rows, strict=True)
@@ -121,8 +121,8 @@ def _write_matrix(export: Export, projection: Projection, *, is_table: bool = Fa
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
         nothing = np.empty(0, np.uint8)
         product, lookup = (replace(one, arrays=dict.fromkeys(one.arrays, nothing)) for one in (product, lookup))
-        export.kept[name] = PrequantizedMatrix(product, lookup, names)
-    return export.kept[name]
+        export.prequantized[name] = PrequantizedMatrix(product, lookup, names)
+    return export.prequantized[name]
 
 
 def _weight(name: str, blocks: NDArray[Any]) -> QuantizedWeight:

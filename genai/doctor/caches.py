@@ -67,7 +67,7 @@ def kernel_key() -> str:
 
 def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]]:
     """Remove what may go; returns what was removed with its bytes, and what could not be with the reason."""
-    removed, kept = {}, {}
+    removed, errors = {}, {}
     for path, num_bytes in caches.removable.items():
         try:
             if path in caches.stale:
@@ -79,8 +79,8 @@ def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]
                 path.unlink()
             removed[path] = num_bytes
         except OSError as error:
-            kept[path] = f"{error.strerror or error}"
-    return removed, kept
+            errors[path] = f"{error.strerror or error}"
+    return removed, errors
 
 
 def _reason_unusable(folder: Path) -> str:

@@ -70,8 +70,8 @@ _IMPORT_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where checks look; everything may be made up.
+class Machine:
+    """The machine that checks look at; everything may be made up.
 
     Attributes:
         root: where /proc, /sys and /dev are.
@@ -88,19 +88,19 @@ class Place:
     threads: int | None = None
 
 
-def examine(place: Place | None = None) -> list[Finding]:
+def examine(machine: Machine | None = None) -> list[Finding]:
     """Run every check. None of them raises: what could not be found out is a note that says so."""
-    place = place or Place()
+    machine = machine or Machine()
     findings = []
     for name, check in CHECKS.items():
         try:
-            findings.append(check(place))
+            findings.append(check(machine))
         except Exception as error:
             findings.append(Finding(name, Mark.NOTE, f"could not be found out: {type(error).__name__}: {error}"))
     return findings
 
 
-def check_versions(place: Place) -> Finding:
+def check_versions(machine: Machine) -> Finding:
     """Python, this toolkit and what it stands on; a package that is missing or broken is a problem."""
     versions = {name: _version(name) for name in PACKAGES}
     python = platform.python_version()
@@ -134,9 +134,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def check_processor(place: Place) -> Finding:
+def check_processor(machine: Machine) -> Finding:
     """Name and cores, and what of them this process may use."""
-    cpu = read_processor(place.root)
+    cpu = read_processor(machine.root)
     hardware = "" if cpu.physical_cores == cpu.logical_cores else f" with {cpu.logical_cores} hardware threads"
     text = f"{cpu.name} ({cpu.architecture}), {cpu.physical_cores} cores{hardware}; {_threads(cpu.threads)}"
     limits = []
@@ -149,9 +149,9 @@ def check_processor(place: Place) -> Finding:
     return Finding("processor", Mark.OK, text, facts=asdict(cpu))
 
 
-def check_features(place: Place) -> Finding:
+def check_features(machine: Machine) -> Finding:
     """Instruction sets, and whether the kernel grants AMX tiles."""
-    cpu = read_processor(place.root)
+    cpu = read_processor(machine.root)
     facts: dict[str, Any] = {"features": list(cpu.features), "missing": list(cpu.missing_features)}
     text = ", ".join(cpu.features) or "none that are known"
     if any(name.startswith("AMX") for name in cpu.features):
@@ -162,10 +162,10 @@ def check_features(place: Place) -> Finding:
     return Finding("features", Mark.OK, text, facts=facts)
 
 
-def check_kernels(place: Place) -> Finding:
+def check_kernels(machine: Machine) -> Finding:
     """What the kernels are compiled for."""
     try:
-        path = find_kernel_path(place.environment)
+        path = find_kernel_path(machine.environment)
     except Exception as error:
         return Finding(
             "kernels",
@@ -192,9 +192,9 @@ def _kernel_finding(path: KernelPath) -> Finding:
     return Finding("kernels", Mark.OK, text, facts=facts)
 
 
-def check_memory(place: Place) -> Finding:
+def check_memory(machine: Machine) -> Finding:
     """Total, available, and the limit that is nearest."""
-    bounds = memory_bounds(place.root)
+    bounds = memory_bounds(machine.root)
     nearest = tightest_bound(bounds)
     free = max(nearest.free, 0)
     facts = {"available_bytes": free, "limited_by": nearest.source, "bounds": [asdict(bound) for bound in bounds]}
@@ -209,24 +209,26 @@ def check_memory(place: Place) -> Finding:
     return Finding("memory", Mark.OK, text, facts=facts)
 
 
-def check_bandwidth(place: Place) -> Finding:
+def check_bandwidth(machine: Machine) -> Finding:
     """Measured speed of reading memory, and what it allows."""
     from .speeds import buffer_size, measure_bandwidth
 
-    cpu = read_processor(place.root)
-    free = max(tightest_bound(memory_bounds(place.root)).free, 0)
+    cpu = read_processor(machine.root)
+    free = max(tightest_bound(memory_bounds(machine.root)).free, 0)
     size = buffer_size(cpu.last_level_cache, free)
     if size < 2**20:
         return Finding("bandwidth", Mark.NOTE, "not measured: too little memory is free")
-    found = measure_bandwidth(size, threads=place.threads or cpu.threads, seconds=_MEASURING_SECONDS)
-    ceiling = found.tokens_per_second(_EXAMPLE_WEIGHT_BYTES)
+    bandwidth = measure_bandwidth(size, threads=machine.threads or cpu.threads, seconds=_MEASURING_SECONDS)
+    ceiling = bandwidth.tokens_per_second(_EXAMPLE_WEIGHT_BYTES)
     text = (
-        f"{found.bytes_per_second / 1e9:.1f} GB/s read with {_threads(found.threads)}: a model of N GB decodes at most "
-        f"{found.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at {_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
+        f"{bandwidth.bytes_per_second / 1e9:.1f} GB/s read with {_threads(bandwidth.threads)}: a model of N GB "
+        f"decodes at most {bandwidth.bytes_per_second / 1e9:.1f}/N tokens/s ({ceiling:.1f} at "
+        f"{_EXAMPLE_WEIGHT_BYTES / 1e9:g} GB)"
     )
-    facts = {**asdict(found), "last_level_cache": cpu.last_level_cache}
-    if found.slowest < found.fastest / 2:
-        text += f"; passes varied from {found.slowest / 1e9:.1f} to {found.fastest / 1e9:.1f} GB/s: something else runs"
+    facts = {**asdict(bandwidth), "last_level_cache": cpu.last_level_cache}
+    if bandwidth.slowest < bandwidth.fastest / 2:
+        text += f"; passes varied from {bandwidth.slowest / 1e9:.1f} to {bandwidth.fastest / 1e9:.1f} GB/s: something "
+        text += "else runs"
     if cpu.last_level_cache >= size // 2:
         text += (
             f"; the cache of {format_bytes(cpu.last_level_cache)} may hold part of the {format_bytes(size)} read, "
@@ -253,16 +255,14 @@ def _end_of_importing_cupy() -> str:
     return f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
 
 
-def check_gpu(place: Place) -> Finding:
+def check_gpu(machine: Machine) -> Finding:
     """GPUs found, or why none can be used, in the words of whoever asks for one."""
-    found = find_gpus(place.root)
-    facts, named = asdict(found), f"{', '.join(found.names)} (driver {found.driver})" if found.names else "none"
-    if not found.cupy:
-        text = f"{named}: {'; '.join([*found.hints, 'cupy is not installed'])}; models run on the CPU"
+    gpus = find_gpus(machine.root)
+    facts, named = asdict(gpus), f"{', '.join(gpus.names)} (driver {gpus.driver})" if gpus.names else "none"
+    if not gpus.cupy:
+        text = f"{named}: {'; '.join([*gpus.hints, 'cupy is not installed'])}; models run on the CPU"
         fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), then --device cuda"
-        return (
-            Finding("gpu", Mark.NOTE, text, fix, facts) if found.names else Finding("gpu", Mark.OK, text, facts=facts)
-        )
+        return Finding("gpu", Mark.NOTE, text, fix, facts) if gpus.names else Finding("gpu", Mark.OK, text, facts=facts)
     if how := _end_of_importing_cupy():
         text = f"{named}: importing cupy ends the process with {how}; models run on the CPU without it"
         return Finding("gpu", Mark.NOTE, text, "pip uninstall that cupy, or install it again", facts)
@@ -273,20 +273,20 @@ def check_gpu(place: Place) -> Finding:
     try:
         device = first_gpu()
     except NoDevice as error:
-        text = f"{named}: {'; '.join([*found.hints, str(error)])}; models run on the CPU"
-        return Finding("gpu", Mark.NOTE if found.names else Mark.OK, text, facts=facts)
-    if not found.names:  # such as in a container
+        text = f"{named}: {'; '.join([*gpus.hints, str(error)])}; models run on the CPU"
+        return Finding("gpu", Mark.NOTE if gpus.names else Mark.OK, text, facts=facts)
+    if not gpus.names:  # such as in a container
         named = "a GPU of NVIDIA's"
     return Finding("gpu", Mark.OK, f"{named}; models run there with --device {device}", facts=facts)
 
 
-def check_cache(place: Place) -> Finding:
+def check_cache(machine: Machine) -> Finding:
     """Where compiled kernels are kept."""
     from genai.kernels.cuda.kernel_cache import UNUSED_DAYS, unused
 
     from .caches import inspect_caches
 
-    caches = inspect_caches(place.environment)
+    caches = inspect_caches(machine.environment)
     stale_bytes, gpu_bytes = sum(caches.stale.values()), sum(one.nbytes for one in caches.for_gpus)
     old = [one.nbytes for one in unused(caches.for_gpus)]
     facts = {
@@ -319,24 +319,24 @@ def check_cache(place: Place) -> Finding:
     return Finding("cache", Mark.OK, text, facts=facts)
 
 
-def check_model(place: Place) -> Finding:
+def check_model(machine: Machine) -> Finding:
     """The bundled model, which commands without MODEL use."""
-    missing = [name for name in _MODEL_FILES if not (place.model_folder / name).is_file()]
-    facts = {"folder": str(place.model_folder), "missing": missing}
+    missing = [name for name in _MODEL_FILES if not (machine.model_folder / name).is_file()]
+    facts = {"folder": str(machine.model_folder), "missing": missing}
     if missing:
-        text = f"{place.model_folder}: {', '.join(missing)} missing"
+        text = f"{machine.model_folder}: {', '.join(missing)} missing"
         return Finding("bundled model", Mark.NOTE, text, "install again, or name a model folder in each command", facts)
-    return Finding("bundled model", Mark.OK, str(place.model_folder), facts=facts)
+    return Finding("bundled model", Mark.OK, str(machine.model_folder), facts=facts)
 
 
-def check_terminal(place: Place) -> Finding:
+def check_terminal(machine: Machine) -> Finding:
     """Whether output can show every character."""
-    encoding = getattr(place.output, "encoding", None) or "unknown"
+    encoding = getattr(machine.output, "encoding", None) or "unknown"
     locale = next(
-        (place.environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if place.environment.get(name)), ""
+        (machine.environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if machine.environment.get(name)), ""
     )
-    is_terminal = bool(getattr(place.output, "isatty", lambda: False)())
-    kind = f"a terminal ({place.environment.get('TERM', 'TERM not set')})" if is_terminal else "not a terminal"
+    is_terminal = bool(getattr(machine.output, "isatty", lambda: False)())
+    kind = f"a terminal ({machine.environment.get('TERM', 'TERM not set')})" if is_terminal else "not a terminal"
     facts = {"encoding": encoding, "locale": locale or None, "is_terminal": is_terminal}
     text = f"{encoding}, locale {locale or 'not set'}, stdout is {kind}"
     if encoding.lower().replace("-", "").replace("_", "") != "utf8":
@@ -345,7 +345,7 @@ def check_terminal(place: Place) -> Finding:
     return Finding("terminal", Mark.OK, text, facts=facts)
 
 
-CHECKS: Mapping[str, Callable[[Place], Finding]] = {
+CHECKS: Mapping[str, Callable[[Machine], Finding]] = {
     "versions": check_versions,
     "processor": check_processor,
     "features": check_features,

@@ -85,9 +85,9 @@ def read_processor(
     is_x86 = architecture.lower() in _X86_MACHINES
     cpuinfo = _cpuinfo(root)
     logical = os.cpu_count() or 1
-    wanted = _X86_FLAGS if is_x86 else _ARM_FLAGS
+    flag_names = _X86_FLAGS if is_x86 else _ARM_FLAGS
     flags = cpuinfo.get("flags" if is_x86 else "Features", "").split()
-    features = {name for name in wanted if wanted[name] in flags} if cpuinfo else _mac_features(is_x86, sysctl)
+    features = {name for name in flag_names if flag_names[name] in flags} if cpuinfo else _mac_features(is_x86, sysctl)
     caches = (_largest_cache(root), *(_integer(sysctl(f"hw.{level}cachesize")) for level in ("l3", "l2")))
     return Processor(
         name=_name(cpuinfo, sysctl),
@@ -97,8 +97,8 @@ def read_processor(
         allowed_cores=len(allowed_processors()),
         quota=group_quota(root),
         threads=default_threads(root),
-        features=tuple(name for name in wanted if name in features),
-        missing_features=tuple(name for name in wanted if name not in features),
+        features=tuple(name for name in flag_names if name in features),
+        missing_features=tuple(name for name in flag_names if name not in features),
         last_level_cache=next(filter(None, caches), 0),
     )
 
@@ -124,8 +124,8 @@ def _mac_features(is_x86: bool, sysctl: Sysctl) -> set[str]:
     if is_x86:
         words = f"{sysctl('machdep.cpu.features')} {sysctl('machdep.cpu.leaf7_features')}".upper().split()
         return {name for name in _X86_FLAGS if name in words}
-    found = {name for name, key in _MAC_ARM_KEYS.items() if sysctl(f"hw.optional.arm.{key}") == "1"}
-    return found | ({"NEON"} if sysctl("hw.optional.neon") == "1" or found else set())
+    features = {name for name, key in _MAC_ARM_KEYS.items() if sysctl(f"hw.optional.arm.{key}") == "1"}
+    return features | ({"NEON"} if sysctl("hw.optional.neon") == "1" or features else set())
 
 
 def _largest_cache(root: Path) -> int:

@@ -108,14 +108,14 @@ def measure_products(
     for name, value in (("threads", threads), ("repeat", repeat)):
         if value < 1:
             raise ValueError(f"{name} is {value}, expected at least 1")
-    found = {}
+    speeds = {}
     for name, (loop, operations) in _loops(processor or read_processor()).items():
         if only not in (None, name):
             continue
         rounds = _calibrated(loop)
         seconds = [_together(loop, rounds, threads) for _ in range(repeat)]
-        found[name] = threads * rounds * operations / statistics.median(seconds)
-    return found
+        speeds[name] = threads * rounds * operations / statistics.median(seconds)
+    return speeds
 
 
 def _loops(processor: Processor) -> dict[str, tuple[TimedLoop, int]]:

@@ -112,7 +112,7 @@ def kl_divergence(
     )
 
 
-def keep_kv_quality(base: Model, other: Model, found: Divergence) -> str | None:
+def keep_kv_quality(base: Model, other: Model, divergence: Divergence) -> str | None:
     """If that is all in which they differ, keep what OTHER's 4-bit keys and values cost: loading it asks for that.
 
     Returns:
@@ -122,11 +122,11 @@ def keep_kv_quality(base: Model, other: Model, found: Divergence) -> str | None:
     floats = base.info.kv_dtype in ("fp16", "fp32")
     if not same or not floats or other.info.kv_dtype != MEASURED or base.accuracy != other.accuracy:
         return None
-    quality = KvQuality(found.mean, found.mean_error, found.tokens)
+    quality = KvQuality(divergence.mean, divergence.mean_error, divergence.tokens)
     if record(other.config, quality) is None:
         return "the measurement could not be kept: the cache folder cannot be written"
-    if found.tokens < LEAST_TOKENS:
-        return f"still refused: {found.tokens} tokens were scored, {LEAST_TOKENS} are needed"
+    if divergence.tokens < LEAST_TOKENS:
+        return f"still refused: {divergence.tokens} tokens were scored, {LEAST_TOKENS} are needed"
     return (
         f"allowed from now on, at most {MOST_DIVERGENCE} nats are"
         if quality.allows
@@ -141,9 +141,9 @@ def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], ex
     blocks = []
     for block in row_blocks(*base.shape):
         p, q = log_softmax(base[block], of_base[block]), log_softmax(other[block], of_other[block])
-        rows, wanted = np.arange(len(p)), targets[block]
+        rows, columns = np.arange(len(p)), targets[block]
         same_top = base[block].argmax(axis=1) == other[block].argmax(axis=1)
-        blocks.append(np.stack([kl_rows(p, q), same_top, p[rows, wanted], q[rows, wanted]]))
+        blocks.append(np.stack([kl_rows(p, q), same_top, p[rows, columns], q[rows, columns]]))
     return np.concatenate(blocks, axis=1)
 
 
@@ -158,13 +158,13 @@ def check_same_vocabulary(base: Model, other: Model) -> None:
         raise _mismatch(f"{base.folder} gives {sizes[0]} logits per token, {other.folder} gives {sizes[1]}")
     if base.folder.resolve() == other.folder.resolve():
         return
-    if found := first_difference(base.folder, other.folder):
-        raise _mismatch(found)
+    if difference := first_difference(base.folder, other.folder):
+        raise _mismatch(difference)
 
 
-def _mismatch(what: str) -> VocabularyMismatchError:
+def _mismatch(difference: str) -> VocabularyMismatchError:
     return VocabularyMismatchError(
-        what,
+        difference,
         "probabilities can be compared only token by token, over one vocabulary",
         "compare models with the same tokenizer.json, or compare bits per byte (`genai eval ppl`)",
     )

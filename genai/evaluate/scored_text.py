@@ -69,8 +69,8 @@ class ScoredText:
     def computed(self, done: ScoringProgress) -> dict[str, Any]:
         """How it was cut and what it took, as results say it."""
         windows = {"windows": len(self.windows), "window": self.window, "stride": self.stride}
-        taken = {"seconds": done.seconds, "tokens_per_second": done.tokens_per_second}
-        return {**windows, "bos": self.bos is not None, **taken}
+        timings = {"seconds": done.seconds, "tokens_per_second": done.tokens_per_second}
+        return {**windows, "bos": self.bos is not None, **timings}
 
     @property
     def num_scored(self) -> int:
@@ -117,16 +117,16 @@ def _encode(model: Model, tokenizer: Tokenizer, text: str, bos: bool | None) -> 
     return tokens, beginning
 
 
-def _bos_id(tokenizer: Tokenizer, wanted: bool | None) -> int | None:
+def _bos_id(tokenizer: Tokenizer, bos: bool | None) -> int | None:
     known = tokenizer.bos_token_id
-    if wanted is None:
+    if bos is None:
         tokenizer.update_options(add_special_tokens=True)
         first = tokenizer.encode("a")[:1].tolist()
         tokenizer.update_options(add_special_tokens=False)
-        wanted = known is not None and first == [known]
-    if wanted and known is None:
+        bos = known is not None and first == [known]
+    if bos and known is None:
         raise OptionError("bos = True", "the model has no beginning-of-sequence token", "leave the option out")
-    return known if wanted else None
+    return known if bos else None
 
 
 def prepare_text(model: Model, text: str, window: int | None, stride: int | None, bos: bool | None) -> ScoredText:
@@ -145,8 +145,8 @@ def prepare_text(model: Model, text: str, window: int | None, stride: int | None
 
 def rope_thresholds(*decoders: Decoder) -> frozenset[int]:
     """Lengths after which these decoders compute a sequence anew with other RoPE tables."""
-    found = {getattr(decoder, "rope_threshold", None) for decoder in decoders}
-    return frozenset(length for length in found if length is not None)
+    thresholds = {getattr(decoder, "rope_threshold", None) for decoder in decoders}
+    return frozenset(length for length in thresholds if length is not None)
 
 
 def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) -> Iterator[ScoredRows]:

@@ -28,8 +28,8 @@ def streamed_text(decoder: Decoder, text: ScoredText, keep: int, stride: int | N
         raise OptionError(f"ctx_shift = {keep!r:.40}", "a number of tokens to keep is expected", "use 32")
     decoder.check_shift(ContextShift(keep, text.window))
     size = decoder.block_size
-    kept = -(-keep // size)
-    forgotten = max(1, (text.window // size - kept) // 2) * size
+    first_blocks = -(-keep // size)
+    forgotten = max(1, (text.window // size - first_blocks) // 2) * size
     return replace(text, stride=forgotten, windows=(Window(0, len(text.tokens) - 1, 0),))
 
 

@@ -51,7 +51,7 @@ def read_questions(path: Path) -> list[Question]:
     """Read JSON lines {"task", "messages", "answer", "match", "max_tokens"?}.
 
     Raises:
-        InputError: the file is missing, or a line is not of that form; the message names the line.
+        InputError: the file is missing, or a line is not of that format; the message names the line.
     """
     lines = read_text_file(path).split("\n")
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -61,7 +61,7 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def _question(path: Path, number: int, line: str) -> Question:
-    form = '{"task": …, "messages": […], "answer": …, "match": "exact|number|contains"}'
+    expected_line = '{"task": …, "messages": […], "answer": …, "match": "exact|number|contains"}'
     try:
         item: Any = json.loads(line)
         question = Question(
@@ -73,11 +73,13 @@ def _question(path: Path, number: int, line: str) -> Question:
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {form}"
+            f"{path}, line {number}: not a question", f"{type(error).__name__}: {error}", f"write {expected_line}"
         ) from error
     if question.match not in MATCHES:
         raise InputError(
-            f"{path}, line {number}: match = {question.match!r}", f"allowed: {', '.join(MATCHES)}", f"write {form}"
+            f"{path}, line {number}: match = {question.match!r}",
+            f"allowed: {', '.join(MATCHES)}",
+            f"write {expected_line}",
         )
     return question
 
@@ -144,10 +146,10 @@ def summary(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
     return result
 
 
-def share_interval(right: int, asked: int) -> tuple[float, float]:
+def share_interval(right: int, total: int) -> tuple[float, float]:
     """Where the true share lies with 95 % (Wilson 1927): sensible for few questions, and for none or all right."""
-    square = 1.959964**2 / asked
-    share = right / asked
+    square = 1.959964**2 / total
+    share = right / total
     middle = (share + square / 2) / (1 + square)
     half = math.sqrt(square * share * (1 - share) + square * square / 4) / (1 + square)
     return max(0.0, middle - half), min(1.0, middle + half)
@@ -197,10 +199,10 @@ def _row(name: str, row: Mapping[str, float]) -> str:
 def _details(task: str, outcomes: Sequence[Outcome]) -> str:
     wrong = sum(not outcome.right for outcome in outcomes)
     rows = []
-    for one in sorted(outcomes, key=lambda one: one.right):
-        texts = (str(one.question.messages[-1].get("content", "")), one.reply, one.question.answer)
+    for each in sorted(outcomes, key=lambda each: each.right):
+        texts = (str(each.question.messages[-1].get("content", "")), each.reply, each.question.answer)
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-        rows.append(f"<tr{'' if one.right else ' class=wrong'}>{cells}</tr>")
+        rows.append(f"<tr{'' if each.right else ' class=wrong'}>{cells}</tr>")
     lines = "\n".join(rows)
     return (
         f"<details><summary>{escape(task)}: {len(outcomes)} questions, {wrong} wrong</summary>\n"

@@ -77,7 +77,7 @@ def trace_values(
     tracer = _Tracer(instead or {}, available_memory() // 3 if memory is None else memory)
     decoder = copy.copy(model.decoder)
     if isinstance(decoder, PagedDecoder):
-        decoder.run = _PartByPart(decoder, tracer.see)
+        decoder.run = _StepwiseFunction(decoder, tracer.see)
     elif isinstance(decoder, UnbatchedDecoder):
         decoder.plan = _observed(decoder.plan, tracer.see)
     else:
@@ -95,7 +95,7 @@ def trace_values(
 class _Tracer:
     def __init__(self, instead: Mapping[str, NDArray[Any]], memory: int) -> None:
         self.values: dict[str, TracedValue] = {}
-        self._instead, self._memory, self._kept = instead, memory, 0
+        self._instead, self._memory, self._kept_bytes = instead, memory, 0
 
     def see(self, op_type: str, names: Sequence[str], results: Sequence[Any]) -> tuple[Any, ...]:
         """Keep an operator's results; returns those to go on with."""
@@ -110,8 +110,8 @@ class _Tracer:
         return tuple(going_on)
 
     def _keep(self, name: str, op_type: str, value: Any) -> None:
-        self._kept += value.nbytes
-        if self._kept > self._memory:
+        self._kept_bytes += value.nbytes
+        if self._kept_bytes > self._memory:
             raise InputError(
                 f"the values inside the model take more than {format_bytes(self._memory)}",
                 "all of them are kept, to be compared",
@@ -126,7 +126,7 @@ def is_number(array: NDArray[Any]) -> bool:
     return array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
 
 
-class _PartByPart(TimedByHost):
+class _StepwiseFunction(TimedByHost):
     """A decoder's program, a program per part: each goes on with what the observer returns (see StepFunction)."""
 
     takes_choices = False
@@ -136,13 +136,13 @@ class _PartByPart(TimedByHost):
         compiled, apart = decoder.executor.compile, without_targets(decoder.program).apart()
         self._parts = [(program, compiled(program, decoder.storage.layers)) for program in apart]
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        values: dict[str, Any] = dict(given or {})
+    def run(self, step: StepContext, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        values: dict[str, Any] = dict(inputs or {})
         for program, function in self._parts:
             # The step's integers are given as well, but by the step.
-            made = function.run(step, {name: values[name] for name in program.given if name in values})
+            results_of_part = function.run(step, {name: values[name] for name in program.given if name in values})
             (part,) = program.parts
-            results = [made[name] for name in program.outputs]
+            results = [results_of_part[name] for name in program.outputs]
             if isinstance(part, Op):
                 results = [self._executor.host(rows) for rows in results]
             values.update(zip(program.outputs, self._observer(part.op_type, program.outputs, results), strict=True))
@@ -203,15 +203,15 @@ def onnxruntime_values(
         room = _past_room(proto, len(tokens))
         computed = (name for node in proto.graph.node for name in node.output)
         without = (decoder.names.present_key, decoder.names.present_value) if room else ()
-        wanted = [name for name in computed if name in names and not _matches(name, without)]
+        traced = [name for name in computed if name in names and not _matches(name, without)]
         present = {value.name for value in proto.graph.output}
         # A name is enough: onnxruntime infers the types.
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in present)
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in traced if name not in present)
         session = library.InferenceSession(
             proto.SerializeToString(), _options(library, path.parent, threads), providers=["CPUExecutionProvider"]
         )
         feeds = {value.name: _feed(value, tokens, decoder, room) for value in session.get_inputs()}
-        results = session.run(wanted, feeds)
+        results = session.run(traced, feeds)
     except UnsupportedModelError:
         raise
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -220,7 +220,7 @@ def onnxruntime_values(
             f"it raised {type(error).__name__}",
             "check that this version of onnxruntime knows the model's operators",
         ) from error
-    return dict(zip(wanted, results, strict=True))
+    return dict(zip(traced, results, strict=True))
 
 
 def import_onnxruntime() -> Any:

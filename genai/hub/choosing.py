@@ -1,4 +1,4 @@
-"""Which files of a repository are needed: those of one model, in the form that suits best.
+"""Which files of a repository are needed: those of one model, in the format that suits best.
 
 The rule, first match first: what stands behind the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
 safetensors with a config.json; a GGUF file. With a precision asked for, safetensors come first, since only they can be
@@ -72,36 +72,38 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
     """
     part = listing.reference.part or (listing.files[0].path if listing.reference.url else "")
     if part:
-        return _named(listing, part)
-    forms = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
-    for form in forms:
-        if (found := form(listing)) is not None:
-            return found
-    raise _nothing(listing)
+        return _choose_named(listing, part)
+    choosers = (_checkpoint, _best_onnx, _best_gguf) if quantised else (_best_onnx, _checkpoint, _best_gguf)
+    for chooser in choosers:
+        if (choice := chooser(listing)) is not None:
+            return choice
+    raise _nothing_to_run(listing)
 
 
-def _named(listing: Listing, part: str) -> FileChoice:
+def _choose_named(listing: Listing, part: str) -> FileChoice:
     """The choice that stands behind the colon: a GGUF file, its quantisation, or an ONNX folder's path or last name."""
     ggufs, folders = _ggufs(listing), _onnx_folders(listing)
-    wanted = part.lower()
-    exact = [name for name in ggufs if name.lower() == wanted]
-    named = exact or [name for name in ggufs if wanted in (_quantisation(name).lower(), _stem(name).lower())]
+    wanted_name = part.lower()
+    exact = [name for name in ggufs if name.lower() == wanted_name]
+    named = exact or [name for name in ggufs if wanted_name in (_quantisation(name).lower(), _stem(name).lower())]
     if len(named) == 1:
         return _gguf(ggufs, named[0], f"{named[0]}, as asked")
-    inside = [one for one in folders if wanted in (one.lower(), PurePosixPath(one).name.lower())]
+    inside = [folder for folder in folders if wanted_name in (folder.lower(), PurePosixPath(folder).name.lower())]
     if len(inside) == 1 and not named:
         return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as asked")
     name = listing.reference.name
     if several := [*named, *inside]:
-        raise DownloadError(f"{name}: several fit", _shown(several), f"name one whole: {_command(listing, several[0])}")
+        raise DownloadError(
+            f"{name}: several fit", _name_list(several), f"name one whole: {_command(listing, several[0])}"
+        )
     if any(file.path == part for file in listing.files):
         raise DownloadError(
             f"{name}: one file of a model that is several",
             "a model can be fetched as one GGUF file, or by the name of its repository",
             _command(listing),
         )
-    known = [*sorted({_quantisation(one) or one for one in ggufs}), *folders]
-    why = f"there are {_shown(known)}" if known else "it holds no GGUF file and no ONNX folder"
+    known = [*sorted({_quantisation(name) or name for name in ggufs}), *folders]
+    why = f"there are {_name_list(known)}" if known else "it holds no GGUF file and no ONNX folder"
     near = did_you_mean(part, known, "name another")
     raise DownloadError(f"{name}: it has no {part!r}", why, f"{near}, or let it be chosen: {_command(listing)}")
 
@@ -152,7 +154,7 @@ def _best_onnx(listing: Listing) -> FileChoice | None:
     folders = [folder for folder in _onnx_folders(listing) if not _words(folder) & _OTHER_DEVICES]
     if not folders:
         return None
-    others = f"; others: {_shown(folders[1:])}" if folders[1:] else ""
+    others = f"; others: {_name_list(folders[1:])}" if folders[1:] else ""
     return _onnx(listing, folders[0], f"the ONNX folder {folders[0] or 'at its root'}, written for CPUs{others}")
 
 
@@ -169,15 +171,15 @@ def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
 
 def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
     """GGUF models by their first file; projectors of images and importance matrices are none."""
-    found: dict[str, list[RemoteFile]] = {}
+    files_of: dict[str, list[RemoteFile]] = {}
     for file in listing.files:
         name = PurePosixPath(file.path).name.lower()
         if not name.endswith(".gguf") or name.startswith("imatrix") or "mmproj" in name:
             continue
         split = _SPLIT.fullmatch(file.path)
         first = f"{split[1]}-00001-of-{split[3]}.gguf" if split else file.path
-        found.setdefault(first, []).append(file)
-    return found
+        files_of.setdefault(first, []).append(file)
+    return files_of
 
 
 def _best_gguf(listing: Listing) -> FileChoice | None:
@@ -187,21 +189,21 @@ def _best_gguf(listing: Listing) -> FileChoice | None:
     if len(ggufs) == 1:
         (only,) = ggufs
         return _gguf(ggufs, only, only)
-    for wanted in _QUANTISATIONS:
-        named = [name for name in ggufs if _quantisation(name) == wanted]
+    for quantisation in _QUANTISATIONS:
+        named = [name for name in ggufs if _quantisation(name) == quantisation]
         if len(named) == 1:
-            others = _shown(sorted({_quantisation(name) or name for name in ggufs} - {wanted}))
+            others = _name_list(sorted({_quantisation(name) or name for name in ggufs} - {quantisation}))
             return _gguf(ggufs, named[0], f"{named[0]}; others: {others}")
     name = listing.reference.name
     raise DownloadError(
-        f"{name}: several GGUF files", _shown(list(ggufs)), f"name one: {_command(listing, min(ggufs))}"
+        f"{name}: several GGUF files", _name_list(list(ggufs)), f"name one: {_command(listing, min(ggufs))}"
     )
 
 
 def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoice:
     files = ggufs[first]
     if split := _SPLIT.fullmatch(first):
-        numbers = sorted(int(found[2]) for file in files if (found := _SPLIT.fullmatch(file.path)))
+        numbers = sorted(int(match[2]) for file in files if (match := _SPLIT.fullmatch(file.path)))
         if numbers != list(range(1, int(split[3]) + 1)):
             raise DownloadError(
                 f"{first}: of its {int(split[3])} parts {len(numbers)} are there",
@@ -213,14 +215,14 @@ def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoic
 
 def _quantisation(name: str) -> str:
     """Such as Q4_K_M; "" where a file's name says none."""
-    found = _QUANTISED.findall(_stem(name))
-    return found[-1].upper() if found else ""
+    names = _QUANTISED.findall(_stem(name))
+    return names[-1].upper() if names else ""
 
 
 def precision_in(name: str) -> str:
     """What the name of a folder or of a file says of its weights, such as "int4" or "Q4_K_M"; "" = nothing."""
-    found = re.search(r"(?:^|[/\-_.])(int4|int8|fp16|fp32|bf16)(?=[/\-_.]|$)", name.lower())
-    return _quantisation(name) if name.endswith(".gguf") else found[1] if found else ""
+    match = re.search(r"(?:^|[/\-_.])(int4|int8|fp16|fp32|bf16)(?=[/\-_.]|$)", name.lower())
+    return _quantisation(name) if name.endswith(".gguf") else match[1] if match else ""
 
 
 def _stem(name: str) -> str:
@@ -232,47 +234,48 @@ def _folder(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def _shown(names: Sequence[str]) -> str:
+def _name_list(names: Sequence[str]) -> str:
     rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
     return ", ".join(name or "the repository's root" for name in names[:8]) + rest
 
 
-def _nothing(listing: Listing) -> DownloadError:
+def _nothing_to_run(listing: Listing) -> DownloadError:
     """Why a repository holds no model that runs here, and what to do."""
-    what = f"{listing.reference.name}: nothing in it can be run here"
+    problem = f"{listing.reference.name}: nothing in it can be run here"
     paths = [file.path for file in listing.files]
     if folders := _onnx_folders(listing):
-        names = _shown(folders)
+        names = _name_list(folders)
         return DownloadError(
-            what,
+            problem,
             f"its ONNX folders are for other devices ({names})",
             "its page names the checkpoint that they were made of: `genai pull` that one",
         )
     if "adapter_config.json" in paths:
         return DownloadError(
-            what,
+            problem,
             "it is an adapter, not a model",
             f"`hf download {listing.reference.repo} --local-dir adapter`, then `genai chat BASE --lora adapter` with "
             "the base model that its page names",
         )
     if pickles := list(_matching(_PICKLES, paths)):
         return DownloadError(
-            what,
-            f"its weights are pickles ({_shown(pickles[:3])}), which run whatever code they hold, and are never opened",
+            problem,
+            f"its weights are pickles ({_name_list(pickles[:3])}), which run whatever code they hold, and are never "
+            "opened",
             "its page may have a pull request, or name a copy, with safetensors: "
             f"`genai pull {listing.reference.repo}@refs/pr/NUMBER`",
         )
     if any(path.endswith(".onnx") for path in paths):
         return DownloadError(
-            what,
+            problem,
             f"it has ONNX graphs but no {GENAI_CONFIG} beside them, which says how they make text",
             "use the original checkpoint, which its page names; `genai run` runs single graphs",
         )
     weights = any(path.endswith(".safetensors") for path in paths)
     why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
     if listing.left_out:
-        why += f"; names that cannot be written on every system are left out: {_shown(listing.left_out)[:200]!r}"
-    return DownloadError(what, why, "its page may name the repository of the model itself: `genai pull` that one")
+        why += f"; names that cannot be written on every system are left out: {_name_list(listing.left_out)[:200]!r}"
+    return DownloadError(problem, why, "its page may name the repository of the model itself: `genai pull` that one")
 
 
 def _command(listing: Listing, part: str = "") -> str:

@@ -47,7 +47,7 @@ class Response(Protocol):
         ...
 
 
-class Broken(Exception):
+class TransientError(Exception):
     """A try failed in a way that may not happen again; `wait` is how long the server asks to wait, in seconds."""
 
     def __init__(self, why: str, wait: float | None = None) -> None:
@@ -71,11 +71,11 @@ class Client:
         end = time.monotonic() + _LONGEST_ANSWER
 
         def once() -> bytes:
-            found = bytearray()
+            body = bytearray()
             with self.open(url) as response:
                 for piece in response.iter_bytes():
-                    found += piece
-                    if len(found) > _MOST_ANSWERS:
+                    body += piece
+                    if len(body) > _MOST_ANSWERS:
                         raise DownloadError(
                             f"{url:.200}: the answer has more than {_MOST_ANSWERS >> 20} MiB",
                             "that much is not read into memory",
@@ -84,10 +84,10 @@ class Client:
                     if time.monotonic() > end:
                         raise DownloadError(
                             f"{url:.200}: the answer has not come to its end in {_LONGEST_ANSWER:.0f} seconds",
-                            f"{len(found):,} bytes of it came",
+                            f"{len(body):,} bytes of it came",
                             "check the connection (and HF_ENDPOINT, proxies), and run the command again",
                         )
-            return bytes(found)
+            return bytes(body)
 
         return self.patiently(once)
 
@@ -98,7 +98,7 @@ class Client:
         while True:
             try:
                 return attempt()
-            except Broken as error:
+            except TransientError as error:
                 if (now := reached()) > furthest:
                     waits, furthest = iter(_WAITS), now
                 wait = next(waits, None)
@@ -122,16 +122,18 @@ class Client:
                 f"{url:.200}: not fetched", "HF_HUB_OFFLINE forbids the network", "unset it, and run the command again"
             )
         session, failed = _session()
-        place = url
+        address = url
         try:
             # Not left to the session, which would read whatever comes with a redirection.
             for _ in range(_MOST_REDIRECTIONS + 1):
-                asked = {"accept-encoding": "identity", "user-agent": "onnx-genai-toolkit", **(headers or {})}
-                if token := _token_for(place):
-                    asked["authorization"] = f"Bearer {token}"
-                with session.stream("GET", place, headers=asked, timeout=_TIMEOUT, follow_redirects=False) as response:
+                request_headers = {"accept-encoding": "identity", "user-agent": "onnx-genai-toolkit", **(headers or {})}
+                if token := _token_for(address):
+                    request_headers["authorization"] = f"Bearer {token}"
+                with session.stream(
+                    "GET", address, headers=request_headers, timeout=_TIMEOUT, follow_redirects=False
+                ) as response:
                     if response.status_code in _REDIRECTIONS and "location" in response.headers:
-                        place = urljoin(place, response.headers["location"])
+                        address = urljoin(address, response.headers["location"])
                         continue
                     if response.status_code not in _ANSWERS:
                         raise self._refused(url, response, with_token=bool(token))
@@ -151,13 +153,13 @@ class Client:
                     f"no host of that name is known here ({error})",
                     "check the connection, the name, HF_ENDPOINT and proxies; or use a model of `genai list`",
                 ) from error
-            raise Broken(f"{type(error).__name__}: {error}") from error
+            raise TransientError(f"{type(error).__name__}: {error}") from error
         except Exception as error:
             if isinstance(error, ValueError) or type(error).__name__ == _NO_ADDRESS:  # that a redirection made up
                 raise DownloadError(f"{url:.200}: not fetched", str(error), "check the address") from error
             raise
 
-    def _given_up(self, error: Broken) -> DownloadError:
+    def _given_up(self, error: TransientError) -> DownloadError:
         if error.wait is not None and error.wait > _LONGEST_WAIT:
             return DownloadError(
                 "the server takes no more requests for now",
@@ -174,7 +176,7 @@ class Client:
         status, code = response.status_code, response.headers.get("x-error-code", "")
         said = "".join(filter(str.isprintable, response.headers.get("x-error-message", "")[:300]))
         if status == 429 or status >= 500:
-            return Broken(f"{status} from {url:.200}", _asked_to_wait(response.headers))
+            return TransientError(f"{status} from {url:.200}", _asked_to_wait(response.headers))
         if code == "RevisionNotFound":
             return DownloadError(
                 f"{url:.200}: no such revision",
@@ -254,8 +256,8 @@ def _asked_to_wait(headers: Mapping[str, str]) -> float | None:
     with suppress(ValueError):
         if (seconds := float(headers.get("retry-after", ""))) >= 0:
             return min(seconds, 1e6)
-    found = re.search(r"r=0\b.*?t=(\d{1,6})\b", headers.get("ratelimit", ""))
-    return float(found[1]) if found else None
+    match = re.search(r"r=0\b.*?t=(\d{1,6})\b", headers.get("ratelimit", ""))
+    return float(match[1]) if match else None
 
 
 def _is_unknown_host(error: BaseException | None) -> bool:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from ..common.foreign_models import huggingface_cache
 from ..errors import DownloadError
-from .client import Broken, Client, Response
+from .client import Client, Response, TransientError
 from .listing import Listing, RemoteFile
 from .store import PulledFile
 
@@ -60,27 +60,27 @@ def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path,
     Raises:
         DownloadError: it does not come whole, is another one, or there is no room. AccessError: it may not be had.
     """
-    place = folder / file.path
+    path = folder / file.path
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.is_file():
-            if (there := _checksum_of(place, file)) is not None:
-                return PulledFile(file.path, file.size, there)
-            place.unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            if (existing := _checksum_of(path, file)) is not None:
+                return PulledFile(file.path, file.size, existing)
+            path.unlink()
             progress(-file.size)
         part = _part(folder, file)
-        if not part.exists() and (taken := _from_other_cache(listing, file, part)) is not None:
+        if not part.exists() and (checksum := _from_other_cache(listing, file, part)) is not None:
             progress(file.size)
         else:
-            taken = _download(client, file, part, progress)
-        part.replace(place)
+            checksum = _download(client, file, part, progress)
+        part.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why, fix = "the disk is full", "free some space and run the command again: what has come is kept"
         else:
             why, fix = str(error), "check the cache's folder (GENAI_CACHE_DIR) and its permissions"
         raise DownloadError(f"{file.path}: cannot be written to {folder}", why, fix) from error
-    return PulledFile(file.path, file.size, taken)
+    return PulledFile(file.path, file.size, checksum)
 
 
 def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) -> str:
@@ -106,16 +106,16 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
         begin = _read_into(checksum, output, file.size)
         if begin == file.size:
             return checksum
-        asked = {"range": f"bytes={begin}-"} if begin else {}
+        headers = {"range": f"bytes={begin}-"} if begin else {}
         if begin and file.version:
-            asked["if-range"] = file.version  # other contents come from their beginning
-        with client.open(file.url, asked) as response:
+            headers["if-range"] = file.version  # other contents come from their beginning
+        with client.open(file.url, headers) as response:
             if begin and not _continues(response, begin):
                 # It cannot go on from there, and sends the file from its beginning, or not at all.
                 output.truncate(0)
                 progress(-begin)
                 if response.status_code != 200:
-                    raise Broken(f"{response.status_code}: it cannot go on at byte {begin:,}")
+                    raise TransientError(f"{response.status_code}: it cannot go on at byte {begin:,}")
                 checksum, begin = _Checksum(file), 0
             for piece in response.iter_bytes():
                 begin += len(piece)
@@ -130,13 +130,13 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
                 checksum.update(piece)
                 progress(len(piece))
     if begin < file.size:
-        raise Broken(f"{file.path} ended after {begin:,} of {file.size:,} bytes")
+        raise TransientError(f"{file.path} ended after {begin:,} of {file.size:,} bytes")
     return checksum
 
 
 def _continues(response: Response, begin: int) -> bool:
-    found = re.match(r"bytes (\d{1,19})-", response.headers.get("content-range", ""))
-    return response.status_code == 206 and found is not None and int(found[1]) == begin
+    match = re.match(r"bytes (\d{1,19})-", response.headers.get("content-range", ""))
+    return response.status_code == 206 and match is not None and int(match[1]) == begin
 
 
 def _read_into(checksum: _Checksum, output: IO[Any], size: int) -> int:
@@ -170,21 +170,21 @@ def _from_other_cache(listing: Listing, file: RemoteFile, part: Path) -> str | N
     )
     with suppress(OSError):
         blob = blob.resolve(strict=True)
-        if (found := _checksum_of(blob, file)) is not None:
+        if (checksum := _checksum_of(blob, file)) is not None:
             try:
                 os.link(blob, part)
             except OSError:
                 shutil.copyfile(blob, part)
-            return found
+            return checksum
     part.unlink(missing_ok=True)
     return None
 
 
 def remove_strangers(files: tuple[RemoteFile, ...], folder: Path) -> None:
     """Remove what an earlier pull of other files left in a folder."""
-    kept = {folder / file.path for file in files} | {_part(folder, file) for file in files}
+    expected = {folder / file.path for file in files} | {_part(folder, file) for file in files}
     for path in list(_files_below(folder)):
-        if path not in kept:
+        if path not in expected:
             path.unlink(missing_ok=True)
 
 

@@ -78,15 +78,15 @@ def read_listing(reference: Reference, notice: Notice) -> Listing:
 
 def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
     """The listing that a hub's answer means. Raises DownloadError: it cannot be believed."""
-    commit, listed = facts.get("sha"), facts.get("siblings")
-    if not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) and isinstance(listed, list)):
+    commit, siblings = facts.get("sha"), facts.get("siblings")
+    if not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) and isinstance(siblings, list)):
         raise _unbelievable(reference, "it has no commit, or no list of files")
-    if len(listed) > _MOST_FILES:
-        raise _unbelievable(reference, f"it lists {len(listed):,} files; at most {_MOST_FILES:,} are read")
-    paths = [_path(reference, entry) for entry in listed]
+    if len(siblings) > _MOST_FILES:
+        raise _unbelievable(reference, f"it lists {len(siblings):,} files; at most {_MOST_FILES:,} are read")
+    paths = [_path(reference, entry) for entry in siblings]
     if len(set(paths)) < len(paths):
         raise _unbelievable(reference, "it lists a file twice")
-    named = sorted((path, entry) for path, entry in zip(paths, listed, strict=True))
+    named = sorted((path, entry) for path, entry in zip(paths, siblings, strict=True))
     files = [_file(reference, commit, path, entry) for path, entry in named if is_safe(path)]
     gated = facts.get("gated") not in (None, False, "False", "false")
     left_out = tuple(path for path in paths if not is_safe(path))
@@ -101,8 +101,8 @@ def _path(reference: Reference, entry: Any) -> str:
 
 
 def _file(reference: Reference, commit: str, path: str, entry: dict[str, Any]) -> RemoteFile:
-    found = entry.get("lfs")
-    lfs: dict[str, Any] = found if isinstance(found, dict) else {}
+    value = entry.get("lfs")
+    lfs: dict[str, Any] = value if isinstance(value, dict) else {}
     size = lfs.get("size", entry.get("size"))
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
         raise _unbelievable(reference, f"{path:.200} is said to have {size!r:.40} bytes")
@@ -123,18 +123,18 @@ def _leads_elsewhere(path: str) -> bool:
 
 
 def _digest(kind: str, value: Any, digits: int) -> str:
-    found = isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value)
-    return f"{kind}:{value}" if found else ""
+    matches = isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", value)
+    return f"{kind}:{value}" if matches else ""
 
 
 def _license(facts: Mapping[str, Any]) -> str:
     card, tags = facts.get("cardData"), facts.get("tags")
     card, tags = card if isinstance(card, dict) else {}, tags if isinstance(tags, list) else []
-    name, own = card.get("license"), card.get("license_name")
+    name, license_name = card.get("license"), card.get("license_name")
     tagged = [tag.removeprefix(_LICENSE_TAG) for tag in tags if isinstance(tag, str) and tag.startswith(_LICENSE_TAG)]
-    names = [name, own] if name != "other" or not isinstance(own, str) else [own]
-    found = next((text for text in (*names, *tagged) if isinstance(text, str) and text), "")
-    return "".join(character for character in found if character.isprintable())[:80]
+    names = [name, license_name] if name != "other" or not isinstance(license_name, str) else [license_name]
+    license_id = next((text for text in (*names, *tagged) if isinstance(text, str) and text), "")
+    return "".join(character for character in license_id if character.isprintable())[:80]
 
 
 def _of_file(reference: Reference, notice: Notice) -> Listing:
@@ -153,13 +153,13 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
             except ValueError:
                 return -1, version
 
-    found, version = client.patiently(described)
-    if not 0 < found <= _MOST_BYTES:
+    size, version = client.patiently(described)
+    if not 0 < size <= _MOST_BYTES:
         raise DownloadError(
             f"{url:.200}: not fetched", "the server does not say how large it is", "fetch it with another tool"
         )
     digest = f"sha256:{reference.digest}" if reference.digest else ""
-    return Listing(reference, url, "", "", False, (RemoteFile(path, found, digest, url, version),))
+    return Listing(reference, url, "", "", False, (RemoteFile(path, size, digest, url, version),))
 
 
 def _unbelievable(reference: Reference, why: str) -> DownloadError:

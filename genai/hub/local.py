@@ -14,13 +14,13 @@ from .references import parse
 from .store import PulledModel, find
 
 
-def pulled_model(given: str | Path) -> PulledModel | None:
+def pulled_model(name: str | Path) -> PulledModel | None:
     """The model in the cache that a text names; None for a path that exists, and for what is not in the cache.
 
     Raises:
         ModelFolderError: its record is damaged, several have this name, or it is no reference and looks like one.
     """
-    text = str(given)
+    text = str(name)
     reference = parse(text)
     if (reference is None or not reference.explicit) and exists(Path(text)):
         return None
@@ -30,23 +30,23 @@ def pulled_model(given: str | Path) -> PulledModel | None:
     return find(text if reference is None else reference.name)
 
 
-def model_folder_of(given: str | Path) -> Path:
+def model_folder_of(reference: str | Path) -> Path:
     """The folder that is to be loaded: of a name in the cache that of its model, otherwise the path as it is.
 
     Raises:
         ModelFolderError: it is in the cache, but not built yet; or see `pulled_model`.
     """
-    found = pulled_model(given)
-    if found is None:
-        return expanded(given)
-    if found.kind == ONNX:
-        return found.path
-    for folder in found.built():
+    pulled = pulled_model(reference)
+    if pulled is None:
+        return expanded(reference)
+    if pulled.kind == ONNX:
+        return pulled.path
+    for folder in pulled.built():
         return folder
     raise ModelFolderError(
-        f"{found.name} is in the cache, but no model was built of it yet",
-        f"a {'GGUF file' if found.path.is_file() else 'checkpoint'} runs when it has been written as an ONNX model",
-        f"`genai chat {quote(found.name)}` does that the first time, and so does genai.LLM({found.name!r})",
+        f"{pulled.name} is in the cache, but no model was built of it yet",
+        f"a {'GGUF file' if pulled.path.is_file() else 'checkpoint'} runs when it has been written as an ONNX model",
+        f"`genai chat {quote(pulled.name)}` does that the first time, and so does genai.LLM({pulled.name!r})",
     )
 
 

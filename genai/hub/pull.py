@@ -76,14 +76,14 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
         AccessError, DownloadError: it cannot be seen, or there is nothing in it that runs here.
     """
     if offline():
-        there = downloaded(reference.repo) if reference.repo else None
+        download = downloaded(reference.repo) if reference.repo else None
         raise _with_nearest(
             reference,
             DownloadError(
                 f"{reference.name}: is not in the cache",
                 "HF_HUB_OFFLINE forbids the network",
                 f"unset it, and run `genai pull {quote(reference.name)}` once"
-                + (f"; or use what Hugging Face's library downloaded: {there}" if there else ""),
+                + (f"; or use what Hugging Face's library downloaded: {download}" if download else ""),
             ),
         )
     try:
@@ -112,8 +112,8 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
         AccessError, DownloadError: see `plan_pull`, `fetch_file`. ModelFolderError: there is no room, or the answer
         was no. Whatever `hooks.check` raises.
     """
-    if (found := store.find(reference.name)) is not None:
-        return found
+    if (pulled := store.find(reference.name)) is not None:
+        return pulled
     plan = plan_pull(reference, quantised=quantised, notice=hooks.notice)
     _require_room(plan)
     if not hooks.ask(plan):
@@ -125,9 +125,9 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
     partial = store.partial_folder(plan.name)
     store.remove_leftovers()
     with _held(partial, hooks):
-        if (found := store.find(reference.name)) is not None:  # another process was faster
+        if (pulled := store.find(reference.name)) is not None:  # another process was faster
             shutil.rmtree(partial, ignore_errors=True)
-            return found
+            return pulled
         try:
             return _fetch(plan, partial, hooks)
         except GenaiError:
@@ -195,9 +195,9 @@ def _check_index(choice: FileChoice, folder: Path) -> set[str]:
     present = {file.path for file in choice.files}
     if INDEX not in present:
         return set()
-    places = json_object(file_text(folder / INDEX, DownloadError, DownloadError) or "", INDEX, DownloadError)
-    listed = places.get("weight_map")
-    named = set(map(str, listed.values())) if isinstance(listed, dict) else set()
+    index = json_object(file_text(folder / INDEX, DownloadError, DownloadError) or "", INDEX, DownloadError)
+    weight_map = index.get("weight_map")
+    named = set(map(str, weight_map.values())) if isinstance(weight_map, dict) else set()
     if not named:
         raise DownloadError(
             f"{INDEX} has no weight_map",
@@ -214,11 +214,12 @@ def _check_index(choice: FileChoice, folder: Path) -> set[str]:
 
 
 def _require_room(plan: PullPlan) -> None:
-    place = next(one for one in (plan.folder, *plan.folder.parents) if one.is_dir())
-    free, needed = shutil.disk_usage(place).free, plan.missing_bytes + _MARGIN
+    parent = next(folder for folder in (plan.folder, *plan.folder.parents) if folder.is_dir())
+    free, needed = shutil.disk_usage(parent).free, plan.missing_bytes + _MARGIN
     if free < needed:
         raise DownloadError(
-            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in {place}",
+            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in "
+            f"{parent}",
             f"a download that fills the disk fails at its end, and {_MARGIN / 1e9:.2f} GB are left free",
             "free some space (`genai list` shows what is here), or set GENAI_CACHE_DIR to another disk",
         )

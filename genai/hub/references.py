@@ -55,17 +55,19 @@ class Reference:
 
 def endpoint() -> str:
     """Where the hub is: $HF_ENDPOINT, or huggingface.co. Raises DownloadError: that is no address."""
-    found = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     try:
-        parts = urlsplit(found)
-        sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", found)
+        parts = urlsplit(address)
+        sound = (
+            parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and not re.search(r"\s", address)
+        )
     except ValueError:
         sound = False
     if not sound:
         raise DownloadError(
-            f"HF_ENDPOINT={found:.200}: no address", f"it is where the hub is, such as {HUB}", "correct or unset it"
+            f"HF_ENDPOINT={address:.200}: no address", f"it is where the hub is, such as {HUB}", "correct or unset it"
         )
-    return found
+    return address
 
 
 def offline() -> bool:
@@ -74,7 +76,7 @@ def offline() -> bool:
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
-def parse(given: str | Path) -> Reference | None:
+def parse(name: str | Path) -> Reference | None:
     """What a text refers to, if it has the form of a reference; it may be a path nevertheless, unless it is `explicit`.
 
     Forms: org/name, org/name@revision, org/name:Q4_K_M, each also behind hf: (where a name needs no org); an address of
@@ -83,7 +85,7 @@ def parse(given: str | Path) -> Reference | None:
     Raises:
         ModelFolderError: it begins as one of these and goes on as none.
     """
-    text = re.sub(r"^(hf|https?):/(?!/)", r"\1://", str(given).strip())  # a Path has swallowed one of the slashes
+    text = re.sub(r"^(hf|https?):/(?!/)", r"\1://", str(name).strip())  # a Path has swallowed one of the slashes
     if re.match(r"https?://", text):
         return _from_address(text)
     if text.startswith(tuple(f"{host}/" for host in _HUB_HOSTS)):
@@ -91,14 +93,14 @@ def parse(given: str | Path) -> Reference | None:
     explicit = text.startswith("hf:")
     if explicit:
         text = text.removeprefix("hf:").lstrip("/").removeprefix("models/")
-    found = _NAME.fullmatch(text)
-    if found is None or not ("/" in found["repo"] or explicit):
+    match = _NAME.fullmatch(text)
+    if match is None or not ("/" in match["repo"] or explicit):
         if explicit:
-            raise _malformed(str(given))
+            raise _malformed(str(name))
         return None
-    if not explicit and _A_FILE.search(found["repo"]):
+    if not explicit and _A_FILE.search(match["repo"]):
         return None
-    return _repository(found["repo"], found["revision"], found["part"], str(given), explicit=explicit)
+    return _repository(match["repo"], match["revision"], match["part"], str(name), explicit=explicit)
 
 
 def _from_address(text: str) -> Reference:
@@ -124,23 +126,23 @@ def _from_address(text: str) -> Reference:
     return Reference(url=text.split("#", 1)[0], digest=digest, explicit=True)
 
 
-def _inside_hub(path: str, given: str) -> Reference:
-    found = _INSIDE.fullmatch(unquote(path.split("?", 1)[0].removeprefix("models/")))
-    if found is None or not _NAME.fullmatch(found["repo"]):
-        raise _malformed(given)
-    revision = "" if found["revision"] == _MAIN else found["revision"]
-    return _repository(found["repo"], revision, found["part"], given, explicit=True)
+def _inside_hub(path: str, text: str) -> Reference:
+    match = _INSIDE.fullmatch(unquote(path.split("?", 1)[0].removeprefix("models/")))
+    if match is None or not _NAME.fullmatch(match["repo"]):
+        raise _malformed(text)
+    revision = "" if match["revision"] == _MAIN else match["revision"]
+    return _repository(match["repo"], revision, match["part"], text, explicit=True)
 
 
-def _repository(repo: str, revision: str | None, part: str | None, given: str, *, explicit: bool) -> Reference:
+def _repository(repo: str, revision: str | None, part: str | None, text: str, *, explicit: bool) -> Reference:
     if ".." in repo or "--" in repo or (revision and not _SAFE_REVISION.fullmatch(revision)):
-        raise _malformed(given)
+        raise _malformed(text)
     return Reference(repo, revision or "", (part or "").strip("/"), explicit=explicit)
 
 
-def _malformed(given: str) -> ModelFolderError:
+def _malformed(text: str) -> ModelFolderError:
     return ModelFolderError(
-        f"{given!r:.120}: no name of a repository",
+        f"{text!r:.120}: no name of a repository",
         "org/name, org/name@revision and org/name:Q4_K_M are names, also behind hf:",
         "copy the name from the model's page, such as Qwen/Qwen3-0.6B",
     )

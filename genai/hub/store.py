@@ -87,8 +87,8 @@ class PulledModel:
 
     def built(self) -> list[Path]:
         """Model folders that were built of it, the newest first."""
-        found = [one for one in _folders(self.built_folder) if (one / _GENAI_CONFIG).is_file()]
-        return sorted(found, key=lambda one: (one / _GENAI_CONFIG).stat().st_mtime, reverse=True)
+        folders = [folder for folder in _folders(self.built_folder) if (folder / _GENAI_CONFIG).is_file()]
+        return sorted(folders, key=lambda folder: (folder / _GENAI_CONFIG).stat().st_mtime, reverse=True)
 
     def write(self, folder: Path) -> None:
         """Write its record into a folder."""
@@ -105,9 +105,9 @@ def hub_folder() -> Path:
 def folder_name(name: str) -> str:
     """The folder of a model; different names have different ones."""
     plain = re.sub(r"^https?://", "", name).replace("/", "--").replace(":", "+")
-    kept = re.sub(r"[^\w.@+-]", "_", plain)[-_LONGEST:].strip(".")
+    readable = re.sub(r"[^\w.@+-]", "_", plain)[-_LONGEST:].strip(".")
     repository = re.fullmatch(r"[\w.-]+(?:/[\w.-]+)?(?:@[\w.-]+)?(?::[\w.-]+)?", name) and "--" not in name
-    return kept if repository and kept == plain else f"{kept}-{_short_hash(name)}"
+    return readable if repository and readable == plain else f"{readable}-{_short_hash(name)}"
 
 
 def inner_name(name: str) -> str:
@@ -132,11 +132,11 @@ def find(name: str) -> PulledModel | None:
         return read_record(exact)
     if "/" in re.split("[:@]", name, maxsplit=1)[0]:
         return None
-    found = [model for model in models() if name.lower() in (model.name.lower(), _without_org(model.name).lower())]
-    if len(found) > 1:
-        names = ", ".join(model.name for model in found)
+    matches = [model for model in models() if name.lower() in (model.name.lower(), _without_org(model.name).lower())]
+    if len(matches) > 1:
+        names = ", ".join(model.name for model in matches)
         raise ModelFolderError(f"{name}: several models have this name", f"they are {names}", "give the whole name")
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _without_org(name: str) -> str:
@@ -145,12 +145,12 @@ def _without_org(name: str) -> str:
 
 def models() -> list[PulledModel]:
     """All models that were pulled, by name. Records that are damaged are left out; see `damaged`."""
-    found = []
+    records = []
     for folder in _folders(hub_folder()):
         with suppress(ModelFolderError):
             if (folder / RECORD).is_file():
-                found.append(read_record(folder))
-    return sorted(found, key=lambda model: model.name.lower())
+                records.append(read_record(folder))
+    return sorted(records, key=lambda model: model.name.lower())
 
 
 def unfinished() -> list[Path]:
@@ -181,12 +181,12 @@ def read_record(folder: Path) -> PulledModel:
 
 
 def _is_believable(facts: dict[str, Any]) -> bool:
-    def is_file(one: Any) -> bool:
+    def is_file(entry: Any) -> bool:
         kinds = {"path": str, "size": int, "sha256": str}
-        return isinstance(one, dict) and all(isinstance(one.get(key), kind) for key, kind in kinds.items())
+        return isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
 
-    places = [one["path"] for one in facts["files"] if is_file(one)]
-    inside = len(places) == len(facts["files"]) and all(is_safe(path) for path in (*places, facts["root"]) if path)
+    paths = [entry["path"] for entry in facts["files"] if is_file(entry)]
+    inside = len(paths) == len(facts["files"]) and all(is_safe(path) for path in (*paths, facts["root"]) if path)
     return inside and facts["kind"] in (CHECKPOINT, GGUF, ONNX)
 
 
@@ -228,8 +228,8 @@ def remove_leftovers() -> None:
 def bytes_below(folder: Path) -> int:
     """What a folder takes on the disk."""
     total = 0
-    for place, _, names in os.walk(folder):  # which leaves out what another process removes meanwhile
-        for path in map(Path(place).joinpath, names):
+    for directory, _, names in os.walk(folder):  # which leaves out what another process removes meanwhile
+        for path in map(Path(directory).joinpath, names):
             with suppress(OSError):
                 if path.is_file() and not path.is_symlink():
                     total += path.stat().st_size

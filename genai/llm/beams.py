@@ -66,10 +66,10 @@ def run_beams(
 
     while waiting:
         group, waiting = waiting[:window], waiting[window:]
-        runs: list[_Run] = []
+        runs: list[_BeamRun] = []
         try:
             for index in group:
-                runs.append(_Run(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
+                runs.append(_BeamRun(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
             _run(runs, deadline, note, is_unwanted)
         except CacheCapacityError:
             if window == 1:
@@ -99,7 +99,7 @@ async def await_beams(
         raise
 
 
-class _Run:
+class _BeamRun:
     """The search of one prompt."""
 
     def __init__(self, model: Model, generation: Generation, options: BeamOptions) -> None:
@@ -130,10 +130,10 @@ class _Run:
 
     def completions(self) -> list[Completion]:
         """The best outputs that there are."""
-        found = self.search.policy.finished[: self.options.num_return_sequences]
+        outputs = self.search.policy.finished[: self.options.num_return_sequences]
         first = self._first or self._ended
         timings = Timings(first - self._began, self._ended - first)
-        return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(found)]
+        return [self._completion(rank, score, output, timings) for rank, (score, output) in enumerate(outputs)]
 
     def _completion(self, rank: int, score: float, output: BeamOutput, timings: Timings) -> Completion:
         stream = self.generation.new_stream()
@@ -156,7 +156,7 @@ class _Run:
 
 
 def _run(
-    runs: Sequence[_Run], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
+    runs: Sequence[_BeamRun], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
 ) -> None:
     """Until all are done, or the time is over."""
     searches = [run.search for run in runs]

@@ -262,7 +262,7 @@ class ChatSession:
         if options.get("max_tokens") is not None:
             options["max_tokens"] -= num_reply
         if self.ctx_shift:
-            options["ctx_shift"] = self._num_kept()
+            options["ctx_shift"] = self._tokens_to_keep()
         stream = self.llm.stream_tokens(prompt, adapter=self.adapter, shape=shape, num_reply=num_reply, **options)
         stream.on_prompt = self.on_prompt
         return stream
@@ -283,7 +283,7 @@ class ChatSession:
         if shift is not None:
             llm.model.decoder.check_shift(shift)
 
-    def _num_kept(self) -> bool | int:
+    def _tokens_to_keep(self) -> bool | int:
         """Tokens that a reply keeps where the context is full: up to the end of the system message."""
         if self.ctx_shift is not True or not self.system:
             return self.ctx_shift
@@ -309,28 +309,28 @@ class ChatSession:
         while True:
             text = self.prompt()
             length = self.llm.tokenizer.too_many_tokens(text, limit)
-            found = f"more than {length}"
+            count = f"more than {length}"
             if not length:
                 ids = [*self.llm.encode(text), *reply]
-                length, found = len(ids), str(len(ids))
+                length, count = len(ids), str(len(ids))
                 if length + room <= limit:
                     return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
                 if room > 1 and length and length < limit:  # less room than a reply may want, but some
                     return text, ids
-                raise self._too_long(found)
+                raise self._too_long(count)
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
 
     def _too_long(self, tokens: str) -> ContextOverflowError:
         if self.on_overflow == "error":
-            what = "the conversation" if len(self.messages) > 1 else "the message"
+            subject = "the conversation" if len(self.messages) > 1 else "the message"
             fix = "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
             fix += "(on_overflow = truncate or shift)"
         else:
-            what = "what cannot be left out of the conversation"
+            subject = "what cannot be left out of the conversation"
             fix = "shorten the message, or use a larger context size"
         return ContextOverflowError(
-            f"{what} has {tokens} tokens", f"the context holds {self.llm.context_size}, the reply included", fix
+            f"{subject} has {tokens} tokens", f"the context holds {self.llm.context_size}, the reply included", fix
         )
 
     def _leave_out_more(self) -> bool:
@@ -373,24 +373,24 @@ class ChatSession:
             "options": self.options,
             "messages": self.messages,
         }
-        place = expanded(path)
+        file_path = expanded(path)
         try:
             text = json.dumps(content, ensure_ascii=False, indent=2)
-            with replacing(place) as file:
+            with replacing(file_path) as file:
                 file.write(f"{text}\n".encode())
         except (OSError, TypeError, ValueError) as error:
             raise InputError(f"{path}: the conversation cannot be saved", str(error), "choose another file") from error
         if with_state:
-            self._save_state(_beside(place))
+            self._save_state(_beside(file_path))
 
-    def _save_state(self, place: Path) -> None:
+    def _save_state(self, path: Path) -> None:
         known = self._cached[: self.llm.context_size - 1]
         if not known or self.llm.model.decoder.pool is None:  # without a prefix cache nobody could use it
             with suppress(OSError):
-                place.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             return
         with self.llm.read(known, adapter=self.adapter) as state:
-            state.save_state(place)
+            state.save_state(path)
 
     def load(self, path: str | Path) -> None:
         """Read a conversation that `save` wrote; what there was is replaced.
@@ -415,20 +415,20 @@ class ChatSession:
         self.messages, self.system = messages, system
         self._load_state(_beside(expanded(path)))
 
-    def _load_state(self, place: Path) -> None:
+    def _load_state(self, path: Path) -> None:
         self.state_problem = None
-        if self.llm.model.decoder.pool is None or not place.exists():
+        if self.llm.model.decoder.pool is None or not path.exists():
             return
         try:
-            with load_state(self.llm, place, None, for_all=True) as state:
+            with load_state(self.llm, path, None, for_all=True) as state:
                 self._cached = list(state.tokens)
         except GenaiError as error:
             self.state_problem = error
 
 
-def _beside(place: Path) -> Path:
+def _beside(path: Path) -> Path:
     """Where the keys and values of a saved conversation are."""
-    return place.with_name(place.name + _STATE_SUFFIX)
+    return path.with_name(path.name + _STATE_SUFFIX)
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:

@@ -53,7 +53,7 @@ class Generation:
         reader: whoever alone reads what it delivers.
         origin, sampler: a sequence that it goes on from, and what its sampler remembered then.
         priority, deadline: see engine.Request.
-        keeps_sequence, kept: whether its sequence is wanted at the end; that, and the adapters that it went through.
+        keeps_sequence, retained: whether its sequence is wanted at the end; that, and the adapters of its tokens.
         reads_only: it ends when its prompt is computed.
         shift: what becomes of its sequence when the context is full; None = it ends there.
         adapter: its adapters, as the caller named them.
@@ -68,7 +68,7 @@ class Generation:
     priority = 0
     deadline: float | None = None
     keeps_sequence = reads_only = is_over = False
-    kept: tuple[Any, AdapterMix | None] | None = None
+    retained: tuple[Any, AdapterMix | None] | None = None
     shift: ContextShift | None = None
     adapter: AdapterChoice = None
     num_reply = 0
@@ -175,13 +175,13 @@ class Generation:
     # --- for the engine ------------------------------------------------------------------------------------------
 
     def start(self, sequence: DecoderSequence) -> None:
-        found = sequence.num_computed
+        num_computed = sequence.num_computed
         if len(self.prompt) > len(sequence.tokens):
             sequence.append(self.prompt[len(sequence.tokens) :])
-        if found == len(sequence.tokens):
-            sequence.rewind(found)  # its last logits are needed again
+        if num_computed == len(sequence.tokens):
+            sequence.rewind(num_computed)  # its last logits are needed again
         self.adopt(sequence)
-        self._cached_tokens = min(found, len(self.prompt))
+        self._cached_tokens = min(num_computed, len(self.prompt))
 
     def adopt(self, sequence: DecoderSequence) -> None:
         self.sequence, self.has_sequence = sequence, True
@@ -205,8 +205,8 @@ class Generation:
         """See Request.take_prompt_logits: the row of token i tells of token i + 1."""
         top = self.plan.params.prompt_logprobs or 0
         targets = self.prompt[start + 1 : start + 1 + len(logits)]
-        found = token_logprobs(logits[: len(targets)], targets, top)
-        self._prompt_logprobs |= dict(enumerate(found, start + 1))
+        logprobs = token_logprobs(logits[: len(targets)], targets, top)
+        self._prompt_logprobs |= dict(enumerate(logprobs, start + 1))
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         if self.reads_only:
@@ -256,11 +256,11 @@ class Generation:
         )
 
     def keep(self, sequence: DecoderSequence) -> None:
-        self.kept = sequence, self.adapters
+        self.retained = sequence, self.adapters
 
-    def note_proposals(self, proposed: int, kept: int) -> None:
+    def note_proposals(self, proposed: int, accepted: int) -> None:
         self._proposed += proposed
-        self._accepted += kept
+        self._accepted += accepted
 
     def finish(self, error: BaseException | None) -> None:
         if error is None and self._finish_reason == "cancelled":
@@ -298,9 +298,9 @@ class Generation:
         return None
 
     def _go_back(self, rewind: Rewind) -> None:
-        kept = len(self._streams) - rewind.num_tokens
-        self._stream = self._streams[kept]
-        del self._streams[kept:]
+        remaining = len(self._streams) - rewind.num_tokens
+        self._stream = self._streams[remaining]
+        del self._streams[remaining:]
         del self._output[rewind.position :]
         del self._logprobs[rewind.position :]
         length = len(self.prompt) + rewind.position

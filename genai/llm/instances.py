@@ -38,8 +38,10 @@ def with_schema(options: Mapping[str, Any], schema: type[SchemaClass] | None) ->
         raise InputError(
             f"schema = {schema!r:.80}", "a Pydantic model class is expected", "pass a schema itself as json_schema"
         )
-    if given := [name for name in OPTIONS if name in options]:
-        raise OptionError(f"{given[0]} contradicts schema", "a reply matches one grammar", "leave one of them out")
+    if conflicting := [name for name in OPTIONS if name in options]:
+        raise OptionError(
+            f"{conflicting[0]} contradicts schema", "a reply matches one grammar", "leave one of them out"
+        )
     return {**options, "json_schema": schema}
 
 
@@ -56,11 +58,11 @@ def instance_of(schema: type[Instance], text: str, completion: Completion) -> In
             "raise max_tokens, or limit texts and lists in the class (max_length)",
         )
     try:
-        found: Instance = schema.model_validate_json(text)
+        instance: Instance = schema.model_validate_json(text)
     except ValueError as error:
         raise ReplyFormatError(
             f"the reply is no {schema.__name__}: {text[:80]!r}",
             " ".join(str(error).split())[:300],
             "a validator of the class asks for more than its schema says: say it there, or ask again",
         ) from error
-    return found
+    return instance

@@ -32,13 +32,13 @@ from .beams import await_beams, run_beams
 from .completion import ChatReply, Completion, Done
 from .generation import Generation
 from .instances import Instance, SchemaClass, instance_of, with_schema
-from .map_requests import Questions, attempt
-from .mapping import DEFAULT_WINDOW, Answer, Asked, MapFigures, MapOptions, Mapper
+from .map_requests import MapRequestBuilder, attempt
+from .mapping import DEFAULT_WINDOW, Answer, MapFigures, MapOptions, Mapper, MapRequest
 from .reply_shape import ReplyShape, ToolChoice, reply_shape
 from .request_options import BeamCallOptions, CallOptions, split_options
 from .requests import Prompt, RequestBuilder
-from .speculation import Guessing, SpeculationChoice
-from .states import TextState, kept_state, load_state, read, running_state
+from .speculation import SpeculationChoice, SpeculationResources
+from .states import TextState, load_state, read, retained_state, running_state
 from .stats import Stats, read_stats
 from .streaming import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 
@@ -124,15 +124,17 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
             if prefix_cache_dir is not None:
                 most = DEFAULT_PREFIX_BYTES if prefix_cache_bytes is None else prefix_cache_bytes
                 loaded.keep_prefixes_in(prefix_cache_dir, most)
-            self._guessing = Guessing(loaded, self.tokenizer, speculation, dict(model_options), max_sequences)
+            self._speculation = SpeculationResources(
+                loaded, self.tokenizer, speculation, dict(model_options), max_sequences
+            )
         except BaseException:
             if self._owns_model:
                 loaded.close()
             raise
         self._requests = RequestBuilder(loaded, self.tokenizer, self.adapters)
         self._max_sequences = max_sequences
-        guessing = self._guessing
-        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences, guessing.speculator()))
+        resources = self._speculation
+        self._worker = Worker(lambda: Engine(loaded.decoder, loaded.sampler, max_sequences, resources.speculator()))
 
     # --- whole completions ---------------------------------------------------------------------------------------
 
@@ -208,8 +210,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         shaped = with_schema(options, schema)
         generations = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
-        found = self._completed(generations, shaped, progress)
-        return found if schema is None else [instance_of(schema, one.text, one) for one in found]
+        completions = self._completed(generations, shaped, progress)
+        return (
+            completions
+            if schema is None
+            else [instance_of(schema, completion.text, completion) for completion in completions]
+        )
 
     def _completed(
         self, generations: list[Generation], options: Mapping[str, Any], progress: Progress | None = None
@@ -222,11 +228,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def _with_states(self, generations: list[Generation], completions: list[Completion]) -> list[Completion]:
         """The completions, each with what its request left behind."""
         results = []
-        for one, completion in zip(
-            (one for generation in generations for one in generation.samples), completions, strict=True
+        for sample, completion in zip(
+            (sample for generation in generations for sample in generation.samples), completions, strict=True
         ):
-            state, one.kept = (
-                kept_state(self, one),
+            state, sample.retained = (
+                retained_state(self, sample),
                 None,
             )  # requests of one call hold each other until they are collected
             results.append(completion if state is None else replace(completion, state=state))
@@ -309,9 +315,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
-        def prepare(group: Sequence[T]) -> list[Asked | GenaiError]:
-            questions = Questions(self, self._requests, params, options, adapter)
-            return questions.prepared(group if ask is None else [attempt(ask, item) for item in group])
+        def prepare(group: Sequence[T]) -> list[MapRequest | GenaiError]:
+            builder = MapRequestBuilder(self, self._requests, params, options, adapter)
+            return builder.build(group if ask is None else [attempt(ask, item) for item in group])
 
         return Mapper(iter(items), prepare, self._worker, how).answers()
 
@@ -596,12 +602,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> tuple[str, list[Generation]]:
         """The rendered prompt of a conversation, and the request that answers it."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
-        shown = None if choice == "none" else tools
-        prompt = self.render(messages, tools=shown, template=options.pop("template", None))
+        prompt_tools = None if choice == "none" else tools
+        prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
         shape = self.shape(prompt, tools=tools, tool_choice=choice)
-        asked = with_schema(options, schema)
-        return prompt, self._requests.single(prompt, params, asked, self.parser.markers, adapter, shape)
+        constrained = with_schema(options, schema)
+        return prompt, self._requests.single(prompt, params, constrained, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
@@ -706,7 +712,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         """
         self._worker.close()
         self.adapters.close()
-        self._guessing.close()
+        self._speculation.close()
         if self._owns_model:
             self.model.close()
 
@@ -717,7 +723,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return f"LLM({str(self.model.folder)!r})"
 
 
-_OWN_OPTIONS = (
+_LLM_OPTIONS = (
     "pull",
     "precision",
     "max_sequences",
@@ -739,8 +745,8 @@ def rendering(
     variables = template or {}
     if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
         raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
-    if taken := sorted({"self", "messages", "tools"} & set(variables)):
-        raise InputError(f"template sets {taken[0]!r}", "that name is taken", "use the argument, or another name")
+    if reserved := sorted({"self", "messages", "tools"} & set(variables)):
+        raise InputError(f"template sets {reserved[0]!r}", "that name is taken", "use the argument, or another name")
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
@@ -756,15 +762,15 @@ def _loaded(
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes {', '.join([*_OWN_OPTIONS, *known])}; options of sampling go to "
+                f"an LLM takes {', '.join([*_LLM_OPTIONS, *known])}; options of sampling go to "
                 "generate, stream or chat",
-                did_you_mean(name, [*known, *_OWN_OPTIONS], "leave it out"),
+                did_you_mean(name, [*known, *_LLM_OPTIONS], "leave it out"),
             )
     if isinstance(model, (str, Path)):
         from ..convert.resolve import loadable
 
-        given: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
-        check_model_options(**given)  # before a model is fetched or built
+        checked: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
+        check_model_options(**checked)  # before a model is fetched or built
         check_here(options.get("device"), options.get("kv_dtype", "auto"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return Model(folder, **options)

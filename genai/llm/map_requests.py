@@ -13,7 +13,7 @@ from ..engine.sampling.grammar import joined_options
 from ..engine.sampling.params import SamplingParams
 from ..errors import GenaiError, InputError, StateError
 from ..lora.store import AdapterChoice
-from .mapping import Asked
+from .mapping import MapRequest
 from .reply_shape import check_choice
 from .requests import RequestBuilder
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def attempt(work: Callable[[Any], T], given: Any) -> T | GenaiError:
+def attempt(work: Callable[[Any], T], argument: Any) -> T | GenaiError:
     """What it returns, or the error of what it was given. Raises StateError: that is one of the LLM."""
     try:
-        return work(given)
+        return work(argument)
     except StateError:
         raise
     except GenaiError as error:
         return error
 
 
-class Questions:
+class MapRequestBuilder:
     """Makes requests of items; see LLM.map.
 
     Args:
@@ -52,33 +52,35 @@ class Questions:
         self._llm, self._requests, self._params = llm, requests, params
         self._options = {"adapter": adapter, **options}
 
-    def prepared(self, items: Sequence[Any]) -> list[Asked | GenaiError]:
+    def build(self, items: Sequence[Any]) -> list[MapRequest | GenaiError]:
         """The requests of each item, or what is wrong with it; an error in place of an item stays one."""
-        asked = [item if isinstance(item, GenaiError) else attempt(_question, item) for item in items]
-        questions = [one for one in asked if isinstance(one, _Question)]
-        chats = [one for one in questions if one.conversation is not None]
-        prompts = self._llm.render_all([one.conversation or {} for one in chats]) if chats else []
-        for one, prompt in zip(chats, prompts, strict=True):
-            one.prompt = prompt
-        known = self._requests.encoded([one.prompt for one in questions if isinstance(one.prompt, str)])
-        return [one if isinstance(one, GenaiError) else attempt(partial(self._asked, known), one) for one in asked]
+        parsed = [item if isinstance(item, GenaiError) else attempt(_parsed_item, item) for item in items]
+        valid = [item for item in parsed if isinstance(item, _ParsedItem)]
+        chats = [item for item in valid if item.conversation is not None]
+        prompts = self._llm.render_all([chat.conversation or {} for chat in chats]) if chats else []
+        for chat, prompt in zip(chats, prompts, strict=True):
+            chat.prompt = prompt
+        known = self._requests.encoded([item.prompt for item in valid if isinstance(item.prompt, str)])
+        return [
+            item if isinstance(item, GenaiError) else attempt(partial(self._build_one, known), item) for item in parsed
+        ]
 
-    def _asked(self, known: Mapping[str, list[int]], question: _Question) -> Asked:
-        prompt, is_chat = question.prompt, question.conversation is not None
+    def _build_one(self, known: Mapping[str, list[int]], item: _ParsedItem) -> MapRequest:
+        prompt, is_chat = item.prompt, item.conversation is not None
         if isinstance(prompt, GenaiError):
             raise prompt
         ids = known.get(prompt) if isinstance(prompt, str) else None
         keep = self._llm.parser.markers if is_chat else ()
-        options = joined_options(self._options, question.options)
+        options = joined_options(self._options, item.options)
         adapter = options.pop("adapter")
-        shape = self._llm.shape(str(prompt), tools=question.tools, tool_choice=question.choice) if is_chat else None
+        shape = self._llm.shape(str(prompt), tools=item.tools, tool_choice=item.choice) if is_chat else None
         leaders = self._requests.batch(ids or prompt, self._params, options, keep, adapter, shape)
-        return Asked(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
+        return MapRequest(leaders, (lambda completion: self._llm.parsed(prompt, completion)) if is_chat else None)
 
 
 @dataclass
-class _Question:
-    """What an item asks.
+class _ParsedItem:
+    """An item of a map, in its parts.
 
     Attributes:
         prompt: as `generate` takes it; of a conversation, known when it was rendered, or the error of that.
@@ -94,11 +96,11 @@ class _Question:
     choice: Any = None
 
 
-def _question(item: Any) -> _Question:
+def _parsed_item(item: Any) -> _ParsedItem:
     if isinstance(item, Sequence) and not isinstance(item, str) and item and isinstance(item[0], Mapping):
-        return _Question(None, {}, {"messages": item})
+        return _ParsedItem(None, {}, {"messages": item})
     if not isinstance(item, Mapping):
-        return _Question(item, {})
+        return _ParsedItem(item, {})
     if ("prompt" in item) == ("messages" in item):
         raise InputError(
             f"an item has the keys {', '.join(map(str, item)):.200}",
@@ -107,10 +109,10 @@ def _question(item: Any) -> _Question:
         )
     options = dict(item)
     if "prompt" in item:
-        return _Question(options.pop("prompt"), options)
+        return _ParsedItem(options.pop("prompt"), options)
     conversation = {name: options.pop(name) for name in ("messages", "tools", "template") if name in options}
     tools, choice = conversation.get("tools"), options.pop("tool_choice", None)
     check_choice(choice, tools)
     if choice == "none":
         conversation.pop("tools", None)
-    return _Question(None, options, conversation, tools, choice)
+    return _ParsedItem(None, options, conversation, tools, choice)

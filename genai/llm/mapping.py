@@ -17,7 +17,7 @@ from ..engine.worker import Worker
 from ..errors import GenaiError, StateError
 from .completion import ChatReply, Completion
 from .generation import Generation
-from .streaming import Group
+from .streaming import GenerationGroup
 
 Item = TypeVar("Item")
 
@@ -82,16 +82,16 @@ class MapFigures:
 
     def add(self, answer: Answer[Any]) -> None:
         """Count an answer."""
-        prompts = [one for one in answer.completions if not one.sample_index]
+        prompts = [completion for completion in answer.completions if not completion.sample_index]
         self.done += 1
         self.failed += answer.error is not None
-        self.prompt_tokens += sum(one.prompt_tokens for one in prompts)
-        self.cached_tokens += sum(one.cached_tokens for one in prompts)
-        self.generated_tokens += sum(len(one.token_ids) for one in answer.completions)
+        self.prompt_tokens += sum(completion.prompt_tokens for completion in prompts)
+        self.cached_tokens += sum(completion.cached_tokens for completion in prompts)
+        self.generated_tokens += sum(len(completion.token_ids) for completion in answer.completions)
 
 
 @dataclass
-class Asked:
+class MapRequest:
     """An item's requests, not yet submitted.
 
     Attributes:
@@ -109,21 +109,21 @@ class _Work(Generic[Item]):
 
     index: int
     item: Item
-    asked: Asked
-    group: Group | None = None
+    request: MapRequest
+    group: GenerationGroup | None = None
 
     @property
     def prompt(self) -> Sequence[int]:
-        return self.asked.leaders[0].prompt
+        return self.request.leaders[0].prompt
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(leader.prompt) for leader in self.asked.leaders)
+        return sum(len(leader.prompt) for leader in self.request.leaders)
 
     @property
     def is_read(self) -> bool:
         """Whether the cache has its prompt."""
-        done, total = self.asked.leaders[0].prompt_progress
+        done, total = self.request.leaders[0].prompt_progress
         return done == total
 
 
@@ -160,7 +160,7 @@ class Mapper(Generic[Item]):
     def __init__(
         self,
         items: Iterator[Item],
-        prepare: Callable[[Sequence[Item]], Sequence[Asked | GenaiError]],
+        prepare: Callable[[Sequence[Item]], Sequence[MapRequest | GenaiError]],
         worker: Worker,
         options: MapOptions[Item],
     ) -> None:
@@ -179,7 +179,7 @@ class Mapper(Generic[Item]):
 
     def answers(self) -> Iterator[Answer[Item]]:
         """The answers. Leaving it early cancels what runs. An error of the iterable comes after what it gave before."""
-        self._begin = self._told = time.monotonic()
+        self._begin = self._last_progress = time.monotonic()
         try:
             while True:
                 self._submit()
@@ -225,12 +225,12 @@ class Mapper(Generic[Item]):
         is_fast = time.monotonic() - begin < _SECONDS_TO_READ
         self._is_read = not group or self._broken is not None
         self._most_at_a_time = min(2 * self._most_at_a_time, _MOST_AT_A_TIME) if is_fast else 1
-        for item, asked in zip(group, self._prepare(group) if group else (), strict=True):
+        for item, request in zip(group, self._prepare(group) if group else (), strict=True):
             index, self._num_read = self._num_read, self._num_read + 1
-            if isinstance(asked, GenaiError):
-                self._finish(Answer(index, item, error=asked))
+            if isinstance(request, GenaiError):
+                self._finish(Answer(index, item, error=request))
             else:
-                self._ahead.append(_Work(index, item, asked))
+                self._ahead.append(_Work(index, item, request))
                 self._tokens_ahead += self._ahead[-1].num_tokens
 
     def _submit(self) -> None:
@@ -244,10 +244,10 @@ class Mapper(Generic[Item]):
                 return
             work = self._sorted.popleft()
             self._tokens_ahead -= work.num_tokens
-            work.group = Group(work.asked.leaders, self._worker, self._ring, on_text=self._ring)
+            work.group = GenerationGroup(work.request.leaders, self._worker, self._ring, on_text=self._ring)
             self._running.append(work)
             self._supply.note(work)
-            self._worker.submit(work.asked.leaders)
+            self._worker.submit(work.request.leaders)
 
     def _ring(self) -> None:
         self._bell.put(None)
@@ -272,7 +272,7 @@ class Mapper(Generic[Item]):
             return Answer(work.index, work.item, error=error)
         if any(completion.finish_reason == "cancelled" for completion in completions):
             raise StateError("the model was closed while it answered", "what ran was cancelled", "close it afterwards")
-        split = work.asked.split
+        split = work.request.split
         replies = tuple(map(split, completions)) if split is not None else ()
         return Answer(work.index, work.item, tuple(completions), replies)
 
@@ -296,12 +296,12 @@ class Mapper(Generic[Item]):
 
     def _tell(self, *, at_once: bool = False) -> None:
         now = time.monotonic()
-        if self._options.progress is None or not (at_once or now - self._told >= Task.SECONDS):
+        if self._options.progress is None or not (at_once or now - self._last_progress >= Task.SECONDS):
             return
-        self._told = now
-        known, running = self._figures, [one for work in self._running for one in work.asked.leaders]
-        read = sum(one.prompt_progress[0] for one in running)
-        written = sum(sample.num_output for one in running for sample in one.samples)
+        self._last_progress = now
+        known, running = self._figures, [leader for work in self._running for leader in work.request.leaders]
+        read = sum(leader.prompt_progress[0] for leader in running)
+        written = sum(sample.num_output for leader in running for sample in leader.samples)
         self._options.progress(
             replace(
                 known,
@@ -334,7 +334,7 @@ class _Supply(Generic[Item]):
             return True
         known = common_length(self.computed.prompt, work.prompt) if self.computed is not None else 0
         latest = islice(reversed(self.pending), _MOST_COMPARED)
-        gain = max(common_length(one.prompt, work.prompt) for one in latest) - known
+        gain = max(common_length(other.prompt, work.prompt) for other in latest) - known
         return gain < max(_WORTH_WAITING, len(work.prompt) // 2)
 
 

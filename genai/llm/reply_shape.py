@@ -27,28 +27,28 @@ class ReplyShape:
 
     Attributes:
         writer: writes grammars of replies to this prompt. has_thought: whether there may be reasoning in front.
-        form: how calls are written; None where none can be constrained.
+        call_format: how calls are written; None where none can be constrained.
         tools: those that may be called. most: how many calls at most. is_free: whether there may be
             none.
     """
 
     writer: ReplyGrammar
     has_thought: bool
-    form: CallFormat | None = None
+    call_format: CallFormat | None = None
     tools: Sequence[CalledTool] = ()
     most: int = 1
     is_free: bool = True
 
     def around(self, grammar: Grammar | None) -> Grammar | None:
         """The grammar of the reply, where the request itself has this one."""
-        if self.form is None or not self.tools:
+        if self.call_format is None or not self.tools:
             return grammar if grammar is None or not self.has_thought else self._with_body(grammar)
         if not self.is_free and grammar is not None:
             raise OptionError(
                 f"{grammar.option} contradicts tool_choice", "the reply is nothing but calls", "leave one of them out"
             )
         text = self.writer.of_calls(
-            self.form, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
+            self.call_format, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
         )
         inner = tuple((_schema_name(tool.name), json.dumps(tool.schema)) for tool in self.tools)
         return Grammar("tools", text, body=grammar, inner=inner)
@@ -70,25 +70,25 @@ def reply_shape(
         OptionError: a choice that is none, or that cannot be obeyed: no tools, or a format that is not known.
         GrammarError: a tool without a name, or parameters that are no schema.
     """
-    wanted = check_choice(choice, tools)
-    form = parser.calls(tokenizer.template_text(with_tools=True)) if tools and parser.calls is not None else None
-    must = wanted not in ("auto", "none")
-    if must and form is None:
+    chosen = check_choice(choice, tools)
+    call_format = parser.calls(tokenizer.template_text(with_tools=True)) if tools and parser.calls is not None else None
+    is_required = chosen not in ("auto", "none")
+    if is_required and call_format is None:
         raise OptionError(
             f"tool_choice = {choice!r:.80}",
             f"how this model's template writes calls is not known (its reply format is {parser.name!r})",
             'leave it out, or use "auto"',
         )
-    thought = form.thought if form is not None else parser.reasoning
+    thought = call_format.thought if call_format is not None else parser.reasoning
     special = {marker: tokenizer.to_token_id(marker) for marker in parser.markers if tokenizer.is_special(marker)}
     writer = ReplyGrammar(special, thought, is_thinking=parser.starts_in_reasoning(prompt))
-    if form is None or wanted == "none" or not (must or form.is_free):
+    if call_format is None or chosen == "none" or not (is_required or call_format.is_free):
         return ReplyShape(writer, thought is not None)
     known = [_called(tool, index) for index, tool in enumerate(tools or ())]
-    if must and wanted != "required":
-        known = [tool for tool in known if tool.name == wanted]
-    most = 1 if must and wanted != "required" else calls.MOST_CALLS
-    return ReplyShape(writer, thought is not None, form, known, most, is_free=not must)
+    if is_required and chosen != "required":
+        known = [tool for tool in known if tool.name == chosen]
+    most = 1 if is_required and chosen != "required" else calls.MOST_CALLS
+    return ReplyShape(writer, thought is not None, call_format, known, most, is_free=not is_required)
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) -> str:
@@ -96,7 +96,7 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
     if choice is None:
         return "auto"
     if isinstance(choice, str) and choice in _CHOICES:
-        wanted = choice
+        mode = choice
     elif isinstance(choice, Mapping) and isinstance(name := _function(choice).get("name"), str):
         names = [str(_function(tool).get("name")) for tool in tools or ()]
         if name not in names:
@@ -109,9 +109,9 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
             'it is "auto", "none", "required", or {"type": "function", "function": {"name": …}}',
             "write one of these",
         )
-    if wanted == "required" and not tools:
+    if mode == "required" and not tools:
         raise OptionError("tool_choice = 'required'", "there are no tools", "pass tools, or leave it out")
-    return wanted
+    return mode
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

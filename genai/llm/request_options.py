@@ -90,7 +90,7 @@ class RequestOptions:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
-_OWN = ("priority", "timeout", "keep_state", "ctx_shift")
+_CALL_OPTIONS = ("priority", "timeout", "keep_state", "ctx_shift")
 _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences")
 
 
@@ -100,7 +100,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, dict[str,
     Raises:
         OptionError: a value out of range, or a beam option without beams.
     """
-    sampling = {name: value for name, value in options.items() if name not in (*_OWN, *_BEAMS)}
-    own = {name: options[name] for name in _OWN if name in options}
+    sampling = {name: value for name, value in options.items() if name not in (*_CALL_OPTIONS, *_BEAMS)}
+    call_options = {name: options[name] for name in _CALL_OPTIONS if name in options}
     beams = BeamOptions.from_options({name: options[name] for name in _BEAMS if name in options})
-    return RequestOptions(**own, beams=beams), sampling
+    return RequestOptions(**call_options, beams=beams), sampling

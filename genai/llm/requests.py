@@ -60,9 +60,9 @@ class RequestBuilder:
         """
         if request_options is not None and request_options.beams is not None:
             greedy = {"temperature": 0, **options}
-            found = with_defaults(self.defaults, greedy) if params is None else params.replace(**options)
-            check_beam_params(found)
-            return found
+            chosen = with_defaults(self.defaults, greedy) if params is None else params.replace(**options)
+            check_beam_params(chosen)
+            return chosen
         if params is None:
             return with_defaults(self.defaults, options)
         if not isinstance(params, SamplingParams):
@@ -105,12 +105,14 @@ class RequestBuilder:
             raise OptionError(
                 f"{len(choices)} adapters for {len(rows)} prompts", "there is one for all or one each", "match them"
             )
-        given: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
-        if len(given) != len(rows):
+        params_of_rows: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
+        if len(params_of_rows) != len(rows):
             raise OptionError(
-                f"{len(given)} params for {len(rows)} prompts", "there is one for all or one each", "match them"
+                f"{len(params_of_rows)} params for {len(rows)} prompts",
+                "there is one for all or one each",
+                "match them",
             )
-        plans = [self._plan(self.params(one, options, request_options), shape) for one in given]
+        plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
         return self._generations(rows, plans, keep, choices, request_options)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
@@ -159,13 +161,15 @@ class RequestBuilder:
         for row, plan in zip(rows, plans, strict=True):
             self._check_least(len(row), plan.params)
         mixes = [self._adapters.mix(choice) for choice in choices]
-        leaders = [self._generation(*one, keep) for one in zip(rows, plans, range(len(rows)), mixes, strict=True)]
+        leaders = [
+            self._generation(*arguments, keep) for arguments in zip(rows, plans, range(len(rows)), mixes, strict=True)
+        ]
         shift = self._shift(request_options)
         for leader, choice in zip(leaders, choices, strict=True):
-            for one in leader.samples:
-                one.adapter, one.priority = choice, request_options.priority
-                one.deadline, one.keeps_sequence = request_options.deadline, request_options.keep_state
-                one.shift = shift
+            for sample in leader.samples:
+                sample.adapter, sample.priority = choice, request_options.priority
+                sample.deadline, sample.keeps_sequence = request_options.deadline, request_options.keep_state
+                sample.shift = shift
         return leaders
 
     def _shift(self, request_options: RequestOptions) -> ContextShift | None:
@@ -174,7 +178,7 @@ class RequestBuilder:
             self._model.decoder.check_shift(shift)
         return shift
 
-    def listed(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    def prompt_list(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         """One prompt or many as a list."""
         return list(_as_list(prompts))
 
@@ -241,9 +245,9 @@ class RequestBuilder:
             raise self._overflow(f"{len(row)} tokens")
         return row
 
-    def _overflow(self, found: str) -> ContextOverflowError:
+    def _overflow(self, length: str) -> ContextOverflowError:
         return ContextOverflowError(
-            f"the prompt has {found}",
+            f"the prompt has {length}",
             f"the context holds {self.context_size}, the answer included",
             "shorten it, or load the model with a larger context",
         )
@@ -298,7 +302,7 @@ class RequestBuilder:
 def _request_options_of(
     options: Mapping[str, Any], *, with_beams: bool = False
 ) -> tuple[RequestOptions, dict[str, Any]]:
-    """See split_terms; beams are refused where their outputs have no place."""
+    """See split_options; beams are refused where their outputs have no place."""
     request_options, sampling = split_options(options)
     if request_options.beams is not None and not with_beams:
         raise OptionError(

@@ -76,7 +76,7 @@ SpeculationChoice: TypeAlias = Speculation | str
 """
 
 
-class Guessing:
+class SpeculationResources:
     """What an LLM holds for speculation: made with it, closed with it.
 
     Args:
@@ -92,18 +92,22 @@ class Guessing:
         self, model: Model, tokenizer: Tokenizer, choice: SpeculationChoice, options: dict[str, Any], max_sequences: int
     ) -> None:
         self._model, self._max_sequences = model, max_sequences
-        self._asked = asked = _asked(model, choice)
+        self._speculation = speculation = _resolve(model, choice)
         self._text: LookupText | None = None
         self._draft: Model | None = None
         self._owns_draft = False
-        if asked is None:
+        if speculation is None:
             return
-        if asked.lookup_file is not None:
+        if speculation.lookup_file is not None:
             with quietly(bool(options.get("quiet"))):
-                self._text = _read(Path(asked.lookup_file), tokenizer)
-        if asked.draft is not None:
-            self._owns_draft = not isinstance(asked.draft, Model)
-            self._draft = asked.draft if isinstance(asked.draft, Model) else _loaded(asked.draft, model, options)
+                self._text = _read(Path(speculation.lookup_file), tokenizer)
+        if speculation.draft is not None:
+            self._owns_draft = not isinstance(speculation.draft, Model)
+            self._draft = (
+                speculation.draft
+                if isinstance(speculation.draft, Model)
+                else _load_draft(speculation.draft, model, options)
+            )
             try:
                 _check_draft(model, tokenizer, self._draft)
             except BaseException:
@@ -113,12 +117,12 @@ class Guessing:
     @property
     def is_on(self) -> bool:
         """Whether tokens are guessed."""
-        return self._asked is not None
+        return self._speculation is not None
 
     def speculator(self) -> Speculator | None:
         """What the engine asks; None where nothing is guessed."""
-        asked, vocab_size = self._asked, self._model.decoder.vocab_size
-        if asked is None:
+        speculation, vocab_size = self._speculation, self._model.decoder.vocab_size
+        if speculation is None:
             return None
         draft = None
         if self._draft is not None:
@@ -130,10 +134,10 @@ class Guessing:
             )
         most_rows = max(self._max_sequences, _LOGITS_BYTES // (4 * vocab_size))
         return Speculator(
-            lookup=asked.lookup,
+            lookup=speculation.lookup,
             text=self._text,
             draft=draft,
-            most_tokens=asked.num_speculative_tokens,
+            most_tokens=speculation.num_speculative_tokens,
             most_rows=min(most_rows, self._model.decoder.token_budget),
         )
 
@@ -143,7 +147,7 @@ class Guessing:
             self._draft.close()
 
 
-def _asked(model: Model, choice: SpeculationChoice) -> Speculation | None:
+def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
     if isinstance(choice, str) and choice in WAYS:
         if choice == "off" or (choice == "auto" and not model.decoder.verifies):
             return None
@@ -163,7 +167,7 @@ def _asked(model: Model, choice: SpeculationChoice) -> Speculation | None:
     return choice
 
 
-def _loaded(folder: str | Path, model: Model, options: dict[str, Any]) -> Model:
+def _load_draft(folder: str | Path, model: Model, options: dict[str, Any]) -> Model:
     """A draft model, loaded as the other one, and where that is, whatever its folder asks for; its context may be
     smaller."""
     if options.get("device") is None:
@@ -202,17 +206,17 @@ def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
     if draft.folder.resolve() == model.folder.resolve():
         return
     other = Tokenizer(draft)
-    found = first_difference(model.folder, draft.folder)
+    difference = first_difference(model.folder, draft.folder)
     ids = (
         ("bos_token_id", tokenizer.bos_token_id, other.bos_token_id),
         ("eos_token_id", sorted(tokenizer.eos_token_ids.tolist()), sorted(other.eos_token_ids.tolist())),
     )
     for name, mine, theirs in ids:
-        if found is None and mine != theirs:
-            found = f"{name} is {mine} in {model.folder} and {theirs} in {draft.folder}"
-    if found is not None:
+        if difference is None and mine != theirs:
+            difference = f"{name} is {mine} in {model.folder} and {theirs} in {draft.folder}"
+    if difference is not None:
         raise VocabularyMismatchError(
-            f"the draft model has another vocabulary: {found}",
+            f"the draft model has another vocabulary: {difference}",
             "a guess is a token id, which must mean the same to both models",
             "take a smaller model of the same family, with the same tokenizer, as the draft",
         )

@@ -116,8 +116,8 @@ class TextState(Single, AbstractContextManager["TextState"]):
     def fork(self) -> TextState:
         """Another state with the same tokens, which shares their blocks."""
         sequence = self._sequence.fork()
-        kept = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
-        return TextState(self._llm, sequence, **kept)  # type: ignore[arg-type]
+        attributes = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
+        return TextState(self._llm, sequence, **attributes)  # type: ignore[arg-type]
 
     def _after(self, prompt: Prompt) -> list[int]:
         before = list(self._sequence.tokens)
@@ -126,7 +126,7 @@ class TextState(Single, AbstractContextManager["TextState"]):
     def _generations_(
         self, prompts: Any, params: SamplingParams | None, options: Mapping[str, Any]
     ) -> list[Generation]:
-        rows = [self._after(prompt) for prompt in self._llm._requests.listed(prompts)]
+        rows = [self._after(prompt) for prompt in self._llm._requests.prompt_list(prompts)]
         return self._from_here(self._llm._requests.batch(rows, params, options, adapter=self.adapter, with_beams=True))
 
     def _from_here(self, generations: list[Generation]) -> list[Generation]:
@@ -189,7 +189,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
     Whoever asks for that must know where the file comes from: nothing in it proves that its keys and values are those
     of its tokens.
     """
-    place = state_path(path)
+    file_path = state_path(path)
     chosen = adapter
     mixes: list[AdapterMix | None] = []
 
@@ -200,7 +200,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
         return mixes[-1]
 
     decoder = llm.model.decoder
-    sequence, saved = read_state(place, decoder, llm.model.identity(), adapters)
+    sequence, saved = read_state(file_path, decoder, llm.model.identity(), adapters)
     if for_all:
         sequence.share()
     return TextState(llm, sequence, adapter=chosen, mix=mixes[-1], sampler=saved.sampler, notes=saved.notes)
@@ -216,18 +216,18 @@ def read(llm: LLM, generation: Generation, before: TextState | None, progress: P
         llm._worker,
         None if progress is None else lambda done, total: progress(*generation.prompt_progress),
     )
-    state, generation.kept = kept_state(llm, generation), None
+    state, generation.retained = retained_state(llm, generation), None
     if state is None:
         raise InputError("the text was not read", "the model was closed meanwhile", "read it again")
     state._sampler = None
     return state
 
 
-def kept_state(llm: LLM, generation: Generation) -> TextState | None:
+def retained_state(llm: LLM, generation: Generation) -> TextState | None:
     """What a request that is over left behind, if it was asked to."""
-    if generation.kept is None:
+    if generation.retained is None:
         return None
-    sequence, mix = generation.kept
+    sequence, mix = generation.retained
     return TextState(llm, sequence, adapter=generation.adapter, mix=mix, sampler=SamplerState.of(generation.row))
 
 
@@ -237,8 +237,8 @@ def running_state(llm: LLM, generation: Generation) -> TextState:
     Raises:
         StateError: it has not begun, or is over and left nothing behind.
     """
-    if (kept := kept_state(llm, generation)) is not None:
-        return kept
+    if (state := retained_state(llm, generation)) is not None:
+        return state
     if not generation.has_sequence:
         over = generation.is_over
         raise StateError(

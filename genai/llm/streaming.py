@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _END = None
 
 
-class Group:
+class GenerationGroup:
     """Generations of one call, which are over when all of them are. A failing one cancels the others.
 
     Args:
@@ -46,10 +46,10 @@ class Group:
         self._on_done, self._on_text = on_done, on_text
         self.error: BaseException | None = None
         self._too_late: DeadlineError | None = None
-        self.all = [one for leader in leaders for one in leader.samples]
+        self.all = [generation for leader in leaders for generation in leader.samples]
         self.num_left = len(self.all)
-        for one in self.all:
-            one.sink = self
+        for generation in self.all:
+            generation.sink = self
 
     def text(self, generation: Generation, piece: str) -> None:
         """See Sink."""
@@ -70,17 +70,17 @@ class Group:
 
     def cancel(self) -> None:
         """Drop those that are not over yet."""
-        for one in self.all:
-            one.is_unwanted = True
+        for generation in self.all:
+            generation.is_unwanted = True
         self._worker.wake()
 
     def completions(self) -> list[Completion]:
         """In order of prompts and samples."""
         if self.error is not None:
             raise self.error
-        if self._too_late is not None and not any(one.num_output for one in self.all):
+        if self._too_late is not None and not any(generation.num_output for generation in self.all):
             raise self._too_late
-        return [one.completion() for one in self.all]
+        return [generation.completion() for generation in self.all]
 
 
 Progress = Callable[[int, int], None]
@@ -90,7 +90,7 @@ Progress = Callable[[int, int], None]
 def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
     """Run a request and wait until it is over; `progress` hears how many completions are."""
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-    group = Group(leaders, worker, lambda: bell.put(None))
+    group = GenerationGroup(leaders, worker, lambda: bell.put(None))
     try:
         worker.submit(leaders)
         while group.num_left:
@@ -113,7 +113,7 @@ async def await_for(leaders: list[Generation], worker: Worker) -> list[Completio
         if not done.done():
             done.set_result(None)
 
-    group = Group(leaders, worker, lambda: _call_soon(loop, set_done))
+    group = GenerationGroup(leaders, worker, lambda: _call_soon(loop, set_done))
     try:
         worker.submit(leaders)
         await done

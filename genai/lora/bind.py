@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from genai.kernels.device import Factors
 
 from ..errors import InputError, did_you_mean
-from .names import EXPERTS, Module, likely, module_of
+from .names import EXPERTS, Module, likely_module_name, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
 from .targets import LoraTargets, TargetColumns
 
@@ -30,7 +30,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
             could be added.
     """
     dtype: Any = np.float16 if targets.rounds else np.float32
-    found: list[list[Factors]] = [[] for _ in range(targets.count)]
+    factors_of: list[list[Factors]] = [[] for _ in range(targets.count)]
     owners: dict[Module, str] = {}
     for name, pair in adapter.pairs.items():
         module = _module(adapter, name, targets)
@@ -42,7 +42,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
             )
         owners[module] = name
         for target, factors in _factors(adapter, name, pair, targets.parts[module], scale):
-            found[target].append(factors)
+            factors_of[target].append(factors)
             if not all(map(_fits_float16, (factors.a, factors.b))):
                 dtype = np.float32
     if not owners:
@@ -50,7 +50,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
             f"{adapter.source}: holds no factors of products", "there is nothing to add", "give another adapter"
         )
     rows = {part.target.number: part.target.rows for parts in targets.parts.values() for part in parts}
-    whole = [_aligned(factors, rows.get(number, 0)) for number, factors in enumerate(found)]
+    whole = [_aligned(factors, rows.get(number, 0)) for number, factors in enumerate(factors_of)]
     return [[Factors(f.first, f.a.astype(dtype), f.b.astype(dtype)) for f in factors] for factors in whole]
 
 
@@ -78,7 +78,7 @@ def _module(adapter: AdapterParameters, name: str, targets: LoraTargets) -> Modu
     else:
         why = f"the base has {len(targets.parts)} projections: {', '.join(targets.names[:7])}, …"
     otherwise = "use an adapter that was trained on this base, or merge it into the checkpoint: genai lora merge"
-    fix = did_you_mean(str(module or likely(name)), known, otherwise)
+    fix = did_you_mean(str(module or likely_module_name(name)), known, otherwise)
     raise InputError(f"{adapter.source}: {name!r:.200} is no projection of the base", why, fix)
 
 
@@ -155,15 +155,15 @@ def check_mergeable(
         InputError: it has not.
     """
     pair = adapter.pairs[module]
-    wanted = (len(pair.b), pair.a.shape[1])
-    wanted = wanted[::-1] if adapter.fan_in_fan_out else wanted
+    expected = (len(pair.b), pair.a.shape[1])
+    expected = expected[::-1] if adapter.fan_in_fan_out else expected
     if shape is None:
         raise InputError(
             f"{adapter.source}: the checkpoint has no {module + '.weight'!r}", "the adapter changes that module",
             did_you_mean(module + ".weight", names, "merge into the checkpoint that it was trained on"),
         )  # fmt: skip
-    if shape != wanted:
+    if shape != expected:
         raise InputError(
-            f"{adapter.source}: {module!r} adds {list(wanted)} to {list(shape)}", "both must agree",
+            f"{adapter.source}: {module!r} adds {list(expected)} to {list(shape)}", "both must agree",
             "merge into the checkpoint that it was trained on",
         )  # fmt: skip

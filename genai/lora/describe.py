@@ -50,8 +50,8 @@ def find_adapters(folder: Path) -> list[Path]:
         return [folder]
     entries = sorted(folder.iterdir())[:_MOST_ENTRIES]
     files = [*entries, *(path for entry in entries if entry.is_dir() for path in sorted(entry.glob("*")))]
-    found = [path for path in files if path.suffix == SUFFIX or (path.suffix == GGUF and _is_adapter(path))]
-    return sorted([*found, *(entry for entry in entries if (entry / CONFIG).is_file())])
+    adapter_files = [path for path in files if path.suffix == SUFFIX or (path.suffix == GGUF and _is_adapter(path))]
+    return sorted([*adapter_files, *(entry for entry in entries if (entry / CONFIG).is_file())])
 
 
 def _is_adapter(path: Path) -> bool:

@@ -44,10 +44,10 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
     """
     model = GgufModel(path, copied=True)
     data, architecture = model.metadata, model.architecture
-    for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if (found := model.files[0].single(key)) != wanted:
+    for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
+        if (value := model.files[0].single(key)) != expected:
             raise InputError(
-                f"{path}: {key} is {found!r:.40}, expected {wanted!r}", "this GGUF file holds no LoRA adapter",
+                f"{path}: {key} is {value!r:.40}, expected {expected!r}", "this GGUF file holds no LoRA adapter",
                 "a whole model is used as MODEL; an adapter comes from convert_lora_to_gguf.py",
             )  # fmt: skip
     if "adapter.alora.invocation_tokens" in data:
@@ -62,7 +62,7 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
     for name in model:
         module, factor = _factor_of(name, architecture, path)
         factors.setdefault(module, {})[factor] = _floats(model, name, path)
-    pairs = {module: _pair(module, found, float(alpha), path) for module, found in factors.items()}
+    pairs = {module: _pair(module, pair_factors, float(alpha), path) for module, pair_factors in factors.items()}
     if not pairs:
         raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", _AGAIN)
     base = data.get("general.base_model.0.name", "")
@@ -77,13 +77,13 @@ def _factor_of(name: str, architecture: str, path: Path) -> tuple[str, str]:
     if match is None:
         why = "norms were trained beside the factors" if "norm" in name else "names end in .weight.lora_a or .lora_b"
         raise InputError(f"{path}: tensor {name!r:.100} is no factor of a product", why, _AGAIN)
-    place, layer = match["place"], match["layer"]
+    name_in_gguf, layer = match["place"], match["layer"]
     if layer is None:
-        return _OUTSIDE.get(place, place), match["factor"]
+        return _OUTSIDE.get(name_in_gguf, name_in_gguf), match["factor"]
     known: Mapping[str, str] = _NAMES
     if architecture in _GATE_IN_UP:
         known = {**_NAMES, "ffn_up": "mlp.gate_up_proj"}
-    return f"model.layers.{int(layer)}.{known.get(place, place)}", match["factor"]
+    return f"model.layers.{int(layer)}.{known.get(name_in_gguf, name_in_gguf)}", match["factor"]
 
 
 def _floats(model: GgufModel, name: str, path: Path) -> NDArray[Any]:
@@ -94,12 +94,12 @@ def _floats(model: GgufModel, name: str, path: Path) -> NDArray[Any]:
         raise InputError(f"{path}: tensor {name!r} is damaged", str(error), "download it again") from error
 
 
-def _pair(module: str, found: Mapping[str, NDArray[Any]], alpha: float, path: Path) -> Pair:
-    if len(found) != 2:
+def _pair(module: str, factors: Mapping[str, NDArray[Any]], alpha: float, path: Path) -> Pair:
+    if len(factors) != 2:
         raise InputError(
-            f"{path}: {module!r} has no factor {'B' if 'a' in found else 'A'}", "A and B come in pairs", _AGAIN
+            f"{path}: {module!r} has no factor {'B' if 'a' in factors else 'A'}", "A and B come in pairs", _AGAIN
         )
-    a, b = found["a"], found["b"]
+    a, b = factors["a"], factors["b"]
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise InputError(
             f"{path}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",

@@ -35,10 +35,10 @@ def take_out_empty_factors(graph: Graph) -> dict[str, str]:
     empty = {name for name, (_, shape) in with_defaults(graph).items() if len(shape) == 2 and 0 in shape}
     gone: dict[str, str] = {}
     for first in sorted(empty):
-        found = _pattern(graph, first, empty)
-        if found is None:
+        match = _pattern(graph, first, empty)
+        if match is None:
             continue
-        second, total, base = found
+        second, total, base = match
         output = total.outputs[0]
         if graph.is_output(output):
             continue

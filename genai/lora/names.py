@@ -48,10 +48,10 @@ class Module(NamedTuple):
 def module_of(name: str) -> Module | None:
     """The projection that a name with dots or slashes speaks of; None where it is none that can be adapted."""
     parts = re.split(r"[./]", name)
-    places = [i for i, part in enumerate(parts[:-2]) if part in _LAYERS and _is_number(parts[i + 1])]
-    if not places or any(_ELSEWHERE.search(part) for part in parts[: places[0]]):
+    indices = [i for i, part in enumerate(parts[:-2]) if part in _LAYERS and _is_number(parts[i + 1])]
+    if not indices or any(_ELSEWHERE.search(part) for part in parts[: indices[0]]):
         return None
-    inside = parts[places[0] + 2 :]
+    inside = parts[indices[0] + 2 :]
     is_shared = any(_SHARED.match(part) for part in inside)
     if any(EXPERTS.search(part) and not _SHARED.match(part) for part in inside) and not is_shared:
         return None
@@ -59,16 +59,16 @@ def module_of(name: str) -> Module | None:
         return None
     in_attention = any(_ATTENTION.search(part) for part in inside)
     known = {**_ANYWHERE, **(_IN_ATTENTION if in_attention else _IN_FEED_FORWARD)}
-    found = next((known[part] for part in inside if part in known), None)
-    if found is None:
+    projection = next((known[part] for part in inside if part in known), None)
+    if projection is None:
         return None
-    return Module(int(parts[places[0] + 1]), f"shared_expert.{found}" if is_shared else found)
+    return Module(int(parts[indices[0] + 1]), f"shared_expert.{projection}" if is_shared else projection)
 
 
-def likely(name: str) -> str:
+def likely_module_name(name: str) -> str:
     """How a projection would be called that the end of a name speaks of, known or not; the name itself without layer.
 
-    >>> likely("base_model.model.model.layers.3.self_attn.q_prj")
+    >>> likely_module_name("base_model.model.model.layers.3.self_attn.q_prj")
     'layers.3.q_prj'
     """
     parts = re.split(r"[./]", name)

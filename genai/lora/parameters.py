@@ -1,4 +1,4 @@
-"""What an adapter's files hold, whatever their form: pairs of factors by the name of the module that they change."""
+"""What an adapter's files hold, whatever their format: pairs of factors by the name of the module that they change."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def adapter_path(source: str | Path) -> Path:
         path = Path(source)
         if path.is_dir():
             return path
-        there = path.exists()
+        exists = path.exists()
     except (TypeError, ValueError, OSError) as error:
         raise InputError(f"an adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
-    if not there or not (path.suffix == SUFFIX or is_gguf(path)):
-        why = f"it is a file whose name does not end in {SUFFIX}" if there else "there is no such folder or file"
+    if not exists or not (path.suffix == SUFFIX or is_gguf(path)):
+        why = f"it is a file whose name does not end in {SUFFIX}" if exists else "there is no such folder or file"
         raise ModelFolderError(f"{path}: not an adapter", why, _GIVE_ONE)
     return path
 
@@ -208,22 +208,22 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
         arrays[f"{base}.lora_A.MatMul.weight"] = narrowed(a.T, dtype, adapter.source, module)
         arrays[f"{base}.lora_B.MatMul.weight"] = narrowed(b.T, dtype, adapter.source, module)
     if path.exists():
-        raise written_already(path)
+        raise already_exists(path)
     AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
 
 
-def written_already(path: Path) -> InputError:
+def already_exists(path: Path) -> InputError:
     """The error that something is where an adapter is to be written."""
     return InputError(f"{path} exists already", "an adapter is never overwritten", "remove it, or choose another place")
 
 
-def input_names(adapter: AdapterParameters, taken: Mapping[str, str] | None = None) -> dict[str, str]:
+def input_names(adapter: AdapterParameters, known_names: Mapping[str, str] | None = None) -> dict[str, str]:
     """Per module of an adapter what graphs of onnxruntime-genai's builder call its inputs, before ".lora_A".
 
     Args:
-        taken: the names of the factors A (and B) that a graph has; without them, the builder's own way.
+        known_names: the names of the factors A (and B) that a graph has; without them, the builder's own way.
     """
-    known = {module_of(split_factor(name)[0]): split_factor(name)[0] for name in taken or ()}
+    known = {module_of(split_factor(name)[0]): split_factor(name)[0] for name in known_names or ()}
     return {module: known.get(module_of(module), module.replace(".self_attn.", ".attn.")) for module in adapter.pairs}
 
 
@@ -235,8 +235,8 @@ def checkpoint_name(module: str) -> str:
 def split_factor(name: str) -> tuple[str, str]:
     """A parameter's module and which factor it is, "A" or "B"; "" where it is neither."""
     for factor in "AB":
-        before, found, _ = name.partition(f".lora_{factor}.")
-        if found:
+        before, separator, _ = name.partition(f".lora_{factor}.")
+        if separator:
             return before, factor
         if name.endswith(f".lora_{factor}"):
             return name[: -len(f".lora_{factor}")], factor

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from ..errors import InputError, ModelFolderError
 from ..models.folders import folder_json, readable
 from ..weight_files.safetensors import read_safetensors
-from .parameters import AdapterParameters, checkpoint_name, narrowed, paired, scaled, written_already
+from .parameters import AdapterParameters, already_exists, checkpoint_name, narrowed, paired, scaled
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # Where our own tools write down which base an adapter was trained on; see `store.base_identity`.
@@ -73,8 +73,8 @@ def read_peft(folder: Path) -> AdapterParameters:
         names[module][factor] = name
     ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
     pairs = {}
-    for module, found in names.items():
-        a, b = _arrays(tensors, module, found, path)
+    for module, factor_names in names.items():
+        a, b = _arrays(tensors, module, factor_names, path)
         rank, alpha = ranks.of(module), alphas.of(module)
         scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
         pairs[module] = paired(path, module, a, b, scale)
@@ -93,9 +93,9 @@ def read_peft(folder: Path) -> AdapterParameters:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    def absent(place: Path) -> ModelFolderError:
+    def absent(path: Path) -> ModelFolderError:
         return ModelFolderError(
-            f"{place}: no {CONFIG}",
+            f"{path}: no {CONFIG}",
             "an adapter is a folder as PEFT writes it, an .onnx_adapter file, or a GGUF file",
             "give one",
         )
@@ -114,10 +114,10 @@ def _config(folder: Path) -> dict[str, Any]:
         raise InputError(
             f"{folder}: bias is {config['bias']!r:.40}", "biases of the base were trained beside the factors", _MERGE
         )
-    begun = config.get("init_lora_weights")
-    if isinstance(begun, str) and begun.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
+    initialisation = config.get("init_lora_weights")
+    if isinstance(initialisation, str) and initialisation.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
         raise InputError(
-            f"{folder}: init_lora_weights is {begun!r:.40}",
+            f"{folder}: init_lora_weights is {initialisation!r:.40}",
             "training began by taking a part out of the base's weights, so the factors fit another base than yours",
             "save it with PEFT's path_initial_model_for_weight_conversion, or use the base without that part and set "
             f"init_lora_weights to true in {CONFIG}",
@@ -147,8 +147,8 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
     else:
         inner = name
     for factor in "AB":
-        before, found, after = inner.partition(f".lora_{factor}.")
-        if found and after.split(".")[-1] == "weight" and after.count(".") <= 1:
+        before, separator, after = inner.partition(f".lora_{factor}.")
+        if separator and after.split(".")[-1] == "weight" and after.count(".") <= 1:
             return before, factor
     reasons = {
         "base_layer": "the embedding or the head was adapted, whose weight was saved beside the factors",
@@ -187,20 +187,22 @@ class _Numbers:
     def __init__(
         self, config: Mapping[str, Any], patterns: str, default: str, least: float, folder: Path, modules: int
     ) -> None:
-        self._place, self._least = folder / CONFIG, least
-        given = config.get(patterns) or {}
-        if not isinstance(given, dict):
-            raise InputError(f"{folder}: {patterns} is {given!r:.80}", "numbers by pattern are expected", "correct it")
-        if len(given) * modules > _MOST_TRIALS:
+        self._path, self._least = folder / CONFIG, least
+        numbers = config.get(patterns) or {}
+        if not isinstance(numbers, dict):
             raise InputError(
-                f"{folder}: {patterns} has {len(given)} patterns, for {modules} modules",
+                f"{folder}: {patterns} is {numbers!r:.80}", "numbers by pattern are expected", "correct it"
+            )
+        if len(numbers) * modules > _MOST_TRIALS:
+            raise InputError(
+                f"{folder}: {patterns} has {len(numbers)} patterns, for {modules} modules",
                 f"at most {_MOST_TRIALS:,} pairs of the two are tried",
                 "write patterns that fit several modules",
             )
         self._default = self._number(default, config.get(default, 8))
         self._numbers = [
             (self._pattern(patterns, pattern), self._number(f"{patterns}[{pattern!r:.80}]", value))
-            for pattern, value in given.items()
+            for pattern, value in numbers.items()
         ]
 
     def of(self, module: str) -> float:
@@ -216,16 +218,16 @@ class _Numbers:
             said = error.args[0] if error.args else error
             why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             raise InputError(
-                f"{self._place}: {patterns} has {pattern!r:.80}",
+                f"{self._path}: {patterns} has {pattern!r:.80}",
                 f"it is no pattern that is tried here ({why}): one that looks around or back could take for ever",
                 "write the modules down by their names",
             ) from error
 
-    def _number(self, what: str, value: Any) -> float:
+    def _number(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_NUMBER:
-            raise InputError(f"{self._place}: {what} is {value!r:.40}", "a finite number is expected", "correct it")
+            raise InputError(f"{self._path}: {name} is {value!r:.40}", "a finite number is expected", "correct it")
         if value < self._least:
-            raise InputError(f"{self._place}: {what} is {value}", "a rank is at least 1", "correct it")
+            raise InputError(f"{self._path}: {name} is {value}", "a rank is at least 1", "correct it")
         return float(value)
 
 
@@ -242,7 +244,7 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
             "PEFT's folders hold pairs of factors", "keep it as an .onnx_adapter file",
         )  # fmt: skip
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise written_already(folder)
+        raise already_exists(folder)
     names = {module: checkpoint_name(module) for module in adapter.pairs}
     ranks = {names[module]: len(pair.a) for module, pair in adapter.pairs.items()}
     most = max(ranks.values())

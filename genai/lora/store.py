@@ -189,11 +189,11 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             OptionError: a name that is not loaded, or a weight that is not finite.
             As load: an adapter that was dropped from memory, and whose files are gone or changed.
         """
-        wanted = self.check(choice)
-        if not wanted:
+        weights = self.check(choice)
+        if not weights:
             return None
         with self._lock:
-            entries = [(self._entry(name), weight) for name, weight in wanted.items()]
+            entries = [(self._entry(name), weight) for name, weight in weights.items()]
             for entry, _ in entries:
                 if entry.values:
                     raise _only_generators(entry)
@@ -208,20 +208,20 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """Names and weights of a request's adapters, checked; weights of 0 are left out. Raises OptionError."""
         if choice is None:
             return {}
-        given = {choice: 1.0} if isinstance(choice, str) else choice
-        if not isinstance(given, Mapping):
+        choices = {choice: 1.0} if isinstance(choice, str) else choice
+        if not isinstance(choices, Mapping):
             raise OptionError(
                 f"adapter = {choice!r:.80}", "a name, or weights by name, are expected", 'pass "a" or {"a": 0.7}'
             )
-        if len(given) > _MOST_ADAPTERS_OF_A_REQUEST:
+        if len(choices) > _MOST_ADAPTERS_OF_A_REQUEST:
             raise OptionError(
-                f"{len(given)} adapters for one request",
+                f"{len(choices)} adapters for one request",
                 f"at most {_MOST_ADAPTERS_OF_A_REQUEST} go together",
                 "merge some",
             )
-        for name in given:
+        for name in choices:
             self._entry(name)
-        weights = {name: _number(f"weight of adapter {name!r}", weight) for name, weight in given.items()}
+        weights = {name: _number(f"weight of adapter {name!r}", weight) for name, weight in choices.items()}
         return {name: weight for name, weight in weights.items() if weight != 0}
 
     def modules(self, name: str) -> frozenset[str]:
@@ -249,9 +249,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         entry = self._entries.get(name) if isinstance(name, str) else None
         if entry is None:
             names = self.names
-            shown = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
+            listed = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
             fix = did_you_mean(str(name), names, "load it first (--lora NAME=PATH, LLM.load_adapter)")
-            raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(shown) or 'none'}", fix)
+            raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(listed) or 'none'}", fix)
         return entry
 
     def _read(self, path: str | Path) -> AdapterParameters:
@@ -289,7 +289,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         """
         if entry.values:
             return
-        size = sum(one.a.nbytes + one.b.nbytes for place in factors for one in place)
+        size = sum(one.a.nbytes + one.b.nbytes for pairs in factors for one in pairs)
         executor = self.model.decoder.executor
         on_device = executor.free_bytes()
         free = available_memory() if on_device is None else on_device
@@ -368,9 +368,9 @@ def _check_name(name: Any) -> None:
 _NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 
 
-def _number(what: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not -1e6 <= _widest(value) <= 1e6:
-        raise OptionError(f"{what} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
+        raise OptionError(f"{name} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
     return float(value)
 
 

@@ -69,14 +69,14 @@ class LoraTargets:
 
 def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
     """A program whose products have targets, and what they are; values and constants stay the same."""
-    found: dict[Module, LoraTarget] = {}
+    targets: dict[Module, LoraTarget] = {}
     # Adapters know the columns of x in the order that they have before a quantised matrix has them put in its own.
     origins = {op.out: op.x for op in program.ops
                if isinstance(op, SelectColumns) and REORDERED in op.out}  # fmt: skip
     parts: list[Any] = []
     for is_host, run in groupby(program.parts, lambda part: not isinstance(part, Op)):
         some: list[Any] = list(run)
-        parts += some if is_host else _changed(some, program, found, origins)
+        parts += some if is_host else _changed(some, program, targets, origins)
     sizes = {
         op.layer: (op.heads * op.head_size, *(op.kv_heads * size for size in
                        (op.head_size, op.v_head_size)))
@@ -85,7 +85,7 @@ def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
     products = [op for op in program.ops if isinstance(op, Linear | GatedLinear)]
     weights = [projections(op)[0].weight for op in products if not op.exact]
     rounds = any(isinstance(weight, BlockWeight) and weight.is_uniform for weight in weights)
-    return replace(program, parts=tuple(parts)), LoraTargets(_parts(found, sizes), len(found), rounds)
+    return replace(program, parts=tuple(parts)), LoraTargets(_parts(targets, sizes), len(targets), rounds)
 
 
 def without_targets(program: OpProgram) -> OpProgram:
@@ -103,34 +103,34 @@ def _bare(part: Any) -> Any:
 
 
 def _changed(
-    ops: Sequence[Op], program: OpProgram, found: dict[Module, LoraTarget], origins: Mapping[str, str]
+    ops: Sequence[Op], program: OpProgram, targets: dict[Module, LoraTarget], origins: Mapping[str, str]
 ) -> list[Op]:
     """Ops in order; what adapters make of a product's input comes before the first product that reads it."""
-    made: list[Op] = []
+    changed: list[Op] = []
     shrinks: dict[str, list[Op]] = {}
     for op in ops:
         if isinstance(op, Linear | GatedLinear) and program.types[op.x].per is Per.TOKEN:
             origin = origins.get(op.x, op.x)
-            op = _adapted(op, found, shrinks.setdefault(op.x, []), origin)
-        made.append(op)
+            op = _adapted(op, targets, shrinks.setdefault(op.x, []), origin)
+        changed.append(op)
     result: list[Op] = []
-    for op in made:
+    for op in changed:
         if isinstance(op, Linear | GatedLinear):
             result += shrinks.pop(op.x, [])
         result.append(op)
     return result
 
 
-def _adapted(op: Linear | GatedLinear, found: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
-    """A product with its targets; those of its branches are added to `found`, and what they read to `shrinks`."""
+def _adapted(op: Linear | GatedLinear, targets: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
+    """A product with its targets; those of its branches are added to `targets`, and what they read to `shrinks`."""
     changes: dict[str, Projection] = {}
     for name in ("branch",) if isinstance(op, Linear) else ("gate", "up"):
         branch: Projection = getattr(op, name)
         module = _module(op, branch)
-        if module is None or module in found or branch.weight.columns < _LEAST_COLUMNS:
+        if module is None or module in targets or branch.weight.columns < _LEAST_COLUMNS:
             continue
-        target = LoraTarget(len(found), module, branch.weight.rows, branch.weight.columns)
-        found[module] = target
+        target = LoraTarget(len(targets), module, branch.weight.rows, branch.weight.columns)
+        targets[module] = target
         hidden = f"adapters of {module}"
         shrinks.append(LoraShrink(origin, target.number, hidden, op_type="LoraShrink"))
         changes[name] = replace(branch, delta=LoraDelta(hidden, target.number))
@@ -144,23 +144,23 @@ def _module(op: Linear | GatedLinear, branch: Projection) -> Module | None:
 
 
 def _parts(
-    found: Mapping[Module, LoraTarget], sizes: Mapping[int, Sequence[int]]
+    targets: Mapping[Module, LoraTarget], sizes: Mapping[int, Sequence[int]]
 ) -> dict[Module, tuple[TargetColumns, ...]]:
     parts: dict[Module, tuple[TargetColumns, ...]] = {
-        module: (TargetColumns(target, 0, target.rows),) for module, target in found.items()
+        module: (TargetColumns(target, 0, target.rows),) for module, target in targets.items()
     }
-    for module, target in found.items():
+    for module, target in targets.items():
         layer, kind = module
         widths = sizes.get(layer, ()) if kind == "qkv_proj" else (target.rows // 2,) * 2
         inner = FUSED.get(kind, ())
         if inner and sum(widths) == target.rows:
             for index, name in enumerate(inner):
                 parts.setdefault(Module(layer, name), (TargetColumns(target, sum(widths[:index]), widths[index]),))
-    for layer in {module.layer for module in found}:
+    for layer in {module.layer for module in targets}:
         for kind, inner in FUSED.items():
-            own = [found.get(Module(layer, name)) for name in inner]
-            if Module(layer, kind) not in found and all(own):
+            inner_targets = [targets.get(Module(layer, name)) for name in inner]
+            if Module(layer, kind) not in targets and all(inner_targets):
                 parts[Module(layer, kind)] = tuple(
-                    TargetColumns(target, 0, target.rows) for target in own if target is not None
+                    TargetColumns(target, 0, target.rows) for target in inner_targets if target is not None
                 )
     return parts

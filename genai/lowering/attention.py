@@ -25,7 +25,7 @@ def group_query_attention_rows(at: NodeRows) -> States:
     heads, kv_heads = int(at.node.attribute("num_heads", 0)), int(at.node.attribute("kv_num_heads", 0))
     width = query.known_shape[2].factor
     head_size = width // heads if key is not None else width // (heads + 2 * kv_heads)
-    at.found.attention.append(at.node)
+    at.analysis.attention.append(at.node)
     output = query.resized(2, RowDim(heads * head_size))
     return [output, State(Kind.CACHE), State(Kind.CACHE), *([State(Kind.CONTEXT)] * (len(at.node.outputs) - 3))]
 
@@ -68,8 +68,10 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
     key, value = (spec.inputs[index] if spec.has(index) else "" for index in (1, 2))
     widths = [heads * head_size, kv_heads * head_size, kv_heads * v_head_size]
     # What a host node makes has no type yet; here it gets the one that attention needs.
-    wanted = {spec.inputs[0]: widths[0], key: widths[1], value: widths[2]} if key else {spec.inputs[0]: sum(widths)}
-    for index, width in enumerate(wanted.values()):
+    input_widths = (
+        {spec.inputs[0]: widths[0], key: widths[1], value: widths[2]} if key else {spec.inputs[0]: sum(widths)}
+    )
+    for index, width in enumerate(input_widths.values()):
         known = spec.rows(index)
         if known is not None and known.width != width:
             return None
@@ -81,13 +83,13 @@ def paged_attention(spec: LoweringSpec) -> Lowered | None:
         q_norm=spec.constant_name(8), k_norm=spec.constant_name(9),
         epsilon=float(attributes.get("qk_norm_epsilon", 1e-6)), op_type=spec.op_type,
     )  # fmt: skip
-    asked = {
+    input_types = {
         name: RowsType((1, -1, width), width)
-        for index, (name, width) in enumerate(wanted.items())
+        for index, (name, width) in enumerate(input_widths.items())
         if spec.rows(index) is None
     }
     width = heads * v_head_size
-    return Lowered([op], {**asked, out: RowsType((1, -1, width), width)})
+    return Lowered([op], {**input_types, out: RowsType((1, -1, width), width)})
 
 
 def _rope(spec: NodeSpec) -> Rope | None:

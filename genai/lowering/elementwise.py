@@ -75,25 +75,25 @@ def _is_per_row(constant: NDArray[Any] | None, shape: RowsType) -> bool:
 
 
 def elementwise_rows(at: NodeRows) -> States:
-    given = [state for state in at.states if state is not None]
-    if all(state.kind in (Kind.LENGTHS, Kind.UNIFORM) for state in given):
+    states = [state for state in at.states if state is not None]
+    if all(state.kind in (Kind.LENGTHS, Kind.UNIFORM) for state in states):
         return [_length_arithmetic(at)]
-    if any(state.kind not in (Kind.ROWS, Kind.UNIFORM) for state in given):
+    if any(state.kind not in (Kind.ROWS, Kind.UNIFORM) for state in states):
         raise NotFlattenable("tokens meet values computed from the attention mask or from lengths")
-    rank = max(state.rank for state in given)
-    axes = {state.axis + rank - state.rank for state in given if state.kind is Kind.ROWS}
+    rank = max(state.rank for state in states)
+    axes = {state.axis + rank - state.rank for state in states if state.kind is Kind.ROWS}
     if len(axes) != 1:
         raise NotFlattenable("two values bring their tokens along different axes")
     axis = axes.pop()
-    shape = tuple(_broadcast(given, rank, i, axis) for i in range(rank))
+    shape = tuple(_broadcast(states, rank, i, axis) for i in range(rank))
     return [State(Kind.ROWS, shape, axis)] * len(at.node.outputs)
 
 
-def _broadcast(given: Sequence[State], rank: int, index: int, axis: int) -> RowDim:
+def _broadcast(states: Sequence[State], rank: int, index: int, axis: int) -> RowDim:
     result = ONE
-    for state in given:
-        own = index - (rank - state.rank)
-        dim = state.known_shape[own] if own >= 0 else ONE
+    for state in states:
+        own_axis = index - (rank - state.rank)
+        dim = state.known_shape[own_axis] if own_axis >= 0 else ONE
         if state.kind is Kind.UNIFORM and index == axis and dim != ONE:
             raise NotFlattenable(f"a constant of size {dim} runs along the token axis")
         result = dim if dim != ONE else result

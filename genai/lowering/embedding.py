@@ -53,7 +53,7 @@ def _last_row(at: NodeRows, data: State) -> State:
     index = at.graph.constant(at.node.inputs[1])
     if index is None or index.ndim != 0 or int(index) != -1 or data.axis != 1 or data.known_shape[0] != BATCH:
         raise NotFlattenable("picks tokens by their place in the sequence")
-    at.found.last_row_gathers.append(at.node)
+    at.analysis.last_row_gathers.append(at.node)
     shape = (RowDim(1, tokens=True), *data.known_shape[2:])
     return State(Kind.ROWS, shape, 0)
 

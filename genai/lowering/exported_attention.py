@@ -55,8 +55,8 @@ class PlainAttention:
 
 def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention]:
     """Every layer of that form, in the order of the graph."""
-    found = (_match(graph, node, names) for node in graph.nodes if node.key == ("", "MatMul"))
-    return [match for match in found if match is not None]
+    matches = (_match(graph, node, names) for node in graph.nodes if node.key == ("", "MatMul"))
+    return [match for match in matches if match is not None]
 
 
 def replace_plain_attention(
@@ -183,9 +183,9 @@ def _skip(graph: Graph, name: str) -> str:
 
 def _nan_guard(graph: Graph, node: Node) -> str | None:
     """The x of Where(IsNaN(x), 0, x), which matters only to rows that see nothing."""
-    found = find(graph, node, Pattern("Where", Pattern("IsNaN", "x"), "zero", "x"))
-    zero = graph.constant(found["zero"]) if found else None
-    return found["x"] if zero is not None and not np.any(zero) else None
+    match = find(graph, node, Pattern("Where", Pattern("IsNaN", "x"), "zero", "x"))
+    zero = graph.constant(match["zero"]) if match else None
+    return match["x"] if zero is not None and not np.any(zero) else None
 
 
 def _producer(graph: Graph, name: str, op_type: str) -> Node | None:
@@ -213,13 +213,13 @@ _FLAT_SWAP = Pattern("Reshape", Pattern("Transpose", Pattern("Reshape", "x", "jo
 def flat_swap(graph: Graph, name: str) -> str | None:
     """The x of Reshape(Transpose(Reshape(x, [-1, T, D]), [0, 2, 1]), [..., D, T]); None if it is anything else."""
     node = graph.producer(name)
-    found = {} if node is None else find(graph, node, _FLAT_SWAP)
-    swap = made_by(graph, found.get("swapped", ""), "Transpose")
+    match = {} if node is None else find(graph, node, _FLAT_SWAP)
+    swap = made_by(graph, match.get("swapped", ""), "Transpose")
     if swap is None or swap.attribute("perm", None) != [0, 2, 1]:
         return None
-    source = found["x"]
+    source = match["x"]
     rows, columns = (-2, -1), (-1, None)
-    before, after = (_parts(graph, shape, source) for shape in (found["joined"], found["apart"]))
+    before, after = (_parts(graph, shape, source) for shape in (match["joined"], match["apart"]))
     return source if before == [-1, rows, columns] and after == [(None, -2), columns, rows] else None
 
 

@@ -199,8 +199,8 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
     sin, long_sin = tables.get(node.input(8), (node.input(8), ""))
     attributes = {name: node.attributes[name] for name in _KEPT_ATTRIBUTES if name in node.attributes}
     node.domain, node.op_type = OURS, "PagedAttention"
-    given, more = ([node.input(index) for index in places] for places in ((0, 1, 2), (11, 14, 15)))
-    node.inputs = [*given, cos, sin, long_cos, long_sin, *more]
+    first_inputs, more = ([node.input(index) for index in indices] for indices in ((0, 1, 2), (11, 14, 15)))
+    node.inputs = [*first_inputs, cos, sin, long_cos, long_sin, *more]
     node.outputs = node.outputs[:1]
     node.attributes = attributes
     node.set_attribute("layer", layer.layer)

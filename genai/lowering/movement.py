@@ -11,7 +11,7 @@ from genai.kernels.ir import LogitsRows, Per, RowsType
 from ..onnx.node import OURS
 from .elementwise import elementwise_rows
 from .rows import ONE, Kind, NotFlattenable, RowDim, RowShape, State, product, rows
-from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, slice_columns, the_rows
+from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_rule, single_rows_state, slice_columns
 
 
 @row_rule("If")
@@ -22,18 +22,18 @@ def choose_tables(at: NodeRows) -> States:
     for branch in at.node.subgraphs():
         if any(inner.op_type != "Constant" for inner in branch.nodes):
             raise NotFlattenable("a branch that does more than choose constants")
-    at.found.table_choices.append(at.node)
+    at.analysis.table_choices.append(at.node)
     return [State(Kind.TABLES)] * len(at.node.outputs)
 
 
 @row_rule("Expand")
 def expand_rows(at: NodeRows) -> States:
-    state = the_rows(at.states[:1])
-    wanted = at.lengths(1)
-    if wanted is None or len(wanted) > state.rank:
+    state = single_rows_state(at.states[:1])
+    target = at.lengths(1)
+    if target is None or len(target) > state.rank:
         raise NotFlattenable("the new shape is not known")
     shape = list(state.known_shape)
-    for index, dim in enumerate(wanted, start=state.rank - len(wanted)):
+    for index, dim in enumerate(target, start=state.rank - len(target)):
         if index != state.axis and dim != ONE:
             shape[index] = dim
     return [state.with_shape(tuple(shape))]
@@ -57,21 +57,21 @@ def transpose_rows(at: NodeRows) -> States:
 
 @row_rule("Concat")
 def concat_rows(at: NodeRows) -> States:
-    given = [state for state in at.states if state is not None]
-    if any(state.kind is Kind.LENGTHS for state in given):
+    states = [state for state in at.states if state is not None]
+    if any(state.kind is Kind.LENGTHS for state in states):
         parts = [at.lengths(index) for index in range(len(at.states))]
         if all(part is not None for part in parts):
             return [State(Kind.LENGTHS, entries=tuple(dim for part in parts for dim in part or ()))]
         return [State(Kind.CONTEXT)]
-    if any(state.kind is not Kind.ROWS for state in given):
+    if any(state.kind is not Kind.ROWS for state in states):
         raise NotFlattenable("tokens are joined with values that are not per token")
-    first = given[0]
+    first = states[0]
     axis = at.axis(first, 0)
-    for state in given:
+    for state in states:
         at.keep_off(state, axis)
-    if len({state.axis for state in given}) != 1:
+    if len({state.axis for state in states}) != 1:
         raise NotFlattenable("two values bring their tokens along different axes")
-    width = sum(state.known_shape[axis].factor for state in given)
+    width = sum(state.known_shape[axis].factor for state in states)
     return [first.resized(axis, RowDim(width))]
 
 
@@ -94,15 +94,15 @@ def reshape_rows(at: NodeRows) -> States:
         return [state]
     if state.kind is not Kind.ROWS:
         return [State(state.kind)]
-    wanted = at.lengths(1)
-    if wanted is None:
+    target = at.lengths(1)
+    if target is None:
         raise NotFlattenable("the new shape is not known")
-    shape = _resolve(state.known_shape, wanted, bool(at.node.attribute("allowzero", 0)))
+    shape = _resolve(state.known_shape, target, bool(at.node.attribute("allowzero", 0)))
     return [_regrouped(state, shape)]
 
 
-def _resolve(old: RowShape, wanted: RowShape, allow_zero: bool) -> RowShape:
-    copied = [old[i] if dim == RowDim(0) and not allow_zero and i < len(old) else dim for i, dim in enumerate(wanted)]
+def _resolve(old: RowShape, target: RowShape, allow_zero: bool) -> RowShape:
+    copied = [old[i] if dim == RowDim(0) and not allow_zero and i < len(old) else dim for i, dim in enumerate(target)]
     rest = product(tuple(dim for dim in copied if dim != RowDim(-1)))
     total = product(old)
     if RowDim(-1) not in copied:
@@ -160,7 +160,7 @@ def squeeze_rows(at: NodeRows) -> States:
     axes = at.axes()
     if axes is None:
         raise NotFlattenable("the axes to drop depend on run-time sizes")
-    axes = [state.place(axis) for axis in axes]
+    axes = [state.axis_index(axis) for axis in axes]
     for axis in axes:
         at.keep_off(state, axis)
     return [state.without_axes(axes)]
@@ -190,8 +190,8 @@ def split_rows(at: NodeRows) -> States:
     if at.node.input(1):
         sizes = at.ints(1)
     else:
-        listed = at.node.attribute("split", None)
-        sizes = listed or _even_sizes(state.known_shape[axis].factor, len(at.node.outputs))
+        split = at.node.attribute("split", None)
+        sizes = split or _even_sizes(state.known_shape[axis].factor, len(at.node.outputs))
     return [state.resized(axis, RowDim(size)) for size in sizes]
 
 
@@ -208,7 +208,7 @@ def slice_rows(at: NodeRows) -> States:
         return [State(Kind.LENGTHS, entries=state.entries[starts[0] : ends[0] : steps[0]])]
     shape = list(state.known_shape)
     for start, end, axis, step in zip(starts, ends, axes or range(len(starts)), steps, strict=False):
-        axis = state.place(axis)
+        axis = state.axis_index(axis)
         at.keep_off(state, axis)
         shape[axis] = RowDim(len(range(shape[axis].factor)[start:end:step]))
     return [state.with_shape(tuple(shape))]
@@ -218,10 +218,10 @@ def _slice_arguments(at: NodeRows) -> tuple[list[int], list[int], list[int], lis
     if len(at.node.inputs) == 1:
         starts, ends = (list(at.node.attribute(name, [])) for name in ("starts", "ends"))
         return starts, ends, list(at.node.attribute("axes", None) or range(len(starts))), [1] * len(starts)
-    given = [_known_ints(at, index) for index in range(1, len(at.states))]
-    starts, ends = given[0] or [], given[1] or []
-    axes = given[2] if len(given) > 2 and given[2] is not None else list(range(len(starts)))
-    steps = given[3] if len(given) > 3 and given[3] is not None else [1] * len(starts)
+    arguments = [_known_ints(at, index) for index in range(1, len(at.states))]
+    starts, ends = arguments[0] or [], arguments[1] or []
+    axes = arguments[2] if len(arguments) > 2 and arguments[2] is not None else list(range(len(starts)))
+    steps = arguments[3] if len(arguments) > 3 and arguments[3] is not None else [1] * len(starts)
     return starts, ends, axes, steps
 
 
@@ -260,8 +260,8 @@ def lower_split(spec: LoweringSpec) -> Lowered | None:
     if spec.has(1):
         sizes = None if spec.constants[1] is None else [int(size) for size in spec.constant(1).reshape(-1)]
     else:
-        given = spec.attributes.get("split")
-        sizes = list(given) if given else _even_sizes(x.width, len(spec.outputs))
+        split = spec.attributes.get("split")
+        sizes = list(split) if split else _even_sizes(x.width, len(spec.outputs))
     if sizes is None or len(sizes) != len(spec.outputs) or min(sizes) < 1 or sum(sizes) != x.width:
         return None
     starts = np.cumsum([0, *sizes]).tolist()

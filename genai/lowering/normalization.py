@@ -16,7 +16,7 @@ from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_r
 def reduce_rows(at: NodeRows) -> States:
     state = at.rows
     axes = at.axes()
-    axes = list(range(state.rank)) if axes is None else [state.place(axis) for axis in axes]
+    axes = list(range(state.rank)) if axes is None else [state.axis_index(axis) for axis in axes]
     return [_reduced(at, state, axes)]
 
 

@@ -58,13 +58,13 @@ class _RowCompiler(Compiler):
         types = [self.types.get(name) for name in node.inputs]
         spec = LoweringSpec(**vars(self._spec(node, {})), types=types)
         try:
-            made = rule(spec)
+            lowered = rule(spec)
         except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
             raise unusable(node, error) from error
-        if made is None:
+        if lowered is None:
             return False
-        self.parts.extend(made.ops)
-        self.types.update(made.types)
+        self.parts.extend(lowered.ops)
+        self.types.update(lowered.types)
         return True
 
     def _spec(self, node: Node, subgraphs: Mapping[str, Any]) -> NodeSpec:
@@ -98,14 +98,14 @@ def _on_host(step: OpCall, inputs: Sequence[Any]) -> tuple[Any, ...]:
 
 def _rows_type(graph: Graph, name: str, per: Per) -> RowsType | None:
     """What is known of a value that a host node makes: rows, if it is [1, rows, features]."""
-    found = graph.type_of(name)
-    shape = found.shape if isinstance(found, TensorType) else None
+    type_ = graph.type_of(name)
+    shape = type_.shape if isinstance(type_, TensorType) else None
     if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or isinstance(shape[1], int):
         return None
     return RowsType((1, -1, shape[2]), shape[2], per)
 
 
-def _kept(array: NDArray[Any]) -> NDArray[Any]:
+def _copied(array: NDArray[Any]) -> NDArray[Any]:
     """A small constant as a copy: then a model whose large ones are all packed needs its files no more."""
     return array.copy() if array.nbytes <= _COPIED_BYTES else array
 
@@ -117,7 +117,7 @@ class ProgramConstants:
         self._release = compiler.weights.release
         ops = [part for part in compiler.parts if isinstance(part, Op)]
         names = {name for op in ops for name in constant_names(op)}
-        self._arrays: dict[str, NDArray[Any]] = {name: _kept(compiler.constants[name]) for name in names}
+        self._arrays: dict[str, NDArray[Any]] = {name: _copied(compiler.constants[name]) for name in names}
         weights = {weight for op in ops for weight in weights_of(op)}
         self._readers = Counter(name for weight in weights for name in constant_names(weight))
 

@@ -76,7 +76,7 @@ class State:
             raise NotFlattenable(f"the shape of a value that is {self.kind.value} is not known")
         return self.shape
 
-    def place(self, axis: int) -> int:
+    def axis_index(self, axis: int) -> int:
         """An axis counted from the front."""
         return axis + self.rank if axis < 0 else axis
 

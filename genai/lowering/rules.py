@@ -45,12 +45,12 @@ class NodeRows:
     graph: Graph
     node: Node
     states: Sequence[State | None]
-    found: RowAnalysis
+    analysis: RowAnalysis
 
     @property
     def rows(self) -> State:
         """The only ROWS input of an operator whose other inputs are uniform."""
-        return the_rows(self.states)
+        return single_rows_state(self.states)
 
     def first(self) -> State:
         """The state of the first input."""
@@ -60,7 +60,7 @@ class NodeRows:
 
     def axis(self, state: State, default: int, name: str = "axis") -> int:
         """The axis of a state that an attribute names."""
-        return state.place(int(self.node.attribute(name, default)))
+        return state.axis_index(int(self.node.attribute(name, default)))
 
     def axes(self) -> list[int] | None:
         """Axes given as input 1 (newer operator sets) or as an attribute (older ones)."""
@@ -69,10 +69,10 @@ class NodeRows:
         axes = self.node.attribute("axes", None)
         return None if axes is None else [int(axis) for axis in axes]
 
-    def keep_off(self, state: State, axis: int, what: str = "") -> None:
+    def keep_off(self, state: State, axis: int, subject: str = "") -> None:
         """Refuse what runs along the token axis."""
-        if state.place(axis) == state.axis:
-            raise NotFlattenable(f"{what or self.node.op_type} runs along the token axis {state.axis}")
+        if state.axis_index(axis) == state.axis:
+            raise NotFlattenable(f"{subject or self.node.op_type} runs along the token axis {state.axis}")
 
     def ints(self, index: int) -> list[int]:
         """The numbers in a constant input."""
@@ -98,7 +98,7 @@ _ROW_RULES: dict[tuple[str, str], RowRule] = {}
 row_rule = rules_by_operator(_ROW_RULES, "")
 
 
-def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], found: RowAnalysis) -> States:
+def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], analysis: RowAnalysis) -> States:
     """States of a node's outputs: constants and mask arithmetic pass generically, rows need a rule of their own."""
     if missing := [name for name, state in zip(node.inputs, states, strict=True) if name and state is None]:
         raise NotFlattenable(f"nothing is known of input {missing[0]!r}")
@@ -109,7 +109,7 @@ def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], found: 
         value = graph.constant(node.outputs[0])
         return [uniform(value.shape) if value is not None else State(Kind.UNIFORM)]
     if function is not None and (kinds - {Kind.UNIFORM, Kind.CONTEXT} or node.op_type in ("Shape", "If")):
-        return function(NodeRows(graph, node, states, found))
+        return function(NodeRows(graph, node, states, analysis))
     if kinds <= {Kind.UNIFORM, Kind.CONTEXT}:
         kind = Kind.CONTEXT if Kind.CONTEXT in kinds else Kind.UNIFORM
         return [_uniform_output(graph, name, kind) for name in node.outputs]
@@ -127,13 +127,13 @@ def _uniform_output(graph: Graph, name: str, kind: Kind) -> State:
     return State(kind)
 
 
-def the_rows(states: Sequence[State | None]) -> State:
+def single_rows_state(states: Sequence[State | None]) -> State:
     """The only ROWS among states of which the others are uniform."""
-    found = [state for state in states if state is not None and state.kind is Kind.ROWS]
+    rows = [state for state in states if state is not None and state.kind is Kind.ROWS]
     others = [s for s in states if s is not None and s.kind not in (Kind.ROWS, Kind.UNIFORM)]
-    if others or len(found) != 1:
+    if others or len(rows) != 1:
         raise NotFlattenable("tokens meet values that are not the same for all tokens")
-    return found[0]
+    return rows[0]
 
 
 # What is known of a node's input: rows, the step's integers, or nothing.
@@ -156,8 +156,8 @@ class LoweringSpec(NodeSpec):
 
     def rows(self, index: int) -> RowsType | None:
         """The type of input `index` if it is a value of rows."""
-        found = self.types[index] if index < len(self.types) else None
-        return found if isinstance(found, RowsType) else None
+        type_ = self.types[index] if index < len(self.types) else None
+        return type_ if isinstance(type_, RowsType) else None
 
 
 # None for a form that has no op.
@@ -217,7 +217,7 @@ _STORED: dict[str, StoredWeights] = {}
 def stored_weights(op_type: str, packed: Mapping[int, Packed] | None = None, beside: tuple[int, ...] = ()) -> None:
     """Say what an operator's stored inputs are; scales and zero points of packed weights lie beside them."""
     packed = packed or {}
-    sides = tuple(index for place in packed.values() for index in (place.scales, place.points))
+    sides = tuple(index for stored in packed.values() for index in (stored.scales, stored.points))
     _STORED[op_type] = StoredWeights(packed, (*sides, *beside))
 
 

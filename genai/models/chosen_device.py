@@ -39,8 +39,8 @@ def folder_device(raw: Any) -> str:
     """
     for block in ("model", "decoder", "session_options"):
         raw = raw.get(block) if isinstance(raw, dict) else None
-    listed = raw.get("provider_options") if isinstance(raw, dict) else None
-    for provider in listed if isinstance(listed, list) else ():
+    providers = raw.get("provider_options") if isinstance(raw, dict) else None
+    for provider in providers if isinstance(providers, list) else ():
         for name, options in provider.items() if isinstance(provider, dict) else ():
             if str(name).lower() in CUDA:
                 index = _number(options)
@@ -56,11 +56,11 @@ def _number(options: Any) -> int:
             f"an object is expected, found {type(options).__name__}",
             'write {"cuda": {}}, or {"cuda": {"device_id": "0"}}',
         )
-    given = options.get("device_id", 0)
-    index = whole_number(str(given)) if type(given) in (str, int) else None
+    device_id = options.get("device_id", 0)
+    index = whole_number(str(device_id)) if type(device_id) in (str, int) else None
     if index is None:
         raise ConfigError(
-            f"device_id = {given!r:.80} of provider cuda in genai_config.json",
+            f"device_id = {device_id!r:.80} of provider cuda in genai_config.json",
             "the number of a GPU is expected, in plain digits",
             'write "device_id": "0" for the first one, or leave it out',
         )

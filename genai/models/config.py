@@ -74,8 +74,8 @@ class Config:
 
     def _check(self) -> None:
         self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
-        self._asked = folder_device(self.raw)
-        if self._asked:  # of these the providers have an effect
+        self._requested_device = folder_device(self.raw)
+        if self._requested_device:  # of these the providers have an effect
             others = [f"{_SESSION}.{name}" for name in self._session_options if name != _PROVIDERS]
             self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
         self.model = _model_config(self.raw)
@@ -132,8 +132,8 @@ class Config:
             InputError: nothing of that name was given.
         """
         if model_filename not in self.model_data:
-            given = ", ".join(self.model_data) or "none"
-            raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {given}", "give one of these")
+            names = ", ".join(self.model_data) or "none"
+            raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {names}", "give one of these")
         del self.model_data[model_filename]
 
     def append_provider(self, name: str) -> None:
@@ -144,7 +144,7 @@ class Config:
     def clear_providers(self) -> None:
         """Forget chosen providers, those that the folder asks for as well; the CPU remains."""
         self.providers.clear()
-        if self._asked:
+        if self._requested_device:
             self.overlay(json.dumps({"model": {"decoder": {"session_options": {_PROVIDERS: []}}}}))
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
@@ -190,20 +190,20 @@ class Config:
             return f"cuda:{self._gpu}" if self._gpu else "cuda"
         return "cpu" if chosen else ""
 
-    def choose_device(self, given: str | None) -> ChosenDevice:
+    def choose_device(self, device: str | None) -> ChosenDevice:
         """Where the model is to be loaded: the caller's word, chosen providers, what the folder asks for, the CPU."""
-        if given is not None or self.device:
-            return ChosenDevice(given or self.device)
-        if self._asked and self._gpu:  # the caller says which
+        if device is not None or self.device:
+            return ChosenDevice(device or self.device)
+        if self._requested_device and self._gpu:  # the caller says which
             return ChosenDevice(f"cuda:{self._gpu}")
-        if self._asked:
-            return ChosenDevice(self._asked, str(self.folder / CONFIG_NAME))
+        if self._requested_device:
+            return ChosenDevice(self._requested_device, str(self.folder / CONFIG_NAME))
         return ChosenDevice("cpu", is_default=True)
 
     @property
     def _session_options(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.raw["model"]["decoder"]["session_options"]
-        return found
+        options: dict[str, Any] = self.raw["model"]["decoder"]["session_options"]
+        return options
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:

@@ -178,23 +178,23 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
 
 def _check_vocabulary(graph: Graph, names: GraphNames, config: Config) -> None:
     """Whether vocab_size is what the graph gives, and whether so many logits fit in memory where it does not say."""
-    wanted = config.model.vocab_size
+    vocab_size = config.model.vocab_size
     shape = getattr(graph.type_of(names.logits), "shape", None)
-    given = shape[-1] if shape else None
-    if isinstance(given, int) and given != wanted:
-        raise _disagree(f"the model gives {given} logits", "model.vocab_size", wanted, given)
-    if wanted * _BYTES_PER_LOGIT > available_memory():
+    num_logits = shape[-1] if shape else None
+    if isinstance(num_logits, int) and num_logits != vocab_size:
+        raise _disagree(f"the model gives {num_logits} logits", "model.vocab_size", vocab_size, num_logits)
+    if vocab_size * _BYTES_PER_LOGIT > available_memory():
         raise CacheCapacityError(
-            f"vocab_size {wanted} in genai_config.json",
-            f"to choose among so many tokens takes {format_bytes(wanted * _BYTES_PER_LOGIT)}, and "
+            f"vocab_size {vocab_size} in genai_config.json",
+            f"to choose among so many tokens takes {format_bytes(vocab_size * _BYTES_PER_LOGIT)}, and "
             f"{format_bytes(available_memory())} are free",
             "correct the value: it is the width of the logits",
         )
 
 
-def _disagree(found: str, key: str, said: int, value: int) -> ConfigError:
+def _disagree(actual: str, key: str, said: int, value: int) -> ConfigError:
     name = key.rsplit(".", 1)[1]
-    return ConfigError(f"{found}, genai_config.json says {name} {said}", "both must agree", f"set {key} to {value}")
+    return ConfigError(f"{actual}, genai_config.json says {name} {said}", "both must agree", f"set {key} to {value}")
 
 
 def numpy_dtype(value: Value) -> np.dtype[Any]:
@@ -248,16 +248,16 @@ def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
     """An attribute that sizes are computed from."""
     value = node.attribute(name, default)
     if not isinstance(value, int) or value < least:
-        what = f"{node.op_type} {node.name!r}: {name} is {value!r:.40}"
-        raise malformed(what, f"a whole number of at least {least} is expected")
+        problem = f"{node.op_type} {node.name!r}: {name} is {value!r:.40}"
+        raise malformed(problem, f"a whole number of at least {least} is expected")
     return value
 
 
 def _check_layers(flat: FlatDecoder, config: Config) -> None:
-    wanted = config.model.decoder.num_hidden_layers
-    if len(flat.layers) != wanted:
-        found = len(flat.layers)
-        raise _disagree(f"the graph has {found} attention layers", "model.decoder.num_hidden_layers", wanted, found)
+    expected = config.model.decoder.num_hidden_layers
+    if len(flat.layers) != expected:
+        actual = len(flat.layers)
+        raise _disagree(f"the graph has {actual} attention layers", "model.decoder.num_hidden_layers", expected, actual)
     for layer in flat.layers:
         if min(layer.kv_heads, layer.head_size, layer.v_head_size) < 1:
             raise malformed(
@@ -281,12 +281,14 @@ def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout
 
 def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
     sizes = sorted({size for layer in layers for size in (layer.head_size, layer.v_head_size)})
-    wanted = f"at most {MOST_PACKED_COLUMNS}"
+    allowed = f"at most {MOST_PACKED_COLUMNS}"
     if kv_dtype == "int4":
-        wanted = f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, as a Hadamard matrix is made by halving"
+        allowed = (
+            f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, as a Hadamard matrix is made by halving"
+        )
     return OptionError(
         f"kv_dtype = {kv_dtype!r}: the model's heads have {' and '.join(map(str, sizes))} columns",
-        f"heads of this type have {wanted}",
+        f"heads of this type have {allowed}",
         "use int8 or fp16" if kv_dtype == "int4" else "use fp16",
     )
 

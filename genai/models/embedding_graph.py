@@ -35,7 +35,9 @@ def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) 
         if name not in (names.input_ids, names.inputs_embeds):
             before.rename(name, graph.fresh_name(f"embedding/{name}"))
     (ids,) = (value for value in before.inputs if value.name == names.input_ids)
-    nothing = [_nothing(value) for value in before.inputs if value is not ids and value.name not in before.initializers]
+    nothing = [
+        _empty_input(value) for value in before.inputs if value is not ids and value.name not in before.initializers
+    ]
     graph.inputs[:] = [value for value in graph.inputs if value.name not in (names.input_ids, names.inputs_embeds)]
     graph.inputs.insert(0, ids)
     graph.nodes[:] = [*before.nodes, *graph.nodes]
@@ -50,17 +52,17 @@ def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) 
 
 
 def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
-    made = {value.name: value for value in embedding.graph.outputs}
+    outputs = {value.name: value for value in embedding.graph.outputs}
     ids = _typed_input(embedding.graph, names.input_ids)
-    if names.inputs_embeds not in made or ids is None:
+    if names.inputs_embeds not in outputs or ids is None:
         raise UnsupportedModelError(
-            f"the embedding graph gives {', '.join(made) or 'nothing'} from "
+            f"the embedding graph gives {', '.join(outputs) or 'nothing'} from "
             f"{', '.join(value.name for value in embedding.graph.inputs) or 'nothing'}",
             f"{names.inputs_embeds!r} from {names.input_ids!r} is expected",
             "name them in genai_config.json under model.decoder.inputs and model.embedding",
         )
     for kind, first, second in (
-        (names.inputs_embeds, made[names.inputs_embeds], _typed_input(decoder.graph, names.inputs_embeds)),
+        (names.inputs_embeds, outputs[names.inputs_embeds], _typed_input(decoder.graph, names.inputs_embeds)),
         (names.input_ids, ids, _typed_input(decoder.graph, names.input_ids)),
     ):
         types = [value.type.dtype.name for value in (first, second) if value and isinstance(value.type, TensorType)]
@@ -74,9 +76,9 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
     other = [f"{name or 'ai.onnx'}" for name in both if decoder.opset_imports[name] != embedding.opset_imports[name]]
     shared = set(decoder.functions) & set(embedding.functions)
     if other or shared:
-        what = ", ".join([*other, *(name for _, name, _ in shared)])
+        names_of_differences = ", ".join([*other, *(name for _, name, _ in shared)])
         raise UnsupportedModelError(
-            f"the embedding graph and the decoder differ in what they mean by {what}",
+            f"the embedding graph and the decoder differ in what they mean by {names_of_differences}",
             "their operators cannot stand in one graph",
             _EXPORT,
         )
@@ -86,7 +88,7 @@ def _typed_input(graph: Graph, name: str) -> Value | None:
     return next((value for value in graph.inputs if value.name == name), None)
 
 
-def _nothing(value: Value) -> OnnxTensor:
+def _empty_input(value: Value) -> OnnxTensor:
     """What an input of pictures or sound is where there are none: no rows."""
     shape, dtype = getattr(value.type, "shape", None), getattr(value.type, "dtype", None)
     if dtype is None or not shape or all(isinstance(size, int) and size > 0 for size in shape):

@@ -81,8 +81,8 @@ def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -
         dtype = getattr(value.type, "dtype", None)
         if dtype is None:
             raise NotFlattenable(f"input {value.name!r} is no tensor")
-        given = known.get(value.name, cache)
-        feeds[value.name] = given.astype(dtype.numpy_dtype) if given is not cache else given
+        array = known.get(value.name, cache)
+        feeds[value.name] = array.astype(dtype.numpy_dtype) if array is not cache else array
     mask = np.asarray(next(iter(run(plan, feeds).values())))
     if mask.ndim != 4 or mask.shape[:2] != (1, 1):
         raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, not one for all heads")

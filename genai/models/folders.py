@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..common.foreign_models import from_elsewhere
+from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
 from ..hub.store import models
@@ -107,7 +107,7 @@ _MOST_LOOKED_AT = 200
 def not_a_folder(path: Path) -> ModelFolderError:
     """The error for a path that is no folder."""
     text = str(path)
-    if error := from_elsewhere(path, "a model folder"):
+    if error := foreign_model_error(path, "a model folder"):
         return error
     if path.suffix.lower() == ".onnx":
         return _onnx_file(path)
@@ -134,7 +134,7 @@ def not_a_folder(path: Path) -> ModelFolderError:
 
 def not_a_checkpoint(path: Path) -> ModelFolderError:
     """The error for a path that is no folder, where the folder of a checkpoint is wanted."""
-    if error := from_elsewhere(path, "a checkpoint"):
+    if error := foreign_model_error(path, "a checkpoint"):
         return error
     is_file = path.is_file()
     if is_file and (path.suffix.lower() == ".onnx" or path.suffix in _PICKLES):
@@ -151,44 +151,44 @@ def not_a_checkpoint(path: Path) -> ModelFolderError:
 
 def no_config(folder: Path) -> ModelFolderError:
     """The error for a folder without genai_config.json."""
-    what, why = f"{folder}: {_CONFIG} is missing", "a model folder is described by that file"
+    problem, why = f"{folder}: {_CONFIG} is missing", "a model folder is described by that file"
     inside = _models_below(folder)
     if inside:
-        listed = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
-        return ModelFolderError(what, why, f"{'the models below it are' if inside[1:] else 'give'} {listed}")
+        models = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
+        return ModelFolderError(problem, why, f"{'the models below it are' if inside[1:] else 'give'} {models}")
     for pattern, instead in (("*.gguf", not_a_folder), ("*.onnx", _onnx_file)):
-        if found := sorted(folder.glob(pattern)):
-            hint = instead(found[0])
-            return ModelFolderError(what, f"{why}; of {found[0].name}: {hint.why}", hint.fix)
+        if matches := sorted(folder.glob(pattern)):
+            hint = instead(matches[0])
+            return ModelFolderError(problem, f"{why}; of {matches[0].name}: {hint.why}", hint.fix)
     return ModelFolderError(
-        what, why, "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one"
+        problem, why, "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one"
     )
 
 
 def _onnx_file(path: Path) -> ModelFolderError:
-    what = f"{path}: an .onnx file is not a model folder"
+    problem = f"{path}: an .onnx file is not a model folder"
     if not path.exists():
-        return ModelFolderError(what, "and there is no such file", "check the path")
+        return ModelFolderError(problem, "and there is no such file", "check the path")
     if (path.parent / _CONFIG).is_file():
         return ModelFolderError(
-            what, f"it belongs to the one it lies in, with {_CONFIG} and the tokenizer", f"give {path.parent}"
+            problem, f"it belongs to the one it lies in, with {_CONFIG} and the tokenizer", f"give {path.parent}"
         )
     return ModelFolderError(
-        what,
+        problem,
         f"to chat, a model needs {_CONFIG} and a tokenizer beside its graph",
         f"`genai info {path}` describes the graph, `genai run {path} --random` runs it",
     )
 
 
 def _other_file(path: Path) -> ModelFolderError:
-    what = f"{path}: a file, not a model folder"
+    problem = f"{path}: a file, not a model folder"
     if path.suffix in _PICKLES:
         return ModelFolderError(
-            what, "and a pickle, which would run whatever code it holds", "get the checkpoint as safetensors"
+            problem, "and a pickle, which would run whatever code it holds", "get the checkpoint as safetensors"
         )
     beside = (path.parent / _CONFIG).is_file() or (path.parent / "config.json").is_file()
     fix = f"give {path.parent}, the folder it lies in" if beside else f"give the folder that holds {_CONFIG}"
-    return ModelFolderError(what, "a model is a folder: graph, tokenizer and configuration", fix)
+    return ModelFolderError(problem, "a model is a folder: graph, tokenizer and configuration", fix)
 
 
 def _similar(path: Path) -> Path | None:
@@ -216,13 +216,13 @@ def _is_there(file: Path) -> bool:
 
 
 def _models_below(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    models: list[Path] = []
     level = [folder]
     for _ in range(3):
         inside: list[Path] = []
-        for place in level[:_MOST_LOOKED_AT]:
+        for directory in level[:_MOST_LOOKED_AT]:
             with suppress(OSError):
-                inside += sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink())
-        found += [one for one in inside if _is_there(one / _CONFIG)]
+                inside += sorted(entry for entry in directory.iterdir() if entry.is_dir() and not entry.is_symlink())
+        models += [entry for entry in inside if _is_there(entry / _CONFIG)]
         level = inside
-    return found
+    return models

@@ -44,16 +44,16 @@ class KvQuality:
 
 def check_kv_quality(config: Config) -> None:
     """Raises OptionError unless 4-bit keys and values were measured for this model, and cost little."""
-    found = recorded(config)
-    if found is not None and found.allows:
+    quality = recorded(config)
+    if quality is not None and quality.allows:
         return
-    if found is None:
+    if quality is None:
         why = "what they cost this model has not been measured on this machine, and some models break with them"
-    elif found.tokens < LEAST_TOKENS:
-        why = f"they were measured on {found.tokens} tokens only, fewer than {LEAST_TOKENS}"
+    elif quality.tokens < LEAST_TOKENS:
+        why = f"they were measured on {quality.tokens} tokens only, fewer than {LEAST_TOKENS}"
     else:
-        why = f"their mean KL divergence was measured as {found.mean:.4f} nats, above {MOST_DIVERGENCE}"
-    enough = found is not None and found.tokens >= LEAST_TOKENS
+        why = f"their mean KL divergence was measured as {quality.mean:.4f} nats, above {MOST_DIVERGENCE}"
+    enough = quality is not None and quality.tokens >= LEAST_TOKENS
     measure = "" if enough else f"measure them: genai eval kld {config.folder} -f TEXT --other-kv-type int4; or "
     raise OptionError(
         "kv_dtype = 'int4' is refused for this model",
@@ -67,8 +67,8 @@ def recorded(config: Config) -> KvQuality | None:
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError, LookupError, OverflowError):
         with _file(config).open("rb") as file:
             read = json.loads(file.read(_LARGEST_FILE))
-        found = KvQuality(float(read["mean"]), float(read["mean_error"]), int(read["tokens"]))
-        return found if math.isfinite(found.mean) else None
+        quality = KvQuality(float(read["mean"]), float(read["mean_error"]), int(read["tokens"]))
+        return quality if math.isfinite(quality.mean) else None
     return None
 
 

@@ -226,12 +226,12 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
     packed: dict[tuple[object, ...], int] = {}
     inside: set[str] = set()
     for node in graph.nodes:
-        for place, stored in find_stored_weights(node.op_type).packed.items():
-            source = _initializer(graph, node.input(place))
+        for index, stored in find_stored_weights(node.op_type).packed.items():
+            source = _initializer(graph, node.input(index))
             if source is None:
                 continue
             bits = whole_number(node, stored.bits, 4)
-            rows, columns = _matrix_shape(graph, node, node.input(place), source, stored)
+            rows, columns = _matrix_shape(graph, node, node.input(index), source, stored)
             block_size = whole_number(node, "block_size", stored.block_size, least=min(stored.block_size, 1))
             scales, points = node.input(stored.scales), node.input(stored.points)
             if not block_size or stored.as_stored:

@@ -154,10 +154,10 @@ class Deserializer:
         kind = AttributeType(proto.type)
         if kind is AttributeType.UNDEFINED and not reference:
             kind = _attribute_type_by_field(proto)
-        found = None if reference else self._attribute_value(kind, getattr(proto, VALUE_FIELDS[kind]))
-        return ir.Attribute(name, kind, found, reference, text(proto.doc_string))
+        value = None if reference else self._attribute_value(kind, getattr(proto, VALUE_FIELDS[kind]))
+        return ir.Attribute(name, kind, value, reference, text(proto.doc_string))
 
-    def _attribute_value(self, kind: AttributeType, found: Any) -> Any:
+    def _attribute_value(self, kind: AttributeType, value: Any) -> Any:
         decode: Any = {
             "TENSOR": self.tensor,
             "GRAPH": self.graph,
@@ -165,8 +165,8 @@ class Deserializer:
             "TYPE_PROTO": decode_type,
         }.get(kind.element)
         if kind in _SINGLE_FIELDS:
-            return decode(found) if decode else found
-        return [decode(item) for item in found] if decode else list(found)
+            return decode(value) if decode else value
+        return [decode(item) for item in value] if decode else list(value)
 
     def sparse_tensor(self, proto: onnx.SparseTensorProto) -> ir.SparseTensor:
         values, indices = self.tensor(proto.values), self.tensor(proto.indices)
@@ -259,21 +259,21 @@ def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
     return shape
 
 
-def _check_count(name: str, unit: str, found: int, needed: int) -> None:
-    if found != needed:
+def _check_count(name: str, unit: str, count: int, needed: int) -> None:
+    if count != needed:
         raise GraphError(
-            f"tensor {name!r} holds {found} {unit}, but its shape and type need {needed}",
+            f"tensor {name!r} holds {count} {unit}, but its shape and type need {needed}",
             "the file is damaged or was written wrongly",
             "export or download the model again",
         )
 
 
-def _unique(what: str, items: Iterable[tuple[K, T]]) -> dict[K, T]:
+def _unique(subject: str, items: Iterable[tuple[K, T]]) -> dict[K, T]:
     """Items by their names, or functions by their keys, each of which is given once."""
-    found: dict[K, T] = {}
+    by_key: dict[K, T] = {}
     for key, item in items:
-        if key in found:
+        if key in by_key:
             name = "::".join(key) if isinstance(key, tuple) else key
-            raise malformed(f"{what} {name!r} is given twice", "names must be unique in their place")
-        found[key] = item
-    return found
+            raise malformed(f"{subject} {name!r} is given twice", "names must be unique in their place")
+        by_key[key] = item
+    return by_key

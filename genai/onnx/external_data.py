@@ -43,7 +43,7 @@ class ExternalData:
     def __init__(
         self,
         model_path: Path | None,
-        given: Mapping[str, bytes] | None = None,
+        contents: Mapping[str, bytes] | None = None,
         *,
         folder: Path | None = None,
         replaced: Collection[str] = (),
@@ -52,7 +52,7 @@ class ExternalData:
         self._roots = () if self._folder is None else (self._folder.resolve(),)
         if model_path is not None and folder is None:
             self._roots = (*self._roots, model_path.resolve().parent)
-        self._given, self._replaced = dict(given or {}), set(replaced)
+        self._contents, self._replaced = dict(contents or {}), set(replaced)
         self.files: list[MappedFile] = []
         self._opened: dict[str | Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}  # by location, and by path
 
@@ -90,8 +90,8 @@ class ExternalData:
 
     def _open(self, tensor: str, location: str) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
         if location not in self._opened:
-            if location in self._given:
-                self._opened[location] = np.frombuffer(self._given[location], np.uint8), None
+            if location in self._contents:
+                self._opened[location] = np.frombuffer(self._contents[location], np.uint8), None
             else:
                 self._opened[location] = self._map(tensor, location, self._confined(tensor, location))
         return self._opened[location]

@@ -122,9 +122,9 @@ class Graph(Changeable):
         for value in self.inputs:
             if value.name == name:
                 return value.type
-        found = self.values.get(name)
-        if found is not None and found.type is not None:
-            return found.type
+        declared = self.values.get(name)
+        if declared is not None and declared.type is not None:
+            return declared.type
         for value in self.outputs:
             if value.name == name and value.type is not None:
                 return value.type

@@ -106,18 +106,18 @@ class OnnxModel(Changeable):
 
     def opset_version(self, domain: str = "") -> int | None:
         """The version of an operator set that this model uses, or None if it does not import it."""
-        wanted = canonical_domain(domain)
+        canonical = canonical_domain(domain)
         for name, version in self.opset_imports.items():
-            if canonical_domain(name) == wanted:
+            if canonical_domain(name) == canonical:
                 return version
-        return 1 if wanted == "" and self.ir_version < 3 else None
+        return 1 if canonical == "" and self.ir_version < 3 else None
 
     def function(self, node: Node) -> Function | None:
         """The model's own function that a node calls, or None, also where it is known."""
         if not self.functions:
             return None
-        found = self.functions.get((*node.key, node.overload))
-        return None if found is None or found.known else found
+        function = self.functions.get((*node.key, node.overload))
+        return None if function is None or function.known else function
 
     def graphs(self, *, functions: bool = False) -> Iterator[Graph]:
         """The main graph and every subgraph, outer ones first; with `functions`, their bodies too."""

@@ -208,8 +208,8 @@ def make_node(
     op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", name: str = "", **attributes: Any
 ) -> Node:
     """A node with attributes from Python values; None leaves an attribute out."""
-    given = {key: Attribute.of(key, value) for key, value in attributes.items() if value is not None}
-    return Node(op_type, list(inputs), list(outputs), domain, name, given)
+    node_attributes = {key: Attribute.of(key, value) for key, value in attributes.items() if value is not None}
+    return Node(op_type, list(inputs), list(outputs), domain, name, node_attributes)
 
 
 def _decoded(value: bytes) -> str:

@@ -24,8 +24,8 @@ OLDEST_OPSET = 18
 # No constant of theirs has more.
 _MOST_NUMBERS = 16
 _HEADER = f'<domain: "{OURS}", opset_import: ["": {OLDEST_OPSET}, "{OURS}": 1]>'
-_FORM = "bits, block_size, multiplier_bits, multiplier_zero, offset_bits, N, K"
-_FORM_GIVEN = ", ".join(f"{name}: int = @{name}" for name in _FORM.split(", "))
+_FORMAT = "bits, block_size, multiplier_bits, multiplier_zero, offset_bits, N, K"
+_FORMAT_GIVEN = ", ".join(f"{name}: int = @{name}" for name in _FORMAT.split(", "))
 _ARRAYS = "codes, grid, scales, multipliers, offset_scales, offsets"
 
 _UNPACK = f"""{_HEADER}
@@ -70,7 +70,7 @@ SpreadFactors (factors, width) => (spread) {{
 }}"""
 
 _DEQUANTIZE = f"""{_HEADER}
-DequantizeWeight <{_FORM}> ({_ARRAYS}) => (weight) {{
+DequantizeWeight <{_FORMAT}> ({_ARRAYS}) => (weight) {{
     zero = Constant <value_ints: ints = [0]> ()
     one = Constant <value_ints: ints = [1]> ()
     code = {OURS}.UnpackBits <bits: int = @bits> (codes)
@@ -105,15 +105,15 @@ DequantizeWeight <{_FORM}> ({_ARRAYS}) => (weight) {{
 }}"""
 
 _PRODUCT = f"""{_HEADER}
-{QUANTIZED_PRODUCT} <{_FORM}, accuracy_level> (x, {_ARRAYS}) => (y) {{
-    weight = {OURS}.DequantizeWeight <{_FORM_GIVEN}> ({_ARRAYS})
+{QUANTIZED_PRODUCT} <{_FORMAT}, accuracy_level> (x, {_ARRAYS}) => (y) {{
+    weight = {OURS}.DequantizeWeight <{_FORMAT_GIVEN}> ({_ARRAYS})
     turned = Transpose <perm: ints = [1, 0]> (weight)
     y = MatMul (x, turned)
 }}"""
 
 _LOOKUP = f"""{_HEADER}
-{QUANTIZED_LOOKUP} <{_FORM}> (codes, ids, grid, scales, multipliers, offset_scales, offsets) => (y) {{
-    weight = {OURS}.DequantizeWeight <{_FORM_GIVEN}> ({_ARRAYS})
+{QUANTIZED_LOOKUP} <{_FORMAT}> (codes, ids, grid, scales, multipliers, offset_scales, offsets) => (y) {{
+    weight = {OURS}.DequantizeWeight <{_FORMAT_GIVEN}> ({_ARRAYS})
     y = Gather (weight, ids)
 }}"""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import onnx
 from google.protobuf.message import DecodeError
 
-from ..common.foreign_models import from_elsewhere
+from ..common.foreign_models import foreign_model_error
 from ..errors import GraphError, ModelFolderError
 from .deserialize import Deserializer
 from .external_data import ExternalData
@@ -74,7 +74,7 @@ def read_model(
     return model
 
 
-def _instead(path: Path) -> str:
+def _hint_for(path: Path) -> str:
     if (path / "genai_config.json").is_file():
         return f"it is a chat model's folder: `genai chat {path}`"
     inside = sorted(path.glob("*.onnx")) if path.is_dir() else []
@@ -84,14 +84,14 @@ def _instead(path: Path) -> str:
 def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
     """The model, and the raw data of large initializers, by their number, that it was read without."""
     try:
-        if error := from_elsewhere(path, "an ONNX model"):
+        if error := foreign_model_error(path, "an ONNX model"):
             raise error
         # A pipe or device would block or never end, so only regular files are opened.
         if not path.is_file():
             raise ModelFolderError(
                 f"there is no model file {str(path)!r}",
                 "it is a folder" if path.is_dir() else "no such file",
-                _instead(path),
+                _hint_for(path),
             )
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
@@ -112,11 +112,11 @@ def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, 
     if path.stat().st_size < SMALLEST:
         return _parse(path.read_bytes(), origin), {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        found = cut_large_tensors(mapping)
-        if found is None:
+        cut = cut_large_tensors(mapping)
+        if cut is None:
             return _parse(mapping[:], origin), {}
-        rest, places = found
-        return _parse(rest, origin), {number: _cut_out(mapping, *place) for number, place in places.items()}
+        rest, spans = cut
+        return _parse(rest, origin), {number: _cut_out(mapping, *span) for number, span in spans.items()}
 
 
 def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
@@ -175,7 +175,7 @@ class MessageField(NamedTuple):
     end: int
 
 
-class _Odd(Exception):
+class _UnusualEncoding(Exception):
     """Not what a writer of models writes; protobuf is to judge."""
 
 
@@ -191,44 +191,44 @@ def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict
         graphs = [field for field in fields if field.number == _GRAPH]
         if len(graphs) != 1 or graphs[0].kind != _BYTES:
             return None
-        rest, places = _cut_graph(data, graphs[0], smallest)
-    except _Odd:
+        rest, spans = _cut_graph(data, graphs[0], smallest)
+    except _UnusualEncoding:
         return None
     parts = [rest if field.number == _GRAPH else data[field.begin : field.end] for field in fields]
-    return b"".join(parts), places
+    return b"".join(parts), spans
 
 
 def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, dict[int, tuple[int, int]]]:
     parts: list[bytes] = []
-    places: dict[int, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
     number = 0
-    kept = graph.first  # what has not been copied yet begins here
+    start = graph.first  # what has not been copied yet begins here
     for field in _fields(data, graph.first, graph.end):
         if field.number != _INITIALIZER:
             continue
         if field.kind != _BYTES:
-            raise _Odd
+            raise _UnusualEncoding
         if field.end - field.first >= smallest:
             tensor = list(_fields(data, field.first, field.end))
             raw = [one for one in tensor if one.number == _RAW_DATA]
             if len(raw) > 1 or any(one.kind != _BYTES for one in raw):
-                raise _Odd
+                raise _UnusualEncoding
             if raw and raw[0].end - raw[0].first >= smallest:
-                places[number] = raw[0].first, raw[0].end
+                spans[number] = raw[0].first, raw[0].end
                 left = data[field.first : raw[0].begin] + _header(_RAW_DATA, 0) + data[raw[0].end : field.end]
-                parts += [data[kept : field.begin], _header(_INITIALIZER, len(left)), left]
-                kept = field.end
+                parts += [data[start : field.begin], _header(_INITIALIZER, len(left)), left]
+                start = field.end
         number += 1
-    parts.append(data[kept : graph.end])
+    parts.append(data[start : graph.end])
     contents = b"".join(parts)
-    return _header(_GRAPH, len(contents)) + contents, places
+    return _header(_GRAPH, len(contents)) + contents, spans
 
 
 def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
     """The fields of the message in data[first:end]."""
-    place = first
-    while place < end:
-        key, contents = _varint(data, place, end)
+    offset = first
+    while offset < end:
+        key, contents = _varint(data, offset, end)
         number, kind = key >> 3, key & 7
         if kind == _BYTES:
             size, contents = _varint(data, contents, end)
@@ -238,24 +238,24 @@ def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
         elif kind in (_FIXED64, _FIXED32):
             last = contents + (8 if kind == _FIXED64 else 4)
         else:
-            raise _Odd
+            raise _UnusualEncoding
         if last > end or not number:
-            raise _Odd
-        yield MessageField(number, kind, place, contents, last)
-        place = last
+            raise _UnusualEncoding
+        yield MessageField(number, kind, offset, contents, last)
+        offset = last
 
 
-def _varint(data: Data, place: int, end: int) -> tuple[int, int]:
+def _varint(data: Data, offset: int, end: int) -> tuple[int, int]:
     """A number of seven bits per byte, and where it ends."""
     value = shift = 0
-    while place < end and shift < 64:
-        byte = data[place]
+    while offset < end and shift < 64:
+        byte = data[offset]
         value |= (byte & 127) << shift
-        place += 1
+        offset += 1
         if byte < 128:
-            return value, place
+            return value, offset
         shift += 7
-    raise _Odd
+    raise _UnusualEncoding
 
 
 def _header(number: int, size: int) -> bytes:

@@ -104,13 +104,13 @@ class Serializer:
             "SPARSE_TENSOR": self.sparse_tensor,
             "TYPE_PROTO": encode_type,
         }.get(attribute.type.element)
-        field, found = VALUE_FIELDS[attribute.type], attribute.value
-        if isinstance(found, list):
-            getattr(proto, field).extend(map(encode, found) if encode else found)
+        field, value = VALUE_FIELDS[attribute.type], attribute.value
+        if isinstance(value, list):
+            getattr(proto, field).extend(map(encode, value) if encode else value)
         elif encode:
-            getattr(proto, field).CopyFrom(encode(found))
+            getattr(proto, field).CopyFrom(encode(value))
         else:
-            setattr(proto, field, found)
+            setattr(proto, field, value)
 
     def sparse_tensor(self, sparse: SparseTensor) -> onnx.SparseTensorProto:
         return onnx.SparseTensorProto(

@@ -48,11 +48,11 @@ class OnnxTensor:
             GraphError: if ONNX has no such element type.
         """
         values = np.asarray(array)
-        found = DataType.from_numpy(values.dtype) if dtype is None else DataType(dtype)
-        if found is DataType.STRING:
-            return cls(name, found, values.shape, StringStorage(_encoded(values)))
-        values = values.astype(found.numpy_dtype, order="C", copy=False)
-        return cls(name, found, values.shape, ArrayStorage(values))
+        data_type = DataType.from_numpy(values.dtype) if dtype is None else DataType(dtype)
+        if data_type is DataType.STRING:
+            return cls(name, data_type, values.shape, StringStorage(_encoded(values)))
+        values = values.astype(data_type.numpy_dtype, order="C", copy=False)
+        return cls(name, data_type, values.shape, ArrayStorage(values))
 
     @property
     def num_elements(self) -> int:

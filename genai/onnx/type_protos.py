@@ -20,12 +20,12 @@ _CONTAINERS: dict[str, type[types.SequenceType] | type[types.OptionalType]] = {
 }
 
 
-def text(value: Any, what: str = "a name") -> str:
+def text(value: Any, subject: str = "a name") -> str:
     """A protobuf string field, which comes as bytes where it is not UTF-8."""
     if isinstance(value, str):
         return value
     raise GraphError(
-        f"{what} is not UTF-8 text: {value!r:.80}",
+        f"{subject} is not UTF-8 text: {value!r:.80}",
         "ONNX names and documentation are UTF-8; the file is damaged or was written wrongly",
         "export or download the model again",
     )

@@ -102,14 +102,14 @@ class DataType(IntEnum):
         dtype = np.dtype(dtype)
         if dtype.kind in "OUST":
             return cls.STRING
-        found = _data_types().get(dtype.newbyteorder("="))
-        if found is None:
+        data_type = _data_types().get(dtype.newbyteorder("="))
+        if data_type is None:
             raise GraphError(
                 f"NumPy dtype {dtype} is not an ONNX element type",
                 "ONNX tensors hold booleans, integers, floats, complex numbers and strings",
                 "convert the array with .astype first",
             )
-        return found
+        return data_type
 
     @property
     def onnx_name(self) -> str:

@@ -56,21 +56,21 @@ class UseIndex:
         return list(self._consumers.get(name, ()))
 
     def add(self, node: Node) -> None:
-        used, made = used_names(node), tuple(name for name in node.outputs if name)
-        self._recorded[node] = frozenset(used), made
+        used, produced = used_names(node), tuple(name for name in node.outputs if name)
+        self._recorded[node] = frozenset(used), produced
         for name in used:
             self._consumers.setdefault(name, {})[node] = None
-        for name in made:
+        for name in produced:
             self._producers[name] = node
 
     def remove(self, node: Node) -> None:
-        used, made = self._recorded.pop(node)
+        used, produced = self._recorded.pop(node)
         for name in used:
             users = self._consumers[name]
             del users[node]
             if not users:
                 del self._consumers[name]
-        for name in made:
+        for name in produced:
             if self._producers.get(name) is node:
                 del self._producers[name]
 

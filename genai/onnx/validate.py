@@ -42,12 +42,12 @@ def written_nodes(model: OnnxModel) -> int:
     return sum(len(inner.nodes) for body in bodies for inner in body.nested())
 
 
-def _check_opset_imports(what: str, imports: dict[str, int]) -> None:
+def _check_opset_imports(owner: str, imports: dict[str, int]) -> None:
     versions: dict[str, int] = {}
     for domain, version in imports.items():
         if versions.setdefault(canonical_domain(domain), version) != version:
             raise GraphError(
-                f"{what} imports ONNX's own operators in two versions, {imports}",
+                f"{owner} imports ONNX's own operators in two versions, {imports}",
                 "the domains '' and 'ai.onnx' are the same",
                 "export the model again with one version per domain",
             )
@@ -55,13 +55,13 @@ def _check_opset_imports(what: str, imports: dict[str, int]) -> None:
 
 def _check_graph(graph: Graph, outer: _Scope) -> set[str]:
     """Check one graph; returns the names that it takes from outer ones."""
-    given = _given_names(graph)
-    own = given | _made_names(graph, given)
-    scope = outer.new_child(dict.fromkeys(own))
-    placed, captured, in_order = set(given), set[str](), True
+    inputs = _input_names(graph)
+    defined = inputs | _produced_names(graph, inputs)
+    scope = outer.new_child(dict.fromkeys(defined))
+    placed, captured, in_order = set(inputs), set[str](), True
     for node in graph.nodes:
         for name in _checked_uses(node, graph, scope):
-            if name not in own:
+            if name not in defined:
                 captured.add(name)
             elif name not in placed:
                 in_order = False
@@ -69,7 +69,7 @@ def _check_graph(graph: Graph, outer: _Scope) -> set[str]:
     for value in graph.outputs:
         if value.name not in scope:
             raise _undefined(value.name, "an output", graph)
-        if value.name not in own:
+        if value.name not in defined:
             captured.add(value.name)
     if not in_order:
         graph.topological_sort()
@@ -92,7 +92,7 @@ def _checked_uses(node: Node, graph: Graph, scope: _Scope) -> Iterable[str]:
     return uses
 
 
-def _given_names(graph: Graph) -> set[str]:
+def _input_names(graph: Graph) -> set[str]:
     names: set[str] = set()
     for value in graph.inputs:
         if not value.name or value.name in names:
@@ -104,15 +104,15 @@ def _given_names(graph: Graph) -> set[str]:
     return names.union(graph.initializers, graph.sparse_initializers)
 
 
-def _made_names(graph: Graph, given: set[str]) -> set[str]:
-    made: set[str] = set()
+def _produced_names(graph: Graph, inputs: set[str]) -> set[str]:
+    names: set[str] = set()
     for node in graph.nodes:
         for name in node.outputs:
-            if name and (name in made or name in given):
+            if name and (name in names or name in inputs):
                 raise _redefined(name, "values", graph)
-            made.add(name)
-    made.discard("")
-    return made
+            names.add(name)
+    names.discard("")
+    return names
 
 
 def _check_recursion(functions: dict[FunctionKey, Function]) -> list[FunctionKey]:
@@ -153,7 +153,7 @@ def _undefined(name: str, role: str, graph: Graph) -> GraphError:
     )
 
 
-def _redefined(name: str, what: str, graph: Graph) -> GraphError:
+def _redefined(name: str, kind: str, graph: Graph) -> GraphError:
     return malformed(
-        f"two {what} of graph {graph.name!r} have the name {name!r}, or one has none", "each value is defined once"
+        f"two {kind} of graph {graph.name!r} have the name {name!r}, or one has none", "each value is defined once"
     )

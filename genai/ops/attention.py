@@ -168,11 +168,11 @@ def dense_attention(
     that broadcasts with [B, H, T, S]; -inf hides. All are float32; batch axes broadcast. With `nan_is_zero`, NaN among
     the weights count as 0, as in rows that are hidden whole.
     """
-    given, shape = (query, keys, values), _score_shape(query, keys, values, bias)
+    inputs, shape = (query, keys, values), _score_shape(query, keys, values, bias)
     ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
-    operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip(given, ends, strict=True)]
+    operands = [np.broadcast_to(x, (*shape[:2], *end)) for x, end in zip(inputs, ends, strict=True)]
     addend = None if bias is None else np.broadcast_to(bias, shape)
-    is_float = all(x.dtype == np.float32 for x in (*given, bias) if x is not None)
+    is_float = all(x.dtype == np.float32 for x in (*inputs, bias) if x is not None)
     if compiled is not None and shape[3] and query.shape[3] and is_float:
         return compiled(*operands, addend)
     query, keys, values = operands

@@ -63,13 +63,13 @@ def make(spec: NodeSpec) -> Kernel:
             raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {_MAX_COUNT}")
     evaluator = ReferenceEvaluator(_node_model(spec))
     names = [name for name in spec.inputs if name]
-    wanted = [name for name in spec.outputs if name]
+    output_names = [name for name in spec.outputs if name]
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         feeds = {name: value for name, value in zip(spec.inputs, inputs, strict=False) if name}
         if len(feeds) != len(set(names)):
             raise KernelError(f"{spec.op_type}: expected inputs {names}, got {list(feeds)}")
-        results = dict(zip(wanted, evaluator.run(None, feeds), strict=True))
+        results = dict(zip(output_names, evaluator.run(None, feeds), strict=True))
         return tuple(_value(results[name]) if name else None for name in spec.outputs)
 
     return limited(spec, kernel)
@@ -77,8 +77,8 @@ def make(spec: NodeSpec) -> Kernel:
 
 def definition(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
     """The same as a function of the inputs, made when it is first called."""
-    made = cache(partial(make, spec))
-    return lambda *inputs: made()(None, inputs)
+    kernel = cache(partial(make, spec))
+    return lambda *inputs: kernel()(None, inputs)
 
 
 def _value(result: Any) -> Any:

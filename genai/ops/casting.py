@@ -82,10 +82,10 @@ _FLOAT = re.compile(
 
 
 def _number(text: str) -> float:
-    found = _FLOAT.match(text)
-    if found is None:
+    match = _FLOAT.match(text)
+    if match is None:
         raise KernelError(f"Cast: the text {text!r:.80} does not begin with a number")
-    sign, hexadecimal, plain = found.groups()
+    sign, hexadecimal, plain = match.groups()
     try:
         return float.fromhex(sign + hexadecimal) if hexadecimal else float(sign + plain)
     except OverflowError:  # of hexadecimal numbers alone; decimal ones become infinite
@@ -94,14 +94,14 @@ def _number(text: str) -> float:
 
 def _whole_number(text: str, kind: str) -> int:
     """Up to 64 bits, of which `astype` keeps the lowest; where the type has no sign, -2 is what its bits say."""
-    found = _WHOLE.match(text)
-    if found is None:
+    match = _WHOLE.match(text)
+    if match is None:
         raise KernelError(f"Cast: the text {text!r:.80} does not begin with a whole number")
-    value = int(found[2]) if len(found[2].lstrip("0")) <= _MOST_DIGITS else 1 << 64
+    value = int(match[2]) if len(match[2].lstrip("0")) <= _MOST_DIGITS else 1 << 64
     least, most = (-(1 << 63), (1 << 63) - 1) if kind == "i" else (1 - (1 << 64), (1 << 64) - 1)
-    value = -value if found[1] == "-" else value
+    value = -value if match[1] == "-" else value
     if not least <= value <= most:
-        raise KernelError(f"Cast: the number {found[0].strip():.40} has more than 64 bits")
+        raise KernelError(f"Cast: the number {match[0].strip():.40} has more than 64 bits")
     return value if kind == "i" else value % (1 << 64)
 
 
@@ -227,9 +227,9 @@ def dequantize_linear(
 def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[Any, Any, Any]:
     """uint8 over the range of x, zero included; the scale (1 where all are zero, as in onnxruntime) and zero point."""
     if threads is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
-        found = quantized_to_range(threads, x)
-        if found is not None:
-            return found[0], np.asarray(found[1] or np.float32(1)), np.asarray(found[2], np.uint8)
+        result = quantized_to_range(threads, x)
+        if result is not None:
+            return result[0], np.asarray(result[1] or np.float32(1)), np.asarray(result[2], np.uint8)
     low, high = np.float32(min(x.min(initial=0), 0)), np.float32(max(x.max(initial=0), 0))
     scale = (high - low) / np.float32(255) or np.float32(1)
     point = np.clip(np.rint(-low / scale), 0, 255)

@@ -61,17 +61,17 @@ def inverse(x: Any) -> Any:
     """Of each matrix; of a singular one what division by its zero pivots gives, infinities and NaN."""
     matrices = widened(x)
     try:
-        found = np.linalg.inv(matrices)
+        inverses = np.linalg.inv(matrices)
     except np.linalg.LinAlgError:
         if matrices.ndim < 2 or matrices.shape[-1] != matrices.shape[-2]:
             raise
-        found = np.empty_like(matrices)
-        for place in np.ndindex(matrices.shape[:-2]):
+        inverses = np.empty_like(matrices)
+        for index in np.ndindex(matrices.shape[:-2]):
             try:
-                found[place] = np.linalg.inv(matrices[place])
+                inverses[index] = np.linalg.inv(matrices[index])
             except np.linalg.LinAlgError:
-                found[place] = _inverse_of_singular(matrices[place])
-    return found.astype(x.dtype, copy=False)
+                inverses[index] = _inverse_of_singular(matrices[index])
+    return inverses.astype(x.dtype, copy=False)
 
 
 def _inverse_of_singular(x: Any) -> Any:
@@ -140,14 +140,18 @@ def fused_conv(spec: NodeSpec) -> Kernel:
 
 @operator("EmbedLayerNormalization", domain=MS)
 def embed_layer_normalization(
-    ids: Any, segments: Any, words: Any, places: Any, kinds: Any, gamma: Any, beta: Any, mask: Any = None,
+    ids: Any, segments: Any, words: Any, position_table: Any, kinds: Any, gamma: Any, beta: Any, mask: Any = None,
     positions: Any = None, *, epsilon: float = 1e-12,
 ) -> Any:  # fmt: skip
     """Word, position and segment embeddings added and normalised; then each row's number of unmasked tokens."""
-    for what, table, indices in (("ids", words, ids), ("positions", places, positions), ("kinds", kinds, segments)):
+    for name, table, indices in (
+        ("ids", words, ids),
+        ("positions", position_table, positions),
+        ("kinds", kinds, segments),
+    ):
         if indices is not None:
-            checked_indices(f"EmbedLayerNormalization: {what}", indices, len(table))
-    total = widened(words[ids]) + widened(places[np.arange(ids.shape[1]) if positions is None else positions])
+            checked_indices(f"EmbedLayerNormalization: {name}", indices, len(table))
+    total = widened(words[ids]) + widened(position_table[np.arange(ids.shape[1]) if positions is None else positions])
     if segments is not None:
         total = total + widened(kinds[segments])
     centred = total - total.mean(axis=-1, keepdims=True)

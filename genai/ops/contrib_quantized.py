@@ -15,7 +15,7 @@ from ..onnx.node import MS, OURS
 from .activations import leaky_relu, sigmoid
 from .casting import dynamically_quantized, quantized
 from .integer_products import IntegerProduct
-from .pooling import Places, average_pool, places_of
+from .pooling import WindowMaker, average_pool, window_maker
 from .reduction import softmax
 from .registry import KernelError, Maker, NodeSpec, operator, scalar
 
@@ -49,23 +49,25 @@ def arithmetic(
     """a + b or a * b; ours says with an attribute which of them."""
     name = function or spec.op_type.removeprefix("QLinear")
     dtype = a.dtype if y_zero is None else y_zero.dtype
-    forms = [_form(scale, point) for scale, point in ((a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero))]
-    if threads is not None and max(a.size, b.size) >= _MIN_COMPILED and None not in forms:
-        found = combined_bytes(threads, name, a, forms[0], b, forms[1], forms[2], dtype)
-        if found is not None:
-            return found
+    quantizations = [
+        _single_quantization(scale, point) for scale, point in ((a_scale, a_zero), (b_scale, b_zero), (y_scale, y_zero))
+    ]
+    if threads is not None and max(a.size, b.size) >= _MIN_COMPILED and None not in quantizations:
+        compiled = combined_bytes(threads, name, a, quantizations[0], b, quantizations[1], quantizations[2], dtype)
+        if compiled is not None:
+            return compiled
     result = _ARITHMETIC[name](dequantized(a, a_scale, a_zero), dequantized(b, b_scale, b_zero))
     return requantised(result, y_scale, y_zero, dtype)
 
 
-def _form(scale: Any, point: Any) -> Any:
+def _single_quantization(scale: Any, point: Any) -> Any:
     """A scale and zero point as numbers, or None where there are several."""
     if np.size(scale) != 1 or (point is not None and np.size(point) != 1):
         return None
     return QParams(float(scalar(scale)), 0 if point is None else int(scalar(point)))
 
 
-def _on_floats(name: str, **made: Maker) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _on_floats(name: str, **makers: Maker) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorator: a function of floats; its operator has x, its scale and zero point, and those of the result."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,7 +75,7 @@ def _on_floats(name: str, **made: Maker) -> Callable[[Callable[..., Any]], Calla
         def quantised(x: Any, scale: Any, point: Any, y_scale: Any, y_point: Any = None, **attributes: Any) -> Any:
             return requantised(function(dequantized(x, scale, point), **attributes), y_scale, y_point, x.dtype)
 
-        operator(name, domain=MS, since_version=1, **made)(quantised)
+        operator(name, domain=MS, since_version=1, **makers)(quantised)
         return function
 
     return add
@@ -89,12 +91,12 @@ def qlinear_softmax(x: Any, *, axis: int = -1, opset: int = 13) -> Any:
     return softmax(x, axis if opset >= 13 else tuple(range(axis % x.ndim, x.ndim)))
 
 
-@_on_floats("QLinearAveragePool", places=places_of)
+@_on_floats("QLinearAveragePool", make_windows=window_maker)
 def qlinear_average_pool(
-    x: Any, *, channels_last: Literal[0] = 0, count_include_pad: bool = False, places: Places
+    x: Any, *, channels_last: Literal[0] = 0, count_include_pad: bool = False, make_windows: WindowMaker
 ) -> Any:
     """The mean of each window."""
-    return average_pool(x, count_include_pad=count_include_pad, places=places)
+    return average_pool(x, count_include_pad=count_include_pad, make_windows=make_windows)
 
 
 @operator("QLinearConcat", domain=MS)
@@ -158,10 +160,10 @@ def integer_linear(
 
     Attribute: function, what `cpu.functions` knows; none by default.
     """
-    found = multiply.scaled(a, a_scale * b_scale, bias, a_zero, addend=addend, function=function or "copy")
-    if found is None:
+    result = multiply.scaled(a, a_scale * b_scale, bias, a_zero, addend=addend, function=function or "copy")
+    if result is None:
         raise KernelError("IntegerLinear needs a constant matrix of bytes, and scales and a bias that fit it")
-    return found
+    return result
 
 
 @operator("DynamicQuantizeMatMul", domain=MS, multiply=lambda spec: IntegerProduct(spec, 1, 3))

@@ -34,7 +34,7 @@ def loop(spec: NodeSpec) -> Kernel:
         going = inputs[1] is None or bool(scalar(inputs[1]))
         carried, captured = list(inputs[2:num_inputs]), inputs[num_inputs:]
         stacked: list[list[Any]] = [[] for _ in range(num_stacked)]
-        room = _Room(spec)
+        room = _ResultBudget(spec)
         for step in count():
             if not going or (limit is not None and step >= limit):
                 break
@@ -49,7 +49,7 @@ def loop(spec: NodeSpec) -> Kernel:
     return kernel
 
 
-class _Room:
+class _ResultBudget:
     """What the turns of a body may pile up together: as much as a single value."""
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -84,8 +84,8 @@ def scan(spec: NodeSpec) -> Kernel:
     walk = _Scan(spec)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        given = inputs[: len(spec.inputs)]
-        return walk(context, given[: walk.num_states], given[walk.num_states :], inputs[len(spec.inputs) :])
+        values = inputs[: len(spec.inputs)]
+        return walk(context, values[: walk.num_states], values[walk.num_states :], inputs[len(spec.inputs) :])
 
     return kernel
 
@@ -96,12 +96,12 @@ def scan_of_batches(spec: NodeSpec) -> Kernel:
     walk = _Scan(spec, first=1)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        lengths, given, captured = inputs[0], inputs[1 : len(spec.inputs)], inputs[len(spec.inputs) :]
+        lengths, scan_inputs, captured = inputs[0], inputs[1 : len(spec.inputs)], inputs[len(spec.inputs) :]
         rows = []
-        for row in range(len(given[0])):
+        for row in range(len(scan_inputs[0])):
             length = None if lengths is None else int(lengths[row])
-            states = [value[row] for value in given[: walk.num_states]]
-            scanned = [value[row][:length] for value in given[walk.num_states :]]
+            states = [value[row] for value in scan_inputs[: walk.num_states]]
+            scanned = [value[row][:length] for value in scan_inputs[walk.num_states :]]
             rows.append(walk(context, states, scanned, captured))
         return tuple(_padded(values) for values in zip(*rows, strict=True))
 
@@ -126,8 +126,8 @@ class _Scan:
         self.output_axes = self._numbers(attributes.get("scan_output_axes"), self.num_stacked)
         self.output_backwards = self._numbers(attributes.get("scan_output_directions"), self.num_stacked)
 
-    def _numbers(self, given: Any, count: int) -> list[int]:
-        numbers = [0] * count if given is None else [int(number) for number in given]
+    def _numbers(self, values: Any, count: int) -> list[int]:
+        numbers = [0] * count if values is None else [int(number) for number in values]
         if len(numbers) != count:
             raise KernelError(f"Scan: {len(numbers)} axes or directions for {count} values")
         return numbers
@@ -142,7 +142,7 @@ class _Scan:
         if len(lengths) != 1:
             raise KernelError(f"Scan: inputs of different lengths {sorted(lengths)}")
         stacked: list[list[Any]] = [[] for _ in range(self.num_stacked)]
-        room = _Room(self._spec)
+        room = _ResultBudget(self._spec)
         for step in range(lengths.pop()):
             results = self.body(context, [*carried, *(value[step] for value in slices), *captured])
             carried = list(results[: self.num_states])
@@ -176,10 +176,10 @@ def sequence_map(spec: NodeSpec) -> Kernel:
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         captured = inputs[num_inputs:]
         outputs: list[list[Any]] = [[] for _ in body.outputs]
-        room = _Room(spec)
+        room = _ResultBudget(spec)
         for index in range(len(inputs[0])):
-            given = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
-            for values, value in zip(outputs, body(context, [*given, *captured]), strict=True):
+            items = [value[index] if isinstance(value, list) else value for value in inputs[:num_inputs]]
+            for values, value in zip(outputs, body(context, [*items, *captured]), strict=True):
                 values.append(value)
                 room.take(value)
         return tuple(outputs)
@@ -245,10 +245,10 @@ def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: boo
             raise KernelError(f"SplitToSequence: pieces of size {size}")
         checked_shape(spec, (-(-extent // size),), ARRAY_BYTES)
         return _pieces(x, [*range(size, extent, size), extent] if extent else [], along)
-    given = [int(size) for size in np.asarray(sizes).tolist()]
-    if sum(given) != extent or min(given, default=0) < 0:
-        raise KernelError(f"SplitToSequence: sizes {given!s:.200} do not add up to {extent}")
-    return _pieces(x, accumulate(given), along)
+    lengths = [int(size) for size in np.asarray(sizes).tolist()]
+    if sum(lengths) != extent or min(lengths, default=0) < 0:
+        raise KernelError(f"SplitToSequence: sizes {lengths!s:.200} do not add up to {extent}")
+    return _pieces(x, accumulate(lengths), along)
 
 
 def _pieces(x: Any, ends: Iterable[int], along: int) -> list[Any]:

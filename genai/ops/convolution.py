@@ -62,10 +62,10 @@ def check_groups(x: Any, weight: Any, groups: int) -> None:
 
 def columns_of(x: Any, windows: PoolingWindows, threads: Threads | None) -> Any:
     """[N, C, taps, positions ...]: the elements that each window sees."""
-    return window_columns(x, places(windows), threads)
+    return window_columns(x, kernel_windows(windows), threads)
 
 
-def places(windows: PoolingWindows) -> Any:
+def kernel_windows(windows: PoolingWindows) -> Any:
     """Where windows lie, for compiled code: their pads are there already, or made by it."""
     return Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
 
@@ -148,7 +148,7 @@ class PackedConvolution:
         check_columns(self._spec, x, self._kernel[0], windows)
         if addend is not None:
             addend = np.broadcast_to(addend, (len(x), self._kernel[0], *windows.counts))
-        return (self._convolution(windows.padded(x, 0), places(windows), addend),)
+        return (self._convolution(windows.padded(x, 0), kernel_windows(windows), addend),)
 
 
 def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | None:
@@ -226,11 +226,11 @@ def _crop(
     """Where the output begins inside the full result, and its sizes."""
     attributes, rank = spec.attributes, len(extents)
     extra = _filled("output_padding", attributes.get("output_padding"), rank, 0)
-    wanted, auto_pad = attributes.get("output_shape"), str(attributes.get("auto_pad", "NOTSET"))
-    if wanted is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = [extent * stride for extent, stride in zip(extents, strides, strict=True)]
-    if wanted is not None:
-        sizes = [int(size) for size in wanted][-rank:]
+    output_shape, auto_pad = attributes.get("output_shape"), str(attributes.get("auto_pad", "NOTSET"))
+    if output_shape is None and auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        output_shape = [extent * stride for extent, stride in zip(extents, strides, strict=True)]
+    if output_shape is not None:
+        sizes = [int(size) for size in output_shape][-rank:]
         totals = [max(f + e - size, 0) for f, e, size in zip(full, extra, sizes, strict=True)]
         return [total // 2 if auto_pad == "SAME_UPPER" else total - total // 2 for total in totals], sizes
     pads = attributes.get("pads") if auto_pad == "NOTSET" else None
@@ -240,10 +240,10 @@ def _crop(
 
 
 def _filled(name: str, values: Any, rank: int, least: int) -> tuple[int, ...]:
-    found = tuple(int(value) for value in values) if values else (least,) * rank
-    if len(found) != rank or any(value < least for value in found):
-        raise KernelError(f"ConvTranspose: {name} {list(found)} does not fit {rank} spatial axes")
-    return found
+    numbers = tuple(int(value) for value in values) if values else (least,) * rank
+    if len(numbers) != rank or any(value < least for value in numbers):
+        raise KernelError(f"ConvTranspose: {name} {list(numbers)} does not fit {rank} spatial axes")
+    return numbers
 
 
 @operator("DeformConv", since_version=19, window_spec=WindowSpec)
@@ -271,8 +271,8 @@ def deform_conv(
     grid = [np.arange(count) * stride - begin for count, stride, begin in starts]
     for tap, (row, column) in enumerate(product(*(range(size) for size in weight.shape[2:]))):
         rows = grid[0][:, None] + row * windows.dilations[0] + moves[:, :, tap, 0]
-        places = grid[1] + column * windows.dilations[1] + moves[:, :, tap, 1]
-        columns[:, :, tap] = _interpolated(x, rows, places)
+        columns_at = grid[1] + column * windows.dilations[1] + moves[:, :, tap, 1]
+        columns[:, :, tap] = _interpolated(x, rows, columns_at)
     if mask is not None:
         weights = widened(mask).reshape(batch, offset_group, 1, taps, *counts)
         columns = (columns.reshape(batch, offset_group, channels // offset_group, taps, *counts) * weights).reshape(

@@ -24,18 +24,18 @@ def non_max_suppression(
     threshold = np.float32(0 if overlap is None else scalar(overlap))
     if not 0 <= threshold <= 1:
         raise KernelError(f"NonMaxSuppression: iou_threshold is {threshold}, expected 0 to 1")
-    found = []
+    selected = []
     for image, class_id in np.ndindex(*scores.shape[:2]):
         row = scores[image, class_id]
         order = np.argsort(-row, kind="stable")
         if least is not None:
             order = order[row[order] > scalar(least)]
-        kept = _kept(_corners(boxes[image], center_point_box), order, limit, threshold)
-        found += [(image, class_id, box) for box in kept]
-    return np.array(found, np.int64).reshape(-1, 3)
+        boxes_kept = _select_boxes(_corners(boxes[image], center_point_box), order, limit, threshold)
+        selected += [(image, class_id, box) for box in boxes_kept]
+    return np.array(selected, np.int64).reshape(-1, 3)
 
 
-_Places: TypeAlias = Literal["half_pixel", "output_half_pixel"]
+_CoordinateMode: TypeAlias = Literal["half_pixel", "output_half_pixel"]
 
 
 def _corners(boxes: Any, is_centred: bool) -> Any:
@@ -46,26 +46,26 @@ def _corners(boxes: Any, is_centred: bool) -> Any:
     return np.concatenate([np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])], axis=1)
 
 
-def _kept(corners: Any, order: Any, limit: int, threshold: Any) -> list[int]:
+def _select_boxes(corners: Any, order: Any, limit: int, threshold: Any) -> list[int]:
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    kept: list[int] = []
-    while len(order) and len(kept) < limit:
+    selected: list[int] = []
+    while len(order) and len(selected) < limit:
         best = int(order[0])
-        kept.append(best)
+        selected.append(best)
         order = order[1:]
         sides = np.minimum(corners[best, 2:], corners[order, 2:]) - np.maximum(corners[best, :2], corners[order, :2])
         common = np.where((sides > 0).all(axis=1), sides[:, 0] * sides[:, 1], 0)
         union = areas[best] + areas[order] - common
         is_sound = (common > 0) & (areas[best] > 0) & (areas[order] > 0) & (union > 0)
         order = order[~(is_sound & (common / np.where(union == 0, 1, union) > threshold))]
-    return kept
+    return selected
 
 
 @operator("RoiAlign", since_version=10)
 def roi_align(
     image: Any, boxes: Any, images: Any, *, output_height: int = 1, output_width: int = 1, sampling_ratio: Natural = 0,
     spatial_scale: float = 1.0, mode: Literal["avg", "max"] = "avg",
-    coordinate_transformation_mode: _Places | None = None, spec: NodeSpec,
+    coordinate_transformation_mode: _CoordinateMode | None = None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """Each region's bins by samples that are interpolated between pixels (He et al. 2017): their mean or maximum."""
     x, regions = widened(image), widened(boxes)
@@ -109,11 +109,11 @@ def _pooled(spec: NodeSpec, x: Any, first: Any, size: Any, bins: tuple[int, int]
     return np.maximum.reduce(parts).reshape(split).max(axis=(2, 4))
 
 
-def _neighbours(places: Any, extent: int) -> tuple[Any, Any, tuple[Any, Any]]:
-    """Pixels before and after each place, and their weights; places more than one pixel outside weigh nothing."""
-    is_inside = (places >= -1) & (places <= extent)
-    places = np.clip(places, 0, max(extent - 1, 0))
-    low = np.floor(places).astype(np.int64)
+def _neighbours(positions: Any, extent: int) -> tuple[Any, Any, tuple[Any, Any]]:
+    """Pixels before and after each position, and their weights; positions more than one pixel outside weigh nothing."""
+    is_inside = (positions >= -1) & (positions <= extent)
+    positions = np.clip(positions, 0, max(extent - 1, 0))
+    low = np.floor(positions).astype(np.int64)
     high = np.minimum(low + 1, extent - 1)
-    after = places - low
+    after = positions - low
     return low, high, (np.where(is_inside, 1 - after, 0), np.where(is_inside, after, 0))

@@ -74,13 +74,19 @@ def moe_op(spec: NodeSpec) -> MoE:
 
 def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int) -> None:
     """Raises KernelError if the layers do not fit together, or so many experts cannot be chosen."""
-    one, two = first.weight, second.weight
-    sizes = [(weight.experts, weight.rows, weight.columns) for weight in (one, two)]
-    expected = one.experts, one.columns, one.rows
-    if not one.experts or (two.experts, two.rows, two.columns * (1 + one.interleaved)) != expected:
+    first_weight, second_weight = first.weight, second.weight
+    sizes = [(weight.experts, weight.rows, weight.columns) for weight in (first_weight, second_weight)]
+    expected = first_weight.experts, first_weight.columns, first_weight.rows
+    if (
+        not first_weight.experts
+        or (second_weight.experts, second_weight.rows, second_weight.columns * (1 + first_weight.interleaved))
+        != expected
+    ):
         raise KernelError(f"{spec.op_type}: layers of [experts, rows, columns] {sizes} do not fit together")
-    if not 1 <= per_token <= one.experts:
-        raise KernelError(f"{spec.op_type}: k is {per_token}, expected 1 to {one.experts}, the number of experts")
+    if not 1 <= per_token <= first_weight.experts:
+        raise KernelError(
+            f"{spec.op_type}: k is {per_token}, expected 1 to {first_weight.experts}, the number of experts"
+        )
     for branch in (first, second):
         bias, count = branch.bias, branch.weight.experts * branch.weight.rows
         if bias and spec.constant(spec.inputs.index(bias)).size != count:

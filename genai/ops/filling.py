@@ -23,9 +23,9 @@ from .support import checked_shape
 
 
 @operator("Expand", since_version=8)
-def expand(x: Any, wanted: Any, *, spec: NodeSpec) -> Any:
+def expand(x: Any, shape: Any, *, spec: NodeSpec) -> Any:
     """Broadcast both ways: a 1 in the target keeps the dimension."""
-    target = np.broadcast_shapes(x.shape, tuple(int(size) for size in wanted))
+    target = np.broadcast_shapes(x.shape, tuple(int(size) for size in shape))
     return np.broadcast_to(x, checked_shape(spec, target, x.dtype.itemsize))
 
 
@@ -125,8 +125,10 @@ def set_seed(seed: int) -> None:
 def _generator(spec: NodeSpec) -> MakeGenerator:
     seed = spec.attributes.get("seed")
     if seed is None and _process_seed:
-        own = np.random.default_rng([_process_seed[0] % 2**64, *"|".join(spec.outputs).encode("utf-8", "replace")])
-        return lambda: own
+        generator = np.random.default_rng(
+            [_process_seed[0] % 2**64, *"|".join(spec.outputs).encode("utf-8", "replace")]
+        )
+        return lambda: generator
     if seed is None:
         return np.random.default_rng
     bits = struct.unpack("<I", struct.pack("<f", float(seed)))[0]
@@ -135,8 +137,8 @@ def _generator(spec: NodeSpec) -> MakeGenerator:
 
 def _typed(values: Any, like: Any, dtype: int | None) -> Any:
     """Values in the type asked for, or else in that of a value like which they are, or else float32."""
-    kept = like is not None and dtype is None
-    return np.asarray(values).astype(like.dtype if kept else dtype_of(1 if dtype is None else dtype))
+    keeps_type = like is not None and dtype is None
+    return np.asarray(values).astype(like.dtype if keeps_type else dtype_of(1 if dtype is None else dtype))
 
 
 @operator("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", generator=_generator)

@@ -14,12 +14,12 @@ from .shape_rules import NodeTypes, shape_rule
 from .support import as_array, checked_axis, checked_indices, checked_shape
 
 
-def in_range(indices: Any, extent: int, what: str) -> Any:
+def in_range(indices: Any, extent: int, subject: str) -> Any:
     """Indices counted from the front."""
     indices = np.asarray(indices)
     if indices.size and (indices.min() < -extent or indices.max() >= extent):
         bad = indices[(indices < -extent) | (indices >= extent)].reshape(-1)[0]
-        raise IndexError(f"{what}: index {bad} must be within the inclusive range [{-extent}, {extent - 1}]")
+        raise IndexError(f"{subject}: index {bad} must be within the inclusive range [{-extent}, {extent - 1}]")
     return np.where(indices < 0, indices + extent, indices)
 
 
@@ -94,10 +94,10 @@ def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: Node
     count, rank = int(scalar(depth)), indices.ndim + 1
     along = checked_axis(axis, rank)
     checked_shape(spec, (*indices.shape[:along], count, *indices.shape[along:]), values.dtype.itemsize)
-    wanted = indices.astype(np.int64)
-    wanted = np.where(wanted < 0, wanted + count, wanted)
+    classes_wanted = indices.astype(np.int64)
+    classes_wanted = np.where(classes_wanted < 0, classes_wanted + count, classes_wanted)
     classes = np.arange(count).reshape([-1 if i == along else 1 for i in range(rank)])
-    return np.where(np.expand_dims(wanted, along) == classes, values[1], values[0]).astype(values.dtype)
+    return np.where(np.expand_dims(classes_wanted, along) == classes, values[1], values[0]).astype(values.dtype)
 
 
 @operator("TopK", since_version=10)
@@ -166,9 +166,11 @@ def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -
     along, result = checked_axis(axis, cache.ndim), np.array(cache)
     extent, length = cache.shape[along], update.shape[along]
     for row in range(len(cache)):
-        places = np.arange(length) + (0 if starts is None else int(starts[row]))
-        places = places % extent if mode == "circular" else checked_indices("TensorScatter: places", places, extent)
-        np.moveaxis(result[row], along - 1, 0)[places] = np.moveaxis(update[row], along - 1, 0)
+        positions = np.arange(length) + (0 if starts is None else int(starts[row]))
+        positions = (
+            positions % extent if mode == "circular" else checked_indices("TensorScatter: places", positions, extent)
+        )
+        np.moveaxis(result[row], along - 1, 0)[positions] = np.moveaxis(update[row], along - 1, 0)
     return result
 
 

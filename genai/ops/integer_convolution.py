@@ -22,7 +22,7 @@ from .convolution import (
     columns_of,
     convolve,
     depthwise_images,
-    places,
+    kernel_windows,
 )
 from .integer_products import exact_runs, single_point
 from .pooling import PoolingWindows, WindowSpec
@@ -49,9 +49,9 @@ def qlinear_conv(
 ) -> Any:  # fmt: skip
     """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
     factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
-    found = convolution.rounded(x, weight, factor, y_zero, x_zero, bias)
-    if found is not None:
-        return found
+    result = convolution.rounded(x, weight, factor, y_zero, x_zero, bias)
+    if result is not None:
+        return result
     total = convolution(x, weight, x_zero, w_zero, bias)
     factor = per_channel(factor, x.ndim) if factor.size > 1 else factor.reshape(())
     return requantized(total, factor, y_zero, y_zero.dtype)
@@ -85,7 +85,7 @@ class PackedIntegerConvolution:
         windows = self._placed(x, weight)
         point = single_point(x_zero)
         if self._packed is not None and point is not None and x.dtype in _BYTES:
-            return self._packed.sums(x, windows.widths(x.shape[2:]), places(windows), point)
+            return self._packed.sums(x, windows.widths(x.shape[2:]), kernel_windows(windows), point)
         total = self._by_blas(x, weight, windows, x_zero, w_zero)
         return total if bias is None else total + per_channel(bias, x.ndim)
 
@@ -105,7 +105,7 @@ class PackedIntegerConvolution:
             return self._rounded_depthwise(x, weight, factors, y_zero, point, bias)
         windows = self._placed(x, weight)
         pads = windows.widths(x.shape[2:])
-        return self._packed.rounded(x, pads, places(windows), point, factors, y_point, y_zero.dtype)
+        return self._packed.rounded(x, pads, kernel_windows(windows), point, factors, y_point, y_zero.dtype)
 
     def _rounded_depthwise(self, x: Any, weight: Any, factors: Any, y_zero: Any, point: int, bias: Any) -> Any:
         """The same of one kernel per channel, in float32, which is exact here; None for other groups."""

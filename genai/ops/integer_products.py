@@ -72,8 +72,8 @@ class IntegerProduct:
         b = b.T if transposed else b
         self._packed = _packed(spec, weight, b, b_zero, transposed)
         if self._packed is None:
-            form = f"float32 in exact runs{'T' * transposed}"
-            self._right = spec.pack((weight, zero), form, lambda: _in_runs(_less(b, b_zero)))
+            layout = f"float32 in exact runs{'T' * transposed}"
+            self._right = spec.pack((weight, zero), layout, lambda: _in_runs(_less(b, b_zero)))
 
     def __call__(self, a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any:
         b = b.T if self._transposed else b
@@ -81,16 +81,16 @@ class IntegerProduct:
         if self._packed is not None and point is not None and self._fits(a):
             return self._packed.sums(a.reshape(-1, a.shape[-1]), point).reshape(*a.shape[:-1], self._packed.columns)
         if self._right is None and point is not None and b_point is not None and self._both_fit(a, b):
-            found = self._computed.sums(_batched(a), point, _batched(b), b_point)
-            return found.reshape(*a.shape[:-1], b.shape[-1])
+            sums = self._computed.sums(_batched(a), point, _batched(b), b_point)
+            return sums.reshape(*a.shape[:-1], b.shape[-1])
         right, runs = self._right or (_less(b, b_zero), None)
         return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._threads)
 
     def as_floats(self, a: Any, b: Any, scale: Any, bias: Any = None, a_zero: Any = None, b_zero: Any = None) -> Any:
         """product * scale + bias as float32."""
-        found = self.scaled(a, scale, bias, a_zero)
-        if found is not None:
-            return found
+        scaled = self.scaled(a, scale, bias, a_zero)
+        if scaled is not None:
+            return scaled
         result = self(a, b, a_zero, b_zero) * scale
         return (result if bias is None else result + bias).astype(np.float32, copy=False)
 
@@ -123,15 +123,15 @@ class IntegerProduct:
             factors = self._per_column(factor)
             if factors is None or not self._fits(a):
                 return None
-            found = self._packed.rounded(a.reshape(-1, a.shape[-1]), point, factors, y_point, y_zero.dtype)
-            return found.reshape(*a.shape[:-1], self._packed.columns)
+            rounded = self._packed.rounded(a.reshape(-1, a.shape[-1]), point, factors, y_point, y_zero.dtype)
+            return rounded.reshape(*a.shape[:-1], self._packed.columns)
         if self._right is not None or b is None or b_point is None or np.size(factor) != 1:
             return None
         if not self._both_fit(a, b):
             return None
         number = float(np.asarray(factor).reshape(-1)[0])
-        found = self._computed.rounded(_batched(a), point, _batched(b), b_point, number, y_point, y_zero.dtype)
-        return found.reshape(*a.shape[:-1], b.shape[-1])
+        rounded = self._computed.rounded(_batched(a), point, _batched(b), b_point, number, y_point, y_zero.dtype)
+        return rounded.reshape(*a.shape[:-1], b.shape[-1])
 
     def _both_fit(self, a: Any, b: Any) -> bool:
         """Whether two computed values are matrices, or as many of them each, that are worth compiled code."""
@@ -148,10 +148,10 @@ class IntegerProduct:
         """One float32 number per column, or None."""
         if self._packed is None:
             return None
-        found = np.asarray(values, np.float32)
-        if found.size not in (1, self._packed.columns) or (found.ndim > 1 and found.shape[-1] != found.size):
+        numbers = np.asarray(values, np.float32)
+        if numbers.size not in (1, self._packed.columns) or (numbers.ndim > 1 and numbers.shape[-1] != numbers.size):
             return None
-        return np.ascontiguousarray(np.broadcast_to(found.reshape(-1), (self._packed.columns,)))
+        return np.ascontiguousarray(np.broadcast_to(numbers.reshape(-1), (self._packed.columns,)))
 
 
 def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) -> Any:
@@ -161,8 +161,8 @@ def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) 
         return None
     if b_zero is not None and np.size(b_zero) not in (1, b.shape[1]):
         return None
-    arena, form = spec.options.get("arena"), f"bytes in panels{'T' * transposed}"
-    matrix = spec.pack((weight,), form, lambda: pack_integer_weight(threads, b, arena))
+    arena, layout = spec.options.get("arena"), f"bytes in panels{'T' * transposed}"
+    matrix = spec.pack((weight,), layout, lambda: pack_integer_weight(threads, b, arena))
     return IntegerLinear(threads, matrix, b_zero)
 
 
@@ -216,5 +216,5 @@ def qlinear_matmul(
     """A product of quantised matrices, quantised again."""
     rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
     factor = widened(rows) * widened(b_scale) / widened(y_scale)
-    found = multiply.rounded(a, factor, y_zero, a_zero, b, b_zero)
-    return requantized(multiply(a, b, a_zero, b_zero), factor, y_zero, y_zero.dtype) if found is None else found
+    rounded = multiply.rounded(a, factor, y_zero, a_zero, b, b_zero)
+    return requantized(multiply(a, b, a_zero, b_zero), factor, y_zero, y_zero.dtype) if rounded is None else rounded

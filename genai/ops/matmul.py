@@ -73,8 +73,8 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
             return None
         terms = terms.reshape(-1)
     matrix = weight.T if transposed else weight
-    arena, form = spec.options.get("arena"), f"float32 panels{'T' * transposed}"
-    packed = spec.pack((1,), form, lambda: pack_weight(threads, matrix, arena))
+    arena, layout = spec.options.get("arena"), f"float32 panels{'T' * transposed}"
+    packed = spec.pack((1,), layout, lambda: pack_weight(threads, matrix, arena))
     parameters = tuple(float(value) for value in spec.attributes.get("parameters") or ())
     linear = DenseLinear(threads, packed, terms, function or "copy", parameters)
     return PackedLinear(linear, matrix.shape, addend, (1, bias) if terms is not None else (1,))

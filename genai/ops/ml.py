@@ -124,8 +124,8 @@ operator("Binarizer", domain=ML)(lambda x, *, threshold=0.0: (x > x.dtype.type(t
 def array_feature_extractor(x: Any, indices: Any) -> Any:
     """Columns of the last axis; of a vector, as one row."""
     columns = checked_indices("ArrayFeatureExtractor: indices", indices, x.shape[-1]).reshape(-1)
-    found = np.take(x, columns, axis=-1)
-    return found.reshape(1, -1) if x.ndim == 1 else found
+    features = np.take(x, columns, axis=-1)
+    return features.reshape(1, -1) if x.ndim == 1 else features
 
 
 @operator("Imputer", domain=ML)
@@ -155,7 +155,7 @@ def _both_ways(spec: NodeSpec) -> Any:
 
 @operator("CategoryMapper", "LabelEncoder", domain=ML, tables=_both_ways)
 def category_mapper(x: Any, *, tables: Any) -> Any:
-    """Strings to integers, or back; the first version of LabelEncoder to places among its classes."""
+    """Strings to integers, or back; the first version of LabelEncoder to indices among its classes."""
     table, default, dtype = tables[x.dtype.kind == "O"]
     return objects([table.get(item, default) for item in x.reshape(-1).tolist()], x.shape, dtype)
 
@@ -164,7 +164,7 @@ def category_mapper(x: Any, *, tables: Any) -> Any:
 def label_encoder(spec: NodeSpec) -> Kernel:
     """Look each element up; what is not among the keys becomes the default."""
     attributes = spec.attributes
-    keys, values = _listed(attributes, "keys"), _listed(attributes, "values")
+    keys, values = _attribute_of_any_type(attributes, "keys"), _attribute_of_any_type(attributes, "values")
     if keys is None or values is None or len(keys[1]) != len(values[1]):
         raise KernelError("LabelEncoder: keys and values differ in number, or are absent")
     defaults = {
@@ -173,42 +173,42 @@ def label_encoder(spec: NodeSpec) -> Kernel:
         "floats": (np.float32, attributes.get("default_float", -0.0)),
     }
     dtype, default = defaults.get(values[0], (values[1].dtype, 0))
-    if (given := attributes.get("default_tensor")) is not None:
-        default = np.asarray(given).reshape(-1)[0]
+    if (default_tensor := attributes.get("default_tensor")) is not None:
+        default = np.asarray(default_tensor).reshape(-1)[0]
     nan_keys = [i for i, key in enumerate(keys[1].tolist()) if key != key]
     table = dict(zip(keys[1].tolist(), values[1].tolist(), strict=True))
     for_nan = values[1].tolist()[nan_keys[0]] if nan_keys else default
 
     def encoded(x: Any) -> Any:
-        found = [table.get(item, default) if item == item else for_nan for item in x.reshape(-1).tolist()]
-        return objects(found, x.shape, dtype)
+        values_of_items = [table.get(item, default) if item == item else for_nan for item in x.reshape(-1).tolist()]
+        return objects(values_of_items, x.shape, dtype)
 
     return from_function(encoded)(spec)
 
 
-def _listed(attributes: Mapping[str, Any], name: str) -> tuple[str, Any] | None:
+def _attribute_of_any_type(attributes: Mapping[str, Any], name: str) -> tuple[str, Any] | None:
     """The attribute that lists keys or values, by the end of its name."""
-    for form in ("strings", "int64s", "floats", "tensor"):
-        values = attributes.get(f"{name}_{form}")
+    for suffix in ("strings", "int64s", "floats", "tensor"):
+        values = attributes.get(f"{name}_{suffix}")
         if values is not None and len(values):
             # Floats are compared as float32, which they are in the model and in the data.
-            return form, np.asarray(values, np.float32 if form == "floats" else None).reshape(-1)
+            return suffix, np.asarray(values, np.float32 if suffix == "floats" else None).reshape(-1)
     return None
 
 
 def _categories(spec: NodeSpec) -> dict[Any, int]:
     names = spec.attributes.get("cats_strings") or spec.attributes.get("cats_int64s") or ()
-    return {name: place for place, name in enumerate(names)}
+    return {name: index for index, name in enumerate(names)}
 
 
-@operator("OneHotEncoder", domain=ML, places=_categories)
-def one_hot_encoder(x: Any, *, zeros: bool = True, places: Mapping[Any, int]) -> Any:
+@operator("OneHotEncoder", domain=ML, category_index=_categories)
+def one_hot_encoder(x: Any, *, zeros: bool = True, category_index: Mapping[Any, int]) -> Any:
     """A new last axis with 1 at the category; unknown ones are all zeros, or an error where `zeros` is 0."""
-    found = [places.get(item if isinstance(item, str) else int(item), -1) for item in x.reshape(-1).tolist()]
-    if not zeros and -1 in found:
+    indices = [category_index.get(item if isinstance(item, str) else int(item), -1) for item in x.reshape(-1).tolist()]
+    if not zeros and -1 in indices:
         raise KernelError("OneHotEncoder: unknown category")
-    hot = np.asarray(found, np.int64)[:, None] == np.arange(len(places))
-    return hot.astype(np.float32).reshape(*x.shape, len(places))
+    hot = np.asarray(indices, np.int64)[:, None] == np.arange(len(category_index))
+    return hot.astype(np.float32).reshape(*x.shape, len(category_index))
 
 
 @operator("FeatureVectorizer", domain=ML)
@@ -237,11 +237,11 @@ def dict_vectorizer(x: Any, *, string_vocabulary: Any = None, int64_vocabulary: 
     vocabulary = string_vocabulary or int64_vocabulary
     if not vocabulary:
         raise KernelError("DictVectorizer: no vocabulary")
-    given = x if isinstance(x, list) else [x]
-    kind = type(next((value for item in given for value in item.values()), 0.0))
+    items = x if isinstance(x, list) else [x]
+    kind = type(next((value for item in items for value in item.values()), 0.0))
     dtype = {str: object, int: np.int64}.get(kind, np.float32)
     empty = "" if dtype is object else 0
-    return np.array([[item.get(key, empty) for key in vocabulary] for item in given], dtype)
+    return np.array([[item.get(key, empty) for key in vocabulary] for item in items], dtype)
 
 
 _CASTS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -256,17 +256,17 @@ def cast_map(
     x: Any, *, cast_to: Literal["TO_FLOAT", "TO_STRING", "TO_INT64"] = "TO_FLOAT",
     map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map: int = 1, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """The values of a map in the order of its keys, as one row; sparse ones at the places that the keys say."""
+    """The values of a map in the order of its keys, as one row; sparse ones in the columns that the keys say."""
     items, (dtype, convert) = sorted(x.items()), _CASTS[cast_to]
     if map_form == "DENSE":
-        places, row = list(range(len(items))), np.empty((1, len(items)), dtype)
+        columns, row = list(range(len(items))), np.empty((1, len(items)), dtype)
     else:
-        places = [int(key) for key, _ in items]
-        if places and not 0 <= min(places) <= max(places) < max_map:
-            raise KernelError(f"CastMap: keys {places[0]} to {places[-1]} outside 0 to {max_map - 1}")
+        columns = [int(key) for key, _ in items]
+        if columns and not 0 <= min(columns) <= max(columns) < max_map:
+            raise KernelError(f"CastMap: keys {columns[0]} to {columns[-1]} outside 0 to {max_map - 1}")
         row = np.full(checked_shape(spec, (1, max_map), 8), "" if cast_to == "TO_STRING" else 0, dtype)
-    for place, (_, value) in zip(places, items, strict=True):
-        row[0, place] = convert(value)
+    for column, (_, value) in zip(columns, items, strict=True):
+        row[0, column] = convert(value)
     return row
 
 

@@ -28,15 +28,15 @@ def pad(
 ) -> Any:  # fmt: skip
     """Add before and after axes by value or by what is there; negative pads take away."""
     if pads is None:
-        given, fill = [int(size) for size in sizes], constant
+        sizes_of_axes, fill = [int(size) for size in sizes], constant
     else:
-        given, fill = list(pads), value
+        sizes_of_axes, fill = list(pads), value
     along = [checked_axis(axis, x.ndim) for axis in axes_of(chosen, axes) or range(x.ndim)]
-    if len(given) != 2 * len(along):
-        raise KernelError(f"Pad: {len(given)} pads for {len(along)} axes")
+    if len(sizes_of_axes) != 2 * len(along):
+        raise KernelError(f"Pad: {len(sizes_of_axes)} pads for {len(along)} axes")
     widths = [(0, 0)] * x.ndim
     for i, axis in enumerate(along):
-        widths[axis] = (given[i], given[i + len(along)])
+        widths[axis] = (sizes_of_axes[i], sizes_of_axes[i + len(along)])
     inner = tuple(
         slice(max(-before, 0), size - max(-after, 0)) for (before, after), size in zip(widths, x.shape, strict=True)
     )
@@ -96,10 +96,10 @@ def dropout(x: Any, ratio: Any = None, training: Any = None, *, definition: Call
     return x, np.full(x.shape, spec.version >= 12, bool if spec.version >= 10 else x.dtype)
 
 
-def _per_axis(what: str, given: Any, count: int, least: int) -> list[int]:
-    values = [int(value) for value in given or [least] * count]
+def _per_axis(name: str, numbers: Any, count: int, least: int) -> list[int]:
+    values = [int(value) for value in numbers or [least] * count]
     if len(values) != count or min(values, default=0) < least:
-        raise KernelError(f"{what} {values} do not fit, {count} expected")
+        raise KernelError(f"{name} {values} do not fit, {count} expected")
     return values
 
 
@@ -130,7 +130,7 @@ def col2im(
 
 @operator("MaxUnpool", since_version=9)
 def max_unpool(
-    x: Any, indices: Any, wanted: Any = None, *, kernel_shape: Any, strides: Any = None, pads: Any = None,
+    x: Any, indices: Any, output_shape: Any = None, *, kernel_shape: Any, strides: Any = None, pads: Any = None,
     spec: NodeSpec,
 ) -> Any:  # fmt: skip
     """Elements at their flat indices, zeros elsewhere; a larger output_shape adds zeros at the end of each axis."""
@@ -141,9 +141,9 @@ def max_unpool(
     extents = [(x.shape[i + 2] - 1) * steps[i] - edges[i] - edges[i + rank] + int(kernel_shape[i]) for i in range(rank)]
     result = np.zeros(checked_shape(spec, (*x.shape[:2], *extents), x.dtype.itemsize), x.dtype)
     result.reshape(-1)[checked_indices("MaxUnpool: indices", indices, result.size)] = x
-    if wanted is None:
+    if output_shape is None:
         return result
-    whole = np.zeros(checked_shape(spec, wanted, x.dtype.itemsize), x.dtype)
+    whole = np.zeros(checked_shape(spec, output_shape, x.dtype.itemsize), x.dtype)
     if whole.ndim != result.ndim:
         raise KernelError(f"MaxUnpool: output_shape {list(whole.shape)} for a result of rank {result.ndim}")
     common = tuple(slice(0, min(a, b)) for a, b in zip(result.shape, whole.shape, strict=True))
@@ -154,12 +154,12 @@ def max_unpool(
 @operator("CenterCropPad", since_version=18)
 def center_crop_pad(x: Any, sizes: Any, *, axes: Any = None, spec: NodeSpec) -> Any:
     """The middle of each axis, or zeros around it."""
-    wanted = [int(size) for size in sizes]
+    target_sizes = [int(size) for size in sizes]
     along = [checked_axis(int(axis), x.ndim) for axis in axes or range(x.ndim)]
-    if len(wanted) != len(along):
-        raise KernelError(f"CenterCropPad: {len(wanted)} sizes for {len(along)} axes")
+    if len(target_sizes) != len(along):
+        raise KernelError(f"CenterCropPad: {len(target_sizes)} sizes for {len(along)} axes")
     shape, source, target = list(x.shape), [slice(None)] * x.ndim, [slice(None)] * x.ndim
-    for axis, size in zip(along, wanted, strict=True):
+    for axis, size in zip(along, target_sizes, strict=True):
         extent, shape[axis] = x.shape[axis], size
         common = min(extent, size)
         source[axis], target[axis] = (

@@ -116,12 +116,12 @@ def _batch_normalized(
     wide, running = widened(x), ()
     if training_mode:
         axes = (0, *range(2, x.ndim))
-        found = np.mean(wide, axis=axes), np.var(wide, axis=axes)
+        statistics = np.mean(wide, axis=axes), np.var(wide, axis=axes)
         running = tuple(
             (old * momentum + new * (1 - momentum)).astype(old.dtype)
-            for old, new in zip((mean, variance), found, strict=True)
+            for old, new in zip((mean, variance), statistics, strict=True)
         )
-        mean, variance = found
+        mean, variance = statistics
     factor = widened(scale) / np.sqrt(widened(variance) + np.float32(epsilon))
     return _by_channel(wide, factor, widened(bias) - widened(mean) * factor, x.dtype), *running
 

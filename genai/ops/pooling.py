@@ -41,8 +41,8 @@ class PoolingWindows:
         lasts = [(count - 1) * stride for count, stride in zip(self.counts, self.strides, strict=True)]
         for offsets in product(*(range(size) for size in self.kernel)):
             starts = [offset * dilation for offset, dilation in zip(offsets, self.dilations, strict=True)]
-            places = zip(starts, lasts, self.strides, strict=True)
-            yield slice(None), slice(None), *(slice(first, first + last + 1, step) for first, last, step in places)
+            spans = zip(starts, lasts, self.strides, strict=True)
+            yield slice(None), slice(None), *(slice(first, first + last + 1, step) for first, last, step in spans)
 
     def within(self, extents: Sequence[int]) -> PoolingWindows:
         """The same windows without taps that lie in the padding in every one of them."""
@@ -57,11 +57,11 @@ class PoolingWindows:
 
     def widths(self, extents: Sequence[int]) -> list[tuple[int, int]]:
         """Elements before and after per axis of an input of these extents: pads, and what windows need beyond them."""
-        found = []
+        pads = []
         for i, extent in enumerate(extents):
             needed = (self.counts[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1
-            found.append((self.begins[i], max(needed - extent - self.begins[i], 0)))
-        return found
+            pads.append((self.begins[i], max(needed - extent - self.begins[i], 0)))
+        return pads
 
     def padded(self, x: Any, value: Any) -> Any:
         """x with its pads, and with what windows need beyond them."""
@@ -69,7 +69,7 @@ class PoolingWindows:
         if not any(before or after for before, after in widths):
             return x
         inner = tuple(slice(before, before + size) for (before, _), size in zip(widths, x.shape[2:], strict=True))
-        extents = (place.stop + after for place, (_, after) in zip(inner, widths, strict=True))
+        extents = (span.stop + after for span, (_, after) in zip(inner, widths, strict=True))
         result = np.full((*x.shape[:2], *extents), value, x.dtype)
         result[(slice(None), slice(None), *inner)] = x
         return result
@@ -123,10 +123,10 @@ class WindowSpec:
         return windows
 
     def _per_axis(self, values: Any, rank: int) -> tuple[int, ...]:
-        found = (1,) * rank if values is None else tuple(int(value) for value in values)
-        if len(found) != rank:
-            raise KernelError(f"{self._name}: {list(found)} does not fit {rank} spatial axes")
-        return found
+        numbers = (1,) * rank if values is None else tuple(int(value) for value in values)
+        if len(numbers) != rank:
+            raise KernelError(f"{self._name}: {list(numbers)} does not fit {rank} spatial axes")
+        return numbers
 
     def _padding(
         self, extents: Sequence[int], reach: Sequence[int], strides: Sequence[int]
@@ -147,7 +147,7 @@ class WindowSpec:
         return (smaller, larger) if self._auto_pad == "SAME_UPPER" else (larger, smaller)
 
 
-Places: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
+WindowMaker: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
 
 
 def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[PoolingWindows, PoolingWindows]:
@@ -160,15 +160,15 @@ def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tu
     return windows, walked
 
 
-def places_of(spec: NodeSpec) -> Places:
+def window_maker(spec: NodeSpec) -> WindowMaker:
     """What says where the windows lie in an input, and which of their taps ever meet it."""
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
-@operator("MaxPool", places=places_of)
-def max_pool(x: Any, *, storage_order: bool = False, places: Places, spec: NodeSpec) -> Any:
+@operator("MaxPool", make_windows=window_maker)
+def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, spec: NodeSpec) -> Any:
     """The largest of each window, and where it was in the flat input."""
-    _, windows = places(x)
+    _, windows = make_windows(x)
     if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
         return best, np.zeros(best.shape, np.int64)
@@ -205,10 +205,10 @@ def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool)
     return flat + planes * math.prod(extents)
 
 
-@operator("AveragePool", places=places_of)
-def average_pool(x: Any, *, count_include_pad: bool = False, places: Places) -> Any:
+@operator("AveragePool", make_windows=window_maker)
+def average_pool(x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker) -> Any:
     """The mean of each window; pads count only where `count_include_pad` says so."""
-    windows, walked = places(x)
+    windows, walked = make_windows(x)
     total = _sum_of_taps(widened(x), walked)
     counts = _counts(x.shape[2:], windows, count_include_pad)
     return (total / counts.astype(total.dtype)).astype(x.dtype, copy=False)
@@ -238,10 +238,10 @@ def _counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool)
     return np.maximum(total, 1)
 
 
-@operator("LpPool", since_version=2, places=places_of)
-def lp_pool(x: Any, *, p: Positive = 2, places: Places) -> Any:
+@operator("LpPool", since_version=2, make_windows=window_maker)
+def lp_pool(x: Any, *, p: Positive = 2, make_windows: WindowMaker) -> Any:
     """The p-norm of each window."""
-    powers = _sum_of_taps(np.abs(widened(x)) ** p, places(x)[1])
+    powers = _sum_of_taps(np.abs(widened(x)) ** p, make_windows(x)[1])
     return (powers ** (1.0 / p)).astype(x.dtype, copy=False)
 
 

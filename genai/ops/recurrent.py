@@ -69,7 +69,7 @@ class _Recurrent:
         betas = list(spec.attributes.get("activation_beta") or ())
         if len(names) != count * len(self.backwards):
             raise KernelError(f"{spec.op_type}: {len(names)} activations, expected {count * len(self.backwards)}")
-        found: list[Activation] = []
+        activations: list[Activation] = []
         for name in names:
             if name.lower() not in _FUNCTIONS:
                 raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
@@ -78,9 +78,9 @@ class _Recurrent:
             alpha = float(alphas.pop(0)) if alphas and alpha is not None else alpha
             beta = float(betas.pop(0)) if betas and beta is not None else beta
             # As in onnxruntime the gates are clipped, and the cell that the last function of an LSTM shows is not.
-            shows_cell = self.has_cell and len(found) % count == count - 1
-            found.append(_bound(function, alpha, beta, np.inf if shows_cell else self.clip))
-        return [found[i : i + count] for i in range(0, len(found), count)]
+            shows_cell = self.has_cell and len(activations) % count == count - 1
+            activations.append(_bound(function, alpha, beta, np.inf if shows_cell else self.clip))
+        return [activations[i : i + count] for i in range(0, len(activations), count)]
 
     def __call__(self, context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         x = inputs[0]
@@ -118,30 +118,32 @@ class _Recurrent:
         if self.has_cell:
             fitting |= {"initial_c": (6, state), "P": (7, (count, 3 * hidden))}
         for name, (index, shape) in fitting.items():
-            given = optional(inputs, index)
-            if given is not None and given.shape != shape:
+            array = optional(inputs, index)
+            if array is not None and array.shape != shape:
                 raise KernelError(
-                    f"{self.op_type}: {name} has shape {list(given.shape)}, and must have {list(shape)} with "
+                    f"{self.op_type}: {name} has shape {list(array.shape)}, and must have {list(shape)} with "
                     f"{count} directions, hidden_size {hidden} and data of shape {list(x.shape)} (steps first)"
                 )
         return hidden
 
-    def _initial(self, given: Any, index: int, x: Any, hidden: int) -> Any:
-        if given is None:
+    def _initial(self, initial: Any, index: int, x: Any, hidden: int) -> Any:
+        if initial is None:
             return np.zeros((x.shape[1], hidden), x.dtype)
-        return widened(given[:, index] if self.batch_first else given[index]).astype(x.dtype)
+        return widened(initial[:, index] if self.batch_first else initial[index]).astype(x.dtype)
 
     def _directions(self, inputs: Sequence[Any]) -> list[_Direction]:
         weight, recurrence, bias = widened(inputs[1]), widened(inputs[2]), optional(inputs, 3)
         peepholes = optional(inputs, 7) if self.has_cell else None
         hidden = recurrence.shape[-1]
         width = self.gates * hidden
-        found = []
+        directions = []
         for index in range(len(self.backwards)):
             biases = np.zeros(2 * width, weight.dtype) if bias is None else widened(bias[index])
             peephole = None if peepholes is None else widened(peepholes[index]).reshape(3, hidden)
-            found.append(_Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole))
-        return found
+            directions.append(
+                _Direction(weight[index].T, recurrence[index].T, biases[:width], biases[width:], peephole)
+            )
+        return directions
 
     def _walk(self, x: Any, weights: _Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
         """All steps of one direction: outputs [steps, batch, hidden], the last state and the last cell."""
@@ -181,7 +183,7 @@ class _Gru(_Recurrent):
     functions = ("Sigmoid", "Tanh")
 
     def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
-        squash, form = functions
+        squash, activate = functions
         hidden = state.shape[-1]
         both = 2 * hidden
         gates = squash(x[:, :both] + state @ weights.states[:, :both] + weights.state_bias[:both])
@@ -190,7 +192,7 @@ class _Gru(_Recurrent):
             recalled = reset * (state @ weights.states[:, both:] + weights.state_bias[both:])
         else:
             recalled = (reset * state) @ weights.states[:, both:] + weights.state_bias[both:]
-        return (1 - update) * form(x[:, both:] + recalled) + update * state, cell
+        return (1 - update) * activate(x[:, both:] + recalled) + update * state, cell
 
 
 @register("LSTM", since_version=7)
@@ -202,7 +204,7 @@ class _Lstm(_Recurrent):
     has_cell = True
 
     def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
-        squash, form, show = functions
+        squash, activate, show = functions
         gates = x + state @ weights.states + weights.state_bias
         admit, expose, forget, candidate = np.split(gates, 4, axis=-1)
         peephole = weights.peepholes
@@ -210,7 +212,7 @@ class _Lstm(_Recurrent):
             admit, forget = admit + peephole[0] * cell, forget + peephole[2] * cell
         admit = squash(admit)
         forget = 1 - admit if self.attributes.get("input_forget", 0) else squash(forget)
-        new_cell = forget * cell + admit * form(candidate)
+        new_cell = forget * cell + admit * activate(candidate)
         if peephole is not None:
             expose = expose + peephole[1] * new_cell
         return squash(expose) * show(new_cell), new_cell

@@ -51,11 +51,11 @@ _REDUCTIONS: dict[str, Reduction] = {
 
 def _reduction(function: Reduction) -> Reduction:
     def reduced(
-        x: Any, given: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
+        x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Any:  # fmt: skip
         # Where nothing is reduced, what is done to each element still is.
-        axis = axes_of(given, axes) or (() if noop_with_empty_axes else None)
+        axis = axes_of(axes_input, axes) or (() if noop_with_empty_axes else None)
         return np.asarray(function(widened(x), axis=axis, keepdims=keepdims)).astype(x.dtype, copy=False)
 
     return reduced
@@ -73,10 +73,10 @@ def _arg(function: Reduction) -> Reduction:
                 raise KernelError(f"{spec.op_type}: axis {axis} of {list(x.shape)} has no elements to choose from")
             return np.zeros(shape, np.int64)
         if select_last_index:
-            found = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis, keepdims=keepdims)
+            positions = x.shape[axis] - 1 - function(np.flip(x, axis), axis=axis, keepdims=keepdims)
         else:
-            found = function(x, axis=axis, keepdims=keepdims)
-        return np.asarray(found, np.int64)
+            positions = function(x, axis=axis, keepdims=keepdims)
+        return np.asarray(positions, np.int64)
 
     return arg
 

@@ -183,12 +183,12 @@ def load(module: str) -> None:
 
 def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
     """The files that know an operator, by domain and operator, of an index by file and domain."""
-    found: dict[tuple[str, str], list[str]] = {}
+    files: dict[tuple[str, str], list[str]] = {}
     for file, domains in index.items():
         for domain, names in domains.items():
             for name in names.split():
-                found.setdefault((domain, name), []).append(file)
-    return found
+                files.setdefault((domain, name), []).append(file)
+    return files
 
 
 _FILES = files_of(OPERATORS)
@@ -247,7 +247,7 @@ Float32s: TypeAlias = Annotated[Any, np.float32]
 Maker: TypeAlias = Callable[[NodeSpec], Any]
 
 
-def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: Maker) -> Callable[[F], F]:
+def operator(*op_types: str, domain: str = "", since_version: int = 1, **makers: Maker) -> Callable[[F], F]:
     """Decorator: a function is the kernel of these operators.
 
     Positional parameters are the node's inputs, None where they are absent and have that default. Keyword-only ones
@@ -255,23 +255,23 @@ def operator(*op_types: str, domain: str = "", since_version: int = 1, **made: M
     parameter are ignored. `threads` and `spec` are the run's threads and the node itself. A tuple is several results.
 
     Args:
-        made: keyword-only parameters that are no attributes, but made from the node, once.
+        makers: keyword-only parameters that are no attributes, but made from the node, once.
     """
 
     def add(function: F) -> F:
         for op_type in op_types:
-            register(op_type, domain=domain, since_version=since_version)(from_function(function, **made))
+            register(op_type, domain=domain, since_version=since_version)(from_function(function, **makers))
         return function
 
     return add
 
 
-def from_function(function: Callable[..., Any], **made: Maker) -> KernelFactory:
+def from_function(function: Callable[..., Any], **makers: Maker) -> KernelFactory:
     """What `operator` registers."""
 
     def factory(spec: NodeSpec) -> Kernel:
         most, attributes = _parameters(function)
-        values = {name: (made.get(name) or read)(spec) for name, read in attributes.items()}
+        values = {name: (makers.get(name) or read)(spec) for name, read in attributes.items()}
         call = partial(function, **values) if values else function
         count = len(spec.inputs) if most is None else most
 
@@ -289,14 +289,18 @@ def _parameters(function: Callable[..., Any]) -> tuple[int | None, Mapping[str, 
     if isinstance(function, np.ufunc):
         return function.nin, {}
     # What wraps a function has inputs of its own, and the attributes of what it wraps.
-    own = [p.kind for p in inspect.signature(function, follow_wrapped=False).parameters.values()]
-    hints, found = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
+    own_kinds = [p.kind for p in inspect.signature(function, follow_wrapped=False).parameters.values()]
+    hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
     attributes = {
         name: _reader(name, hints.get(name, type(p.default)), p.default)
-        for name, p in found.items()
+        for name, p in parameters.items()
         if p.kind is p.KEYWORD_ONLY
     }
-    most = None if inspect.Parameter.VAR_POSITIONAL in own else own.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    most = (
+        None
+        if inspect.Parameter.VAR_POSITIONAL in own_kinds
+        else own_kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    )
     return most, attributes
 
 

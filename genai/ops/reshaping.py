@@ -25,22 +25,22 @@ MAX_RANK = 64
 
 
 @operator("Reshape", since_version=5)
-def reshape(x: Any, wanted: Any, *, allowzero: bool = False) -> Any:
+def reshape(x: Any, shape: Any, *, allowzero: bool = False) -> Any:
     """0 copies a dimension unless allowzero; -1 is inferred."""
-    sizes = [int(size) for size in wanted]
+    sizes = [int(size) for size in shape]
     return x.reshape(sizes if allowzero else [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)])
 
 
 @operator("Squeeze")
-def squeeze(x: Any, given: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
+def squeeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
     """Drop axes of size one."""
-    return np.squeeze(x, axis=axes_of(given, axes))
+    return np.squeeze(x, axis=axes_of(axes_input, axes))
 
 
 @operator("Unsqueeze")
-def unsqueeze(x: Any, given: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
+def unsqueeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
     """Insert axes of size one; axes count in the result."""
-    inserted = axes_of(given, axes)
+    inserted = axes_of(axes_input, axes)
     if inserted is None:
         raise KernelError("Unsqueeze needs axes")
     return np.expand_dims(x, inserted)
@@ -58,8 +58,8 @@ def reshape_types(types: NodeTypes) -> list[Type | None]:
     """The elements in another shape; 0 keeps an extent, -1 takes what is left."""
     source = types.source
     target = types.value(1)
-    listed = types.node.attribute("shape")
-    dims = tuple(listed) if isinstance(listed, list) else None if target is None else target.dims
+    shape = types.node.attribute("shape")
+    dims = tuple(shape) if isinstance(shape, list) else None if target is None else target.dims
     if dims is None:
         return [TensorType(source.dtype, open_shape(types.shape(1)))]
     keeps_zero = types.attribute("allowzero", 0) != 0

@@ -1,4 +1,4 @@
-"""Resize and GridSample: values of an image at places that lie between its pixels."""
+"""Resize and GridSample: values of an image at coordinates that lie between its pixels."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ class Resize:
             or self.where == "tf_crop_and_resize"
         }
         if is_integer and self.mode != "cubic" and not self.antialias:
-            result = _corners(x, {axis: found for axis, (found, _) in taps.items()})
+            result = _corners(x, {axis: axis_taps for axis, (axis_taps, _) in taps.items()})
         else:
             result = x.astype(np.float64) if is_integer else widened(x)
             # The last axis first, as images are resized row by row: integers are rounded in between where antialiased.
-            for axis, (found, _) in reversed(taps.items()):
-                result = _combined(result, found, axis)
+            for axis, (axis_taps, _) in reversed(taps.items()):
+                result = _combined(result, axis_taps, axis)
                 if is_integer:
                     result = self._whole(result, x.dtype)
         for axis, (_, beyond) in taps.items():
             if beyond.any():
-                place = beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
-                result = np.where(place, result.dtype.type(self.extrapolation), result)
+                is_beyond = beyond.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+                result = np.where(is_beyond, result.dtype.type(self.extrapolation), result)
         return (np.ascontiguousarray(np.trunc(result) if is_integer else result).astype(x.dtype, copy=False),)
 
     def _whole(self, values: Any, dtype: Any) -> Any:
@@ -124,21 +124,21 @@ class Resize:
         """
         # In float32, as scales are, so that what should be a whole number is one.
         numbers = np.arange(plan.after, dtype=np.float64 if self.antialias else np.float32)
-        places = _COORDINATES[self.where](numbers, plan).astype(np.float64)
+        coordinates = _COORDINATES[self.where](numbers, plan).astype(np.float64)
         beyond = np.zeros(plan.after, bool)
         if self.where == "tf_crop_and_resize":
-            beyond = (places < 0) | (places > plan.before - 1)
+            beyond = (coordinates < 0) | (coordinates > plan.before - 1)
         if self.mode == "nearest":
-            index = _ROUNDINGS[self.nearest](places, plan.scale)
+            index = _ROUNDINGS[self.nearest](coordinates, plan.scale)
             return [(np.clip(index, 0, plan.before - 1).astype(np.int64), None)], beyond
         if self.mode != "cubic" and not self.antialias:
-            places = np.clip(places, 0, max(plan.before - 1, 0))
+            coordinates = np.clip(coordinates, 0, max(plan.before - 1, 0))
         stretch = max(1.0, 1.0 / plan.scale) if self.antialias else 1.0
         reach = (2 if self.mode == "cubic" else 1) * stretch
-        first = np.floor(places - reach).astype(np.int64) + (0 if self.antialias else 1)
+        first = np.floor(coordinates - reach).astype(np.int64) + (0 if self.antialias else 1)
         offsets = np.arange(int(np.ceil(2 * reach)) + (2 if self.antialias else 0))
         index = first[:, None] + offsets
-        distance = np.abs(places[:, None] - index) / stretch
+        distance = np.abs(coordinates[:, None] - index) / stretch
         weights = cubic(distance, self.cubic) if self.mode == "cubic" else np.maximum(1 - distance, 0)
         if self.exclude_outside:
             weights = np.where((index < 0) | (index >= plan.before), 0, weights)
@@ -160,8 +160,8 @@ def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tupl
     scales = [float(np.float32(size) / np.float32(extent)) for extent, size in zip(extents, sizes, strict=True)]
     if policy == "stretch":
         return list(sizes), scales
-    one = min(scales) if policy == "not_larger" else max(scales)
-    return [int(np.floor(np.float32(extent) * np.float32(one) + 0.5)) for extent in extents], [one] * len(scales)
+    scale = min(scales) if policy == "not_larger" else max(scales)
+    return [int(np.floor(np.float32(extent) * np.float32(scale) + 0.5)) for extent in extents], [scale] * len(scales)
 
 
 @shape_rule("Resize", "Upsample", domain="")
@@ -173,21 +173,21 @@ def resized_types(types: NodeTypes) -> list[Type | None]:
     old = node.op_type == "Upsample" or len(node.inputs) == 2
     attribute, axes = node.attribute("scales", None), node.attribute("axes", None) or range(len(shape))
     scales, sizes = types.constant(1 if old else 2) if attribute is None else attribute, types.value(3)
-    places = [int(axis) % len(shape) for axis in axes]
-    before: list[Any] = [shape[axis] for axis in places]
-    after: list[Any] = [None] * len(places)
+    positions = [int(axis) % len(shape) for axis in axes]
+    before: list[Any] = [shape[axis] for axis in positions]
+    after: list[Any] = [None] * len(positions)
     factors = np.zeros(0) if scales is None else np.asarray(scales)
-    if factors.shape == (len(places),) and factors.dtype.kind == "f":
+    if factors.shape == (len(positions),) and factors.dtype.kind == "f":
         known = [isinstance(dim, int) and np.isfinite(factor) for dim, factor in zip(before, factors, strict=True)]
-        after = [_scaled(before[i], factors[i]) if known[i] else None for i in range(len(places))]
-    elif sizes is not None and len(sizes.dims) == len(places):
+        after = [_scaled(before[i], factors[i]) if known[i] else None for i in range(len(positions))]
+    elif sizes is not None and len(sizes.dims) == len(positions):
         policy = str(node.attribute("keep_aspect_ratio_policy", "stretch"))
         if policy == "stretch":
             after = list(sizes.dims)
         elif all(isinstance(dim, int) and dim for dim in (*before, *sizes.dims)):
             after, _ = _by_sizes(before, sizes.dims, policy)
-    found = dict(zip(places, after, strict=True))
-    return [TensorType(source.dtype, tuple(found.get(axis, dim) for axis, dim in enumerate(shape)))]
+    sizes_of_axes = dict(zip(positions, after, strict=True))
+    return [TensorType(source.dtype, tuple(sizes_of_axes.get(axis, dim) for axis, dim in enumerate(shape)))]
 
 
 def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
@@ -272,31 +272,31 @@ def grid_sample(
     x: Any, grid: Any, *, mode: Literal["linear", "bilinear", "nearest", "cubic", "bicubic"] = "linear",
     padding_mode: Literal["zeros", "border", "reflection"] = "zeros", align_corners: bool = False, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Nearest, linear or cubic interpolation at places from -1 to 1 along each axis, the last axis first."""
+    """Nearest, linear or cubic interpolation at coordinates from -1 to 1 along each axis, the last axis first."""
     axes = x.ndim - 2
     if axes < 1 or grid.ndim != x.ndim or grid.shape[-1] != axes or len(grid) != len(x):
         raise KernelError(f"GridSample: a grid of {list(grid.shape)} does not fit an input of {list(x.shape)}")
     shape = checked_shape(spec, (*x.shape[:2], *grid.shape[1:-1]), 8)
     if not all(x.shape[2:]):
         return np.zeros(shape, x.dtype)
-    places = widened(grid.reshape(len(grid), math.prod(grid.shape[1:-1]), axes))[..., ::-1]
-    sampled = _sampled(x, places, mode.removeprefix("bi"), padding_mode, align_corners)
+    coordinates = widened(grid.reshape(len(grid), math.prod(grid.shape[1:-1]), axes))[..., ::-1]
+    sampled = _sampled(x, coordinates, mode.removeprefix("bi"), padding_mode, align_corners)
     return sampled.reshape(shape).astype(x.dtype, copy=False)
 
 
-def _sampled(x: Any, places: Any, mode: str, padding: str, from_corners: bool) -> Any:
-    """[batch, channels, places] of an image [batch, channels, ...] at [batch, places, axes] from -1 to 1."""
+def _sampled(x: Any, coordinates: Any, mode: str, padding: str, from_corners: bool) -> Any:
+    """[batch, channels, points] of an image [batch, channels, ...] at [batch, points, axes] from -1 to 1."""
     taps = []
     for axis, extent in enumerate(x.shape[2:]):
-        place = places[..., axis]
-        place = (place + 1) / 2 * (extent - 1) if from_corners else ((place + 1) * extent - 1) / 2
+        coordinate = coordinates[..., axis]
+        coordinate = (coordinate + 1) / 2 * (extent - 1) if from_corners else ((coordinate + 1) * extent - 1) / 2
         borders = (0.0, extent - 1.0) if from_corners else (-0.5, extent - 0.5)
-        taps.append(_taps(np.nan_to_num(place, posinf=0, neginf=0), extent, borders, mode, padding))
+        taps.append(_taps(np.nan_to_num(coordinate, posinf=0, neginf=0), extent, borders, mode, padding))
     flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
     flat = widened(flat) if x.dtype.kind == "f" else flat
     result: Any = 0
     for choice in product(*taps):
-        index, weight = np.zeros(places.shape[:2], np.int64), np.ones(places.shape[:2], places.dtype)
+        index, weight = np.zeros(coordinates.shape[:2], np.int64), np.ones(coordinates.shape[:2], coordinates.dtype)
         for (position, share), extent in zip(choice, x.shape[2:], strict=True):
             index, weight = index * extent + position, weight * share
         values = np.take_along_axis(flat, np.broadcast_to(index[:, None], (*flat.shape[:2], index.shape[1])), axis=2)
@@ -306,41 +306,41 @@ def _sampled(x: Any, places: Any, mode: str, padding: str, from_corners: bool) -
     return result
 
 
-def _taps(place: Any, extent: int, borders: tuple[float, float], mode: str, padding: str) -> list[tuple[Any, Any]]:
+def _taps(coordinate: Any, extent: int, borders: tuple[float, float], mode: str, padding: str) -> list[tuple[Any, Any]]:
     """(pixel, weight) per neighbour along one axis; what lies outside follows the padding."""
     if mode == "nearest":
-        place = np.rint(place)
-    is_outside = (place < borders[0]) | (place > borders[1])
+        coordinate = np.rint(coordinate)
+    is_outside = (coordinate < borders[0]) | (coordinate > borders[1])
     if padding == "border" and mode != "cubic":
-        place = np.where(is_outside, np.clip(place, 0, extent - 1), place)
+        coordinate = np.where(is_outside, np.clip(coordinate, 0, extent - 1), coordinate)
     elif padding == "reflection":
-        place = np.where(is_outside, _reflected(place, *borders), place)
+        coordinate = np.where(is_outside, _reflected(coordinate, *borders), coordinate)
     # Far outside nothing is near; a limit keeps what follows within whole numbers.
-    place = np.clip(place, -4, extent + 3)
-    low = np.floor(place)
-    after = place - low
+    coordinate = np.clip(coordinate, -4, extent + 3)
+    low = np.floor(coordinate)
+    after = coordinate - low
     offsets: tuple[int, ...]
     if mode == "nearest":
-        offsets, weights = (0,), [np.ones_like(place)]
+        offsets, weights = (0,), [np.ones_like(coordinate)]
     elif mode == "linear":
         offsets, weights = (0, 1), [1 - after, after]
     else:
         offsets, weights = (-1, 0, 1, 2), [cubic(np.abs(after - offset)) for offset in (-1, 0, 1, 2)]
-    found = []
+    taps = []
     for offset, weight in zip(offsets, weights, strict=True):
         pixel = low + offset
         if padding == "zeros":
             weight = np.where((pixel < 0) | (pixel >= extent), 0, weight)
         elif padding == "reflection":
             pixel = np.where((pixel < 0) | (pixel >= extent), np.trunc(_reflected(pixel, *borders)), pixel)
-        found.append((np.clip(pixel, 0, extent - 1).astype(np.int64), weight.astype(place.dtype, copy=False)))
-    return found
+        taps.append((np.clip(pixel, 0, extent - 1).astype(np.int64), weight.astype(coordinate.dtype, copy=False)))
+    return taps
 
 
-def _reflected(place: Any, low: float, high: float) -> Any:
+def _reflected(coordinate: Any, low: float, high: float) -> Any:
     """Thrown back at both borders until it lies between them."""
     span = high - low
     if span <= 0:
-        return np.full_like(place, low)
-    turns = np.mod(place - low, 2 * span)
+        return np.full_like(coordinate, low)
+    turns = np.mod(coordinate - low, 2 * span)
     return low + np.where(turns > span, 2 * span - turns, turns)

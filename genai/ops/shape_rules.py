@@ -39,20 +39,20 @@ class NodeTypes:
     @property
     def source(self) -> TensorType:
         """The type of input 0; where it is not known, nothing follows, and the rule ends here."""
-        found = self.tensor(0)
-        if found is None:
+        tensor = self.tensor(0)
+        if tensor is None:
             raise UnknownType
-        return found
+        return tensor
 
     def tensor(self, index: int) -> TensorType | None:
         """The type of input `index`, if it is a tensor's and known."""
-        found = self.inputs[index] if index < len(self.inputs) else None
-        return found if isinstance(found, TensorType) else None
+        type_ = self.inputs[index] if index < len(self.inputs) else None
+        return type_ if isinstance(type_, TensorType) else None
 
     def shape(self, index: int, rank: int | None = None) -> Shape | None:
         """The shape of input `index`, if known and, where `rank` is given, of that rank."""
-        found = self.tensor(index)
-        shape = None if found is None else found.shape
+        tensor = self.tensor(index)
+        shape = None if tensor is None else tensor.shape
         return None if shape is None or (rank is not None and len(shape) != rank) else shape
 
     def value(self, index: int) -> ShapeValue | None:

@@ -23,13 +23,13 @@ def stft(
     length = size if frame_length is None else int(scalar(frame_length))
     if step < 1 or not 1 <= length <= samples:
         raise KernelError(f"STFT: frames of {length} in steps of {step}, in {samples} samples")
-    count, taken = (samples - length) // step + 1, min(size, length)
+    count, width = (samples - length) // step + 1, min(size, length)
     checked_shape(spec, (len(signal), count, length), 4 * 16)
     values = signal[..., 0] if signal.shape[2] == 1 else signal[..., 0] + 1j * signal[..., 1]
-    frames = np.lib.stride_tricks.sliding_window_view(values, taken, axis=1)[:, ::step][:, :count]
-    spectrum = np.fft.fft(frames if window is None else frames * window[:taken], n=length, axis=-1)
-    kept = spectrum[..., : length // 2 + 1] if onesided else spectrum
-    return np.stack([kept.real, kept.imag], axis=-1).astype(signal.dtype)
+    frames = np.lib.stride_tricks.sliding_window_view(values, width, axis=1)[:, ::step][:, :count]
+    spectrum = np.fft.fft(frames if window is None else frames * window[:width], n=length, axis=-1)
+    half = spectrum[..., : length // 2 + 1] if onesided else spectrum
+    return np.stack([half.real, half.imag], axis=-1).astype(signal.dtype)
 
 
 @operator("MelWeightMatrix", since_version=17)

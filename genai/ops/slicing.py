@@ -19,9 +19,9 @@ _MAX_INDEX = 2**62
 
 
 @operator("Split", since_version=2)
-def split(x: Any, given: Any = None, *, axis: int = 0, split: Any = None, spec: NodeSpec) -> Any:
+def split(x: Any, sizes_input: Any = None, *, axis: int = 0, split: Any = None, spec: NodeSpec) -> Any:
     """Cut along an axis into given sizes, or into equal chunks of which the last may be smaller."""
-    sizes, count, extent = split if given is None else given, len(spec.outputs), x.shape[axis]
+    sizes, count, extent = split if sizes_input is None else sizes_input, len(spec.outputs), x.shape[axis]
     if sizes is None:
         chunk = -(-extent // count)
         ends = [min(i * chunk, extent) for i in range(count)] + [extent]
@@ -62,8 +62,8 @@ def slice_types(types: NodeTypes) -> list[Type | None]:
     source = types.tensor(0)
     if source is None or source.shape is None:
         return [] if source is None else [TensorType(source.dtype)]
-    starts, ends = _listed(types, "starts", 1), _listed(types, "ends", 2)
-    steps = _listed(types, "steps", 4) if types.node.input(4) else (1,) * MAX_RANK
+    starts, ends = _dims_of(types, "starts", 1), _dims_of(types, "ends", 2)
+    steps = _dims_of(types, "steps", 4) if types.node.input(4) else (1,) * MAX_RANK
     axes = _sliced_axes(types, starts, len(source.shape))
     if axes is None:
         return [TensorType(source.dtype, (None,) * len(source.shape))]
@@ -86,9 +86,9 @@ def split_types(types: NodeTypes) -> list[Type | None]:
 
 
 def _split_sizes(types: NodeTypes, extent: Dim, count: int) -> list[Dim]:
-    listed = types.node.attribute("split")
-    given = types.constant(1)
-    sizes = listed if listed is not None else None if given is None else given.reshape(-1).tolist()
+    attribute = types.node.attribute("split")
+    constant = types.constant(1)
+    sizes = attribute if attribute is not None else None if constant is None else constant.reshape(-1).tolist()
     if sizes is not None:
         return list(sizes) if len(sizes) == count else [None] * count
     if not isinstance(extent, int) or types.node.input(1):
@@ -97,27 +97,27 @@ def _split_sizes(types: NodeTypes, extent: Dim, count: int) -> list[Dim]:
     return [*[size] * (count - 1), max(extent - size * (count - 1), 0)]
 
 
-def _listed(types: NodeTypes, name: str, index: int) -> Sequence[Dim] | None:
+def _dims_of(types: NodeTypes, name: str, index: int) -> Sequence[Dim] | None:
     """A parameter that older operator sets keep in an attribute."""
-    listed = types.node.attribute(name)
-    if isinstance(listed, list):
-        return listed
+    attribute = types.node.attribute(name)
+    if isinstance(attribute, list):
+        return attribute
     value = types.value(index)
     return None if value is None else value.dims
 
 
-def _item(listed: Sequence[Dim] | None, position: int) -> Dim:
-    return listed[position] if listed is not None and position < len(listed) else None
+def _item(dims: Sequence[Dim] | None, position: int) -> Dim:
+    return dims[position] if dims is not None and position < len(dims) else None
 
 
 def _sliced_axes(types: NodeTypes, starts: Sequence[Dim] | None, rank: int) -> list[int] | None:
     """Which axes a Slice cuts: those given, or the first ones; None where that is open or impossible."""
     if types.node.input(3) or "axes" in types.node.attributes:
-        given = _listed(types, "axes", 3)
+        axes_given = _dims_of(types, "axes", 3)
     else:
-        given = None if starts is None else list(range(len(starts)))
-    axes = [axis for axis in given or () if isinstance(axis, int) and -rank <= axis < rank]
-    return axes if given is not None and len(axes) == len(given) else None
+        axes_given = None if starts is None else list(range(len(starts)))
+    axes = [axis for axis in axes_given or () if isinstance(axis, int) and -rank <= axis < rank]
+    return axes if axes_given is not None and len(axes) == len(axes_given) else None
 
 
 def _sliced(extent: Dim, start: Dim, end: Dim, step: Dim) -> Dim:

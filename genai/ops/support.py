@@ -26,9 +26,9 @@ def session_threads(spec: NodeSpec) -> Any:
     return spec.options.get("threads") if "arena" in spec.options else None
 
 
-def axes_of(given: Any, attribute: Any) -> tuple[int, ...] | None:
+def axes_of(axes_input: Any, attribute: Any) -> tuple[int, ...] | None:
     """Axes from an input (newer versions) or the attribute (older ones); None where neither is given."""
-    return attribute if given is None else tuple(int(axis) for axis in np.asarray(given).reshape(-1))
+    return attribute if axes_input is None else tuple(int(axis) for axis in np.asarray(axes_input).reshape(-1))
 
 
 def checked_axis(axis: int, rank: int) -> int:
@@ -52,12 +52,12 @@ def checked_shape(spec: NodeSpec, sizes: Sequence[Any], itemsize: int) -> tuple[
     return shape
 
 
-def checked_indices(what: str, indices: Any, extent: int) -> Any:
+def checked_indices(subject: str, indices: Any, extent: int) -> Any:
     """Indices that count from the front only, where NumPy would count negative ones from the end."""
-    found = np.asarray(indices)
-    if found.size and (found.min() < 0 or found.max() >= extent):
-        raise IndexError(f"{what} from {found.min()} to {found.max()} are outside 0 to {extent - 1}")
-    return found
+    array = np.asarray(indices)
+    if array.size and (array.min() < 0 or array.max() >= extent):
+        raise IndexError(f"{subject} from {array.min()} to {array.max()} are outside 0 to {extent - 1}")
+    return array
 
 
 def as_array(value: Any) -> Any:
@@ -187,8 +187,8 @@ def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     along = int(spec.attributes.get("axis", default)) if axis is None else int(np.asarray(axis).reshape(-1)[0])
     if length is None or not -x.ndim <= along < x.ndim:
         return 0
-    wanted = max(int(np.asarray(length).reshape(-1)[0]), 1)
-    return int(x.size // max(x.shape[along], 1)) * wanted * 4 * 16
+    length_wanted = max(int(np.asarray(length).reshape(-1)[0]), 1)
+    return int(x.size // max(x.shape[along], 1)) * length_wanted * 4 * 16
 
 
 def _selected(spec: NodeSpec, inputs: Sequence[Any]) -> int:
@@ -320,9 +320,9 @@ def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
     allowed = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
 
     def measured(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        wanted = measure(spec, inputs)
-        if wanted > allowed:
-            raise KernelError(f"{spec.op_type}: the result takes {wanted} bytes, allowed are {allowed}")
+        needed = measure(spec, inputs)
+        if needed > allowed:
+            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, allowed are {allowed}")
         return kernel(context, inputs)
 
     return measured

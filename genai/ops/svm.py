@@ -53,10 +53,10 @@ def _floats(spec: NodeSpec, name: str) -> Any:
 
 def _regression(spec: NodeSpec) -> tuple[_Vectors, Any, Any]:
     """The support vectors, their coefficients as a column, and the intercepts."""
-    coefficients, rho, given = (_floats(spec, name) for name in ("coefficients", "rho", "support_vectors"))
+    coefficients, rho, support = (_floats(spec, name) for name in ("coefficients", "rho", "support_vectors"))
     count = int(spec.attributes.get("n_supports", 0))
     if count > 0:
-        vectors = _Vectors(spec, given, count, str(spec.attributes.get("kernel_type", "LINEAR")))
+        vectors = _Vectors(spec, support, count, str(spec.attributes.get("kernel_type", "LINEAR")))
     else:
         vectors, coefficients = _Vectors(spec, coefficients, 1, "LINEAR"), np.ones(1)
     if len(coefficients) != max(count, 1) or len(rho) < 1:
@@ -114,8 +114,8 @@ class _Pairwise:
         self._rho, self.slopes, self.shifts = (_floats(spec, key) for key in ("rho", "prob_a", "prob_b"))
         lengths = (len(self._rho), len(self.slopes) or pairs, len(self.shifts) or pairs)
         if coefficients.size != total * (self.classes - 1) or lengths != (pairs,) * 3:
-            given = f"{coefficients.size} coefficients and {len(self._rho)} rho"
-            raise KernelError(f"SVMClassifier: {given} for {counts} vectors")
+            counted = f"{coefficients.size} coefficients and {len(self._rho)} rho"
+            raise KernelError(f"SVMClassifier: {counted} for {counts} vectors")
         # [vectors, pairs]: a class's vectors take the row of coefficients that belongs to the other class.
         starts, rows = np.concatenate([[0], np.cumsum(counts)]), coefficients.reshape(self.classes - 1, total)
         self._decisions = np.zeros((total, pairs))
@@ -152,8 +152,8 @@ def _coupled(pairs: Any, classes: int) -> Any:
     won = np.zeros((rows, classes, classes))
     for pair, (i, j) in enumerate(combinations(range(classes), 2)):
         won[:, i, j], won[:, j, i] = pairs[:, pair], 1 - pairs[:, pair]
-    own = np.eye(classes, dtype=bool)
-    matrix = np.where(own, np.square(won.swapaxes(1, 2)).sum(axis=2)[:, :, None], -won.swapaxes(1, 2) * won)
+    diagonal = np.eye(classes, dtype=bool)
+    matrix = np.where(diagonal, np.square(won.swapaxes(1, 2)).sum(axis=2)[:, :, None], -won.swapaxes(1, 2) * won)
     estimates = np.full((rows, classes), 1 / classes)
     moving = np.arange(rows)
     for _ in range(max(_ROUNDS, classes)):

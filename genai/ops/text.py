@@ -30,8 +30,8 @@ def string_split(x: Any, *, delimiter: str = "", maxsplit: int = -1, spec: NodeS
     pieces = [text.split(delimiter or None, maxsplit) if text else [] for text in x.reshape(-1).tolist()]
     longest = max(map(len, pieces), default=0)
     result = np.full(checked_shape(spec, (len(pieces), longest), 8), "", object)
-    for place, row in zip(result, pieces, strict=True):
-        place[: len(row)] = row
+    for cells, row in zip(result, pieces, strict=True):
+        cells[: len(row)] = row
     counts = np.array([len(row) for row in pieces], np.int64).reshape(x.shape)
     return result.reshape(*x.shape, longest), counts
 
@@ -52,15 +52,15 @@ def string_normalizer(
         raise KernelError(f"StringNormalizer: shape {list(x.shape)}, expected [C] or [1, C]")
     fold, change = _CASES["NONE" if is_case_sensitive else "LOWER"], _CASES[case_change_action]
     dropped = {fold(word) for word in stopwords}
-    kept = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in dropped] or [""]
-    return objects(kept, (len(kept),) if x.ndim == 1 else (1, len(kept)))
+    texts = [change(text) for text in x.reshape(-1).tolist() if fold(text) not in dropped] or [""]
+    return objects(texts, (len(texts),) if x.ndim == 1 else (1, len(texts)))
 
 
 @dataclass(frozen=True)
 class _Grams:
-    """A pool of n-grams with their places, the lengths among them that count, and per place a column and a weight."""
+    """A pool of n-grams with their indices, the lengths among them that count, and per index a column and a weight."""
 
-    places: Mapping[tuple[Any, ...], int]
+    index_of: Mapping[tuple[Any, ...], int]
     lengths: Sequence[int]
     indexes: Any
     weights: Any
@@ -71,14 +71,14 @@ def _grams(spec: NodeSpec) -> _Grams:
     shortest, longest, skipped = (int(a[name]) for name in ("min_gram_length", "max_gram_length", "max_skip_count"))
     if shortest < 1 or longest < shortest or skipped < 0 or a["mode"] not in ("TF", "IDF", "TFIDF"):
         raise ValueError(f"TfIdfVectorizer: lengths {shortest} to {longest}, skips {skipped}, mode {a['mode']!r}")
-    places, indexes = _gram_places(spec), np.asarray(a["ngram_indexes"], np.int64)
-    if len(indexes) < len(places) or not len(indexes) or indexes.min() < 0:
-        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(places)} n-grams, or a negative one")
+    index_of, indexes = _gram_indices(spec), np.asarray(a["ngram_indexes"], np.int64)
+    if len(indexes) < len(index_of) or not len(indexes) or indexes.min() < 0:
+        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(index_of)} n-grams, or a negative one")
     weights = np.asarray(a.get("weights") or np.ones(len(indexes)), np.float32)
     if len(weights) != len(indexes):
         raise ValueError(f"TfIdfVectorizer: {len(weights)} weights for {len(indexes)} indexes")
-    lengths = sorted({len(gram) for gram in places if shortest <= len(gram) <= longest})
-    return _Grams(places, lengths, indexes, weights)
+    lengths = sorted({len(gram) for gram in index_of if shortest <= len(gram) <= longest})
+    return _Grams(index_of, lengths, indexes, weights)
 
 
 @operator("TfIdfVectorizer", since_version=9, grams=_grams)
@@ -87,8 +87,8 @@ def tf_idf_vectorizer(x: Any, *, mode: str, max_skip_count: int, grams: _Grams, 
     rows, width = x.reshape(1, -1) if x.ndim < 2 else x, int(grams.indexes.max()) + 1
     result = np.zeros(checked_shape(spec, (len(rows), width), 4), np.float32)
     for row, counts in zip(rows.tolist(), result, strict=True):
-        for place in _occurrences(row, grams, max_skip_count):
-            counts[grams.indexes[place]] += 1
+        for index in _occurrences(row, grams, max_skip_count):
+            counts[grams.indexes[index]] += 1
     if mode != "TF":
         scale = np.zeros(width, np.float32)
         scale[grams.indexes] = grams.weights
@@ -96,7 +96,7 @@ def tf_idf_vectorizer(x: Any, *, mode: str, max_skip_count: int, grams: _Grams, 
     return result[0] if x.ndim < 2 else result
 
 
-def _gram_places(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
+def _gram_indices(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
     """The n-grams of the pool: those of one element first, then of two, and so on."""
     pool = spec.attributes.get("pool_strings") or spec.attributes.get("pool_int64s") or []
     starts = [*(int(start) for start in spec.attributes["ngram_counts"]), len(pool)]
@@ -105,19 +105,19 @@ def _gram_places(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
         if not 0 <= begin <= end <= len(pool) or (end - begin) % size:
             raise ValueError(f"TfIdfVectorizer: ngram_counts {starts[:-1]} do not fit a pool of {len(pool)}")
         grams += [tuple(pool[first : first + size]) for first in range(begin, end, size)]
-    return {gram: place for place, gram in enumerate(grams)}
+    return {gram: index for index, gram in enumerate(grams)}
 
 
 def _occurrences(row: list[Any], grams: _Grams, most_skipped: int) -> Iterator[int]:
-    """The place of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
+    """The index of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
     for step in range(1, min(most_skipped + 1, max(len(row), 1)) + 1):
         for length in grams.lengths:
             if length == 1 and step > 1:
                 continue
             for first in range(len(row) - (length - 1) * step):
-                place = grams.places.get(tuple(row[first : first + (length - 1) * step + 1 : step]))
-                if place is not None:
-                    yield place
+                index = grams.index_of.get(tuple(row[first : first + (length - 1) * step + 1 : step]))
+                if index is not None:
+                    yield index
 
 
 class PatternError(ValueError):
@@ -182,8 +182,8 @@ def _splitter(spec: NodeSpec) -> Splitter:
         return lambda text: _separated(text, patterns)
     if not expression:
         raise KernelError("Tokenizer: it needs separators or tokenexp")
-    wanted = Regex(str(expression))
-    return lambda text: [text[first:last] for first, last in wanted.spans(text)]
+    expression_compiled = Regex(str(expression))
+    return lambda text: [text[first:last] for first, last in expression_compiled.spans(text)]
 
 
 def _separated(text: str, patterns: Sequence[Regex]) -> list[str]:
@@ -191,10 +191,10 @@ def _separated(text: str, patterns: Sequence[Regex]) -> list[str]:
     for pattern in patterns:
         cut: list[str] = []
         for part in parts:
-            place = 0
+            position = 0
             for first, last in (*pattern.spans(part), (len(part), len(part))):
-                cut.append(part[place:first])
-                place = last
+                cut.append(part[position:first])
+                position = last
         parts = [part for part in cut if part]
     return parts
 
@@ -209,6 +209,6 @@ def tokenizer(x: Any, *, mark: bool, mincharnum: Positive, pad_value: str, split
     if longest and mark:
         longest, rows = longest + 2, [[_BEGIN, *row, _END] for row in rows]
     result = np.full(checked_shape(spec, (len(rows), longest), 8), pad_value, object)
-    for place, row in zip(result, rows, strict=True):
-        place[: len(row)] = row
+    for target, row in zip(result, rows, strict=True):
+        target[: len(row)] = row
     return result.reshape(*x.shape, longest)

@@ -35,12 +35,12 @@ def _numbers(attributes: Mapping[str, Any], name: str, dtype: Any) -> Any:
     return np.asarray(values).reshape(-1).astype(dtype)
 
 
-def _int32(what: str, values: Any) -> Any:
+def _int32(subject: str, values: Any) -> Any:
     """Integers as the walk takes them."""
-    found = np.asarray(values)
-    if np.any(found != found.astype(np.int32)):
-        raise ValueError(f"tree ensemble: {what} beyond 32 bits")
-    return found.astype(np.int32)
+    array = np.asarray(values)
+    if np.any(array != array.astype(np.int32)):
+        raise ValueError(f"tree ensemble: {subject} beyond 32 bits")
+    return array.astype(np.int32)
 
 
 def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
@@ -60,17 +60,17 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
     lengths = {len(array) for array in (tree_ids, nodes, values, modes, missing, *names.values())}
     if len(lengths) != 1 or {len(array) for array in owners} != {len(weights)} or not len(nodes):
         raise ValueError(f"{spec.op_type}: the attributes of nodes, or of weights, differ in length or are empty")
-    place = {key: index for index, key in enumerate(zip(tree_ids.tolist(), nodes.tolist(), strict=True))}
-    if len(place) != len(nodes):
+    index_of = {key: index for index, key in enumerate(zip(tree_ids.tolist(), nodes.tolist(), strict=True))}
+    if len(index_of) != len(nodes):
         raise ValueError(f"{spec.op_type}: two nodes of a tree have the same id")
     inner = modes != trees.LEAF
     true_children, false_children = (
-        _children(place, tree_ids, names[f"{side}nodeids"], inner) for side in ("true", "false")
+        _children(index_of, tree_ids, names[f"{side}nodeids"], inner) for side in ("true", "false")
     )
     has_parent = np.zeros(len(nodes), bool)
     for side in (true_children, false_children):
         has_parent[side[inner]] = True
-    starts, order = _leaf_starts(spec, place, owners, len(nodes))
+    starts, order = _leaf_starts(spec, index_of, owners, len(nodes))
     if int((~has_parent).sum()) != len(np.unique(tree_ids)):
         raise ValueError(f"{spec.op_type}: {int((~has_parent).sum())} roots for {len(np.unique(tree_ids))} trees")
     return _sound(
@@ -90,24 +90,24 @@ def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
     return forest
 
 
-def _children(place: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
+def _children(index_of: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
     """Positions of the children; leaves, which have none, get 0."""
     try:
-        found = [
-            place[tree, child] if has else 0
+        children = [
+            index_of[tree, child] if has else 0
             for tree, child, has in zip(trees.tolist(), ids.tolist(), inner.tolist(), strict=True)
         ]
     except KeyError as error:
         raise ValueError(f"a tree has no node {error}") from None
-    return np.array(found, np.int32)
+    return np.array(children, np.int32)
 
 
 def _leaf_starts(
-    spec: NodeSpec, place: Mapping[tuple[int, int], int], owners: list[Any], num_nodes: int
+    spec: NodeSpec, index_of: Mapping[tuple[int, int], int], owners: list[Any], num_nodes: int
 ) -> tuple[Any, Any]:
     """Where each node's weights begin, and the order that puts weights beside their nodes."""
     try:
-        nodes = [place[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
+        nodes = [index_of[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
     except KeyError as error:
         raise ValueError(f"{spec.op_type}: a weight belongs to the node {error}, which does not exist") from None
     positions = np.array(nodes, np.int64)
@@ -175,12 +175,12 @@ def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
 def _of_one_score(spec: NodeSpec, labels: Any, all_positive: bool) -> Callable[[Any, int, float], tuple[Any, Any]]:
     """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
     transform, threshold = spec.attributes.get("post_transform", "NONE"), 0.5 if all_positive else 0.0
-    form = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
+    score_kind = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
     if len(labels) != 2:
         labels = np.array([0 if labels.dtype != object else "", labels[0]], labels.dtype)
 
     def classified(scores: Any, column: int, base: float) -> tuple[Any, Any]:
-        chosen, pair = trees.binary_scores(scores, column, base, threshold, form)
+        chosen, pair = trees.binary_scores(scores, column, base, threshold, score_kind)
         return labels[chosen], probit(pair[:, 1:]).astype(np.float32) if transform == "PROBIT" else pair
 
     return classified
@@ -279,8 +279,8 @@ def _run_with_members(x: Any, forest: trees.Forest, inner_modes: Any, sets: dict
 
 def _passes(values: Any, node: int, forest: trees.Forest, modes: Sequence[int], sets: dict[int, Any]) -> Any:
     mode = int(modes[node])
-    found = np.isin(values, sets[node]) if mode == MEMBER else _TESTS[mode](values, forest.thresholds[node])
-    return np.where(np.isnan(values), bool(forest.missing_tracks_true[node]) or mode == trees.NEQ, found)
+    passed = np.isin(values, sets[node]) if mode == MEMBER else _TESTS[mode](values, forest.thresholds[node])
+    return np.where(np.isnan(values), bool(forest.missing_tracks_true[node]) or mode == trees.NEQ, passed)
 
 
 @shape_rule("TreeEnsemble", domain=ML)

@@ -117,8 +117,8 @@ def node_rule(
         @wraps(rewrite)
         def rewrite_graph(model: OnnxModel, graph: Graph) -> int:
             # A node's key is made when it is asked for, so its name alone decides first.
-            found = [node for node in graph.nodes if node.op_type in op_types and node.key in keys]
-            return sum(rewrite(graph, node) for node in found)
+            matching = [node for node in graph.nodes if node.op_type in op_types and node.key in keys]
+            return sum(rewrite(graph, node) for node in matching)
 
         return graph_rule(level, domain=domain, since=since)(rewrite_graph)
 
@@ -177,8 +177,8 @@ def number(graph: Graph, name: str) -> float | None:
 
 def is_number(graph: Graph, name: str, value: float) -> bool:
     """Whether a value is a constant near this number (float32 constants are not exact)."""
-    found = number(graph, name)
-    return found is not None and abs(found - value) <= 1e-3 * max(abs(value), 1e-30)
+    constant = number(graph, name)
+    return constant is not None and abs(constant - value) <= 1e-3 * max(abs(value), 1e-30)
 
 
 def only_user(graph: Graph, name: str) -> Node | None:
@@ -208,9 +208,9 @@ def operand_after(graph: Graph, name: str, op_type: str) -> tuple[Node, str] | N
 
 def bias_after(graph: Graph, name: str, columns: int) -> tuple[Node, str] | None:
     """The addition of a constant [columns] that alone uses a value, and the constant."""
-    found = operand_after(graph, name, "Add")
-    constant = None if found is None else graph.constant_tensor(found[1])
-    return found if constant is not None and constant.shape == (columns,) else None
+    addition = operand_after(graph, name, "Add")
+    constant = None if addition is None else graph.constant_tensor(addition[1])
+    return addition if constant is not None and constant.shape == (columns,) else None
 
 
 def other_input(node: Node, name: str) -> str | None:
@@ -257,7 +257,7 @@ _COMMUTES = frozenset({"Add", "Mul"})
 
 
 class Pattern:
-    """A node of ONNX's own domain: Form("Mul", "x", Form("Sigmoid", "x")) is x * sigmoid(x).
+    """A node of ONNX's own domain: Pattern("Mul", "x", Pattern("Sigmoid", "x")) is x * sigmoid(x).
 
     Attributes:
         inputs: what its first inputs are, in any order where the operator commutes.
@@ -273,37 +273,37 @@ Operand: TypeAlias = "str | float | Pattern | Sequence[Pattern]"
 """A value of this name, the same one everywhere; a constant near this number; a node's result; or one of several."""
 
 
-def find(graph: Graph, node: Node, form: Pattern) -> dict[str, str]:
-    """The values that a form names, if a node is of that form; else nothing."""
-    return next(_matches(graph, node.output(0), form, {}), {})
+def find(graph: Graph, node: Node, pattern: Pattern) -> dict[str, str]:
+    """The values that a pattern names, if a node matches it; else nothing."""
+    return next(_matches(graph, node.output(0), pattern, {}), {})
 
 
-def _matches(graph: Graph, name: str, operand: Operand, found: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def _matches(graph: Graph, name: str, operand: Operand, bindings: Mapping[str, str]) -> Iterator[dict[str, str]]:
     if isinstance(operand, str):
-        if found.get(operand, name) == name:
-            yield {**found, operand: name}
+        if bindings.get(operand, name) == name:
+            yield {**bindings, operand: name}
     elif isinstance(operand, float):
         if is_number(graph, name, operand):
-            yield dict(found)
+            yield dict(bindings)
     elif isinstance(operand, Pattern):
         node = made_by(graph, name, operand.op_type)
         if node is None or len(node.inputs) < len(operand.inputs) or (operand.once and only_user(graph, name) is None):
             return
         if operand.name:
-            found = {**found, operand.name: name}
-        yield from _all_match(graph, node.inputs, operand.inputs, found)
+            bindings = {**bindings, operand.name: name}
+        yield from _all_match(graph, node.inputs, operand.inputs, bindings)
         if operand.op_type in _COMMUTES:
-            yield from _all_match(graph, node.inputs[::-1], operand.inputs, found)
+            yield from _all_match(graph, node.inputs[::-1], operand.inputs, bindings)
     else:
         for option in operand:
-            yield from _matches(graph, name, option, found)
+            yield from _matches(graph, name, option, bindings)
 
 
 def _all_match(
-    graph: Graph, names: Sequence[str], operands: Sequence[Operand], found: Mapping[str, str]
+    graph: Graph, names: Sequence[str], operands: Sequence[Operand], bindings: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
     if not operands:
-        yield dict(found)
+        yield dict(bindings)
         return
-    for first in _matches(graph, names[0], operands[0], found):
+    for first in _matches(graph, names[0], operands[0], bindings):
         yield from _all_match(graph, names[1:], operands[1:], first)

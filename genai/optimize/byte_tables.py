@@ -44,8 +44,8 @@ def tabulate_bytes(model: OnnxModel, graph: Graph) -> int:
         name = node.output(0)
         root = roots.get(name)
         # In the middle of a chain nothing is gained.
-        wanted = graph.is_output(name) or any(roots.get(user.output(0)) != root for user in graph.consumers(name))
-        if root is None or not wanted or not _is_bytes(graph, name) or graph.producer(name) is not node:
+        is_needed = graph.is_output(name) or any(roots.get(user.output(0)) != root for user in graph.consumers(name))
+        if root is None or not is_needed or not _is_bytes(graph, name) or graph.producer(name) is not node:
             continue
         table = _copy(graph, node, root, roots, chains.setdefault(root, _Chains()))
         changes += replaced(graph, node, "ByteTable", [root, table], domain=OURS)
@@ -94,9 +94,9 @@ def _copy(graph: Graph, end: Node, root: str, roots: dict[str, str], chains: _Ch
     while pending:
         node = pending[-1]
         missing = [
-            made
+            producer
             for name in node.inputs
-            if (name in roots and name not in chains.copies) and (made := graph.producer(name)) is not None
+            if (name in roots and name not in chains.copies) and (producer := graph.producer(name)) is not None
         ]
         if missing:
             pending += missing

@@ -44,8 +44,8 @@ def _fuse(graph: Graph, product: Node, default_axis: int) -> bool:
     if scores is None or not all(_is_4d_float(graph, name) for name in (scores.query, scores.keys, product.input(1))):
         return False
     inputs = [scores.query, scores.keys, product.input(1), *([scores.bias] if scores.bias else [])]
-    form: dict[str, Any] = {"scale": scores.scale, "nan_is_zero": int(nan_is_zero)}
-    return base.replaced(graph, product, "DenseAttention", inputs, domain=OURS, **form)
+    attributes: dict[str, Any] = {"scale": scores.scale, "nan_is_zero": int(nan_is_zero)}
+    return base.replaced(graph, product, "DenseAttention", inputs, domain=OURS, **attributes)
 
 
 _NAN_TO_ZERO = base.Pattern("Where", base.Pattern("IsNaN", "weights", once=True, name="test"), 0.0, "weights")
@@ -73,9 +73,9 @@ def _scores(graph: Graph, name: str) -> _Scores | None:
     if addition is None:
         return _product(graph, name, "")
     for inner, bias in base.both_orders(addition):
-        found = _product(graph, inner, bias) if base.is_float32(graph, bias) else None
-        if found is not None:
-            return found
+        scores = _product(graph, inner, bias) if base.is_float32(graph, bias) else None
+        if scores is not None:
+            return scores
     return None
 
 
@@ -118,11 +118,11 @@ def fuse_gelu(graph: Graph, end: Node) -> bool:
 
     With Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) in place of Erf -> com.microsoft::FastGelu(x).
     """
-    for op_type, forms in _GELUS.items():
-        for form in forms:
-            found = base.find(graph, end, form)
-            if found and base.is_float32(graph, found["x"]):
-                return base.replaced(graph, end, op_type, [found["x"]], domain=MS)
+    for op_type, patterns in _GELUS.items():
+        for pattern in patterns:
+            match = base.find(graph, end, pattern)
+            if match and base.is_float32(graph, match["x"]):
+                return base.replaced(graph, end, op_type, [match["x"]], domain=MS)
     return False
 
 
@@ -138,16 +138,16 @@ def fuse_layer_norm(graph: Graph, end: Node) -> bool:
 
     Only where scale and bias are constant vectors, and from operator set 17 on, which has this operator.
     """
-    found = base.find(graph, end, base.Pattern("Add", _SCALED, "bias"))
-    if not found or not base.is_float32(graph, found["x"]):
+    match = base.find(graph, end, base.Pattern("Add", _SCALED, "bias"))
+    if not match or not base.is_float32(graph, match["x"]):
         return False
-    epsilon = base.number(graph, found["epsilon"])
-    tensors = [graph.constant_tensor(found[name]) for name in ("scale", "bias")]
+    epsilon = base.number(graph, match["epsilon"])
+    tensors = [graph.constant_tensor(match[name]) for name in ("scale", "bias")]
     if epsilon is None or any(tensor is None or len(tensor.shape) != 1 for tensor in tensors):
         return False
-    if not all(_is_along_last_axis(graph, found[name]) for name in ("mean", "variance")):
+    if not all(_is_along_last_axis(graph, match[name]) for name in ("mean", "variance")):
         return False
-    inputs = [found[name] for name in ("x", "scale", "bias")]
+    inputs = [match[name] for name in ("x", "scale", "bias")]
     return base.replaced(graph, end, "LayerNormalization", inputs, axis=-1, epsilon=epsilon)
 
 
@@ -158,6 +158,6 @@ def _is_along_last_axis(graph: Graph, name: str) -> bool:
         return False
     axes = mean.attribute("axes")
     if axes is None and mean.input(1):
-        found = graph.constant(mean.input(1))
-        axes = None if found is None else found.reshape(-1).tolist()
+        constant = graph.constant(mean.input(1))
+        axes = None if constant is None else constant.reshape(-1).tolist()
     return axes is not None and [int(axis) for axis in axes] == [-1]

@@ -37,19 +37,19 @@ def fold_pad_into_conv(graph: Graph, conv: Node) -> bool:
     pad = made_by(graph, conv.input(0), "Pad")
     if pad is None or only_user(graph, pad.output(0)) is not conv or pad.input(3):
         return False
-    found = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
+    pads = pad.attribute("pads") if not pad.input(1) else graph.constant(pad.input(1))
     filling = pad.attribute("value", 0.0) if not pad.input(2) else number(graph, pad.input(2))
-    if found is None or nothing is None or filling != nothing or pad.attribute("mode", "constant") != "constant":
+    if pads is None or nothing is None or filling != nothing or pad.attribute("mode", "constant") != "constant":
         return False
-    sizes = [int(size) for size in found]
+    sizes = [int(size) for size in pads]
     rank = len(sizes) // 2
     if rank < 3 or any(size < 0 for size in sizes) or any(sizes[i] for i in (0, 1, rank, rank + 1)):
         return False
-    own = conv.attribute("pads") or [0] * (2 * rank - 4)
+    conv_pads = conv.attribute("pads") or [0] * (2 * rank - 4)
     added = sizes[2:rank] + sizes[rank + 2 :]
-    if len(own) != len(added):
+    if len(conv_pads) != len(added):
         return False
-    conv.set_attribute("pads", [a + b for a, b in zip(own, added, strict=True)])
+    conv.set_attribute("pads", [a + b for a, b in zip(conv_pads, added, strict=True)])
     conv.inputs[0] = pad.input(0)
     graph.update(conv)
     return True
@@ -79,11 +79,11 @@ def _limits(graph: Graph, clip: Node) -> list[float] | None:
     known = graph.type_of(clip.output(0))
     if isinstance(known, TensorType) and known.dtype is not DataType.FLOAT:
         return None
-    found = [
+    limits = [
         number(graph, clip.input(index)) if clip.input(index) else clip.attribute(name)
         for index, name in ((1, "min"), (2, "max"))
     ]
-    return None if None in found else [float(value) for value in found if value is not None]
+    return None if None in limits else [float(value) for value in limits if value is not None]
 
 
 @node_rule(Level.EXTENDED, ("", "Add"), domain=MS)

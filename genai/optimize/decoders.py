@@ -23,11 +23,11 @@ _SILU = (
 @node_rule(Level.EXTENDED, ("", "Mul"), domain=OURS)
 def fuse_swiglu(graph: Graph, node: Node) -> bool:
     """Mul(Mul(gate, Sigmoid(gate)), up), operands in any order, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
-    found = find(graph, node, Pattern("Mul", _SILU, "up"))
-    inner = [made for name in ("silu", "squashed") if (made := graph.producer(found.get(name, ""))) is not None]
-    if not inner or inner[0].attribute("alpha", 1.0) != 1.0 or not _same_shape(graph, found["gate"], found["up"]):
+    match = find(graph, node, Pattern("Mul", _SILU, "up"))
+    inner = [producer for name in ("silu", "squashed") if (producer := graph.producer(match.get(name, ""))) is not None]
+    if not inner or inner[0].attribute("alpha", 1.0) != 1.0 or not _same_shape(graph, match["gate"], match["up"]):
         return False
-    replaced(graph, node, "SwiGLU", [found["gate"], found["up"]], domain=OURS)
+    replaced(graph, node, "SwiGLU", [match["gate"], match["up"]], domain=OURS)
     graph.remove_nodes(inner)
     return True
 
@@ -47,13 +47,13 @@ _BIAS_INPUTS = {(MS, BLOCK_PRODUCT): 5, (OURS, QUANTIZED_PRODUCT): 7}
 @node_rule(Level.EXTENDED, *_BIAS_INPUTS)
 def fuse_matmul_bias(graph: Graph, product: Node) -> bool:
     """Add(product(x, …), bias) with a constant bias [N] -> product(x, …, bias)."""
-    found = bias_after(graph, product.output(0), int(product.attribute("N", 0)))
-    place = _BIAS_INPUTS[product.key]
-    if found is None or product.input(place):
+    bias_node = bias_after(graph, product.output(0), int(product.attribute("N", 0)))
+    index = _BIAS_INPUTS[product.key]
+    if bias_node is None or product.input(index):
         return False
-    addition, bias = found
-    product.inputs += [""] * (place + 1 - len(product.inputs))
-    product.inputs[place] = bias
+    addition, bias = bias_node
+    product.inputs += [""] * (index + 1 - len(product.inputs))
+    product.inputs[index] = bias
     graph.remove_nodes([addition])
     product.outputs[:] = addition.outputs
     graph.update(product)
@@ -86,9 +86,13 @@ def pack_dequantized_products(graph: Graph, node: Node) -> bool:
     block = _block_size(source, weight, scale, contraction=transposed)
     if block is None or (_BITS[weight.dtype] == 4 and weight.shape[1] % 2):  # rows that end within a byte
         return False
-    form: dict[str, Any] = {"bits": _BITS[weight.dtype], "block_size": block, "signed": int(weight.dtype in _SIGNED)}
+    attributes: dict[str, Any] = {
+        "bits": _BITS[weight.dtype],
+        "block_size": block,
+        "signed": int(weight.dtype in _SIGNED),
+    }
     inputs = [node.inputs[0], _bytes(graph, weight), *source.inputs[1:]]
-    return replaced(graph, node, "DequantizedMatMul", inputs, domain=OURS, **form, transposed=transposed)
+    return replaced(graph, node, "DequantizedMatMul", inputs, domain=OURS, **attributes, transposed=transposed)
 
 
 def _block_size(source: Node, weight: OnnxTensor, scale: OnnxTensor, *, contraction: int) -> int | None:
@@ -124,11 +128,11 @@ def fuse_rotation(position_ids: str) -> Rewrite:
 
     @node_rule(Level.EXTENDED, (OURS, "PagedAttention"))
     def fuse_rotation(graph: Graph, attention: Node) -> bool:
-        given = [*attention.inputs, *[""] * (_K_NORM + 1 - len(attention.inputs))]
-        if attention.attribute("do_rotary", 0) or any(given[i] for i in (_COS, _LONG_COS, _Q_NORM, _K_NORM)):
+        inputs = [*attention.inputs, *[""] * (_K_NORM + 1 - len(attention.inputs))]
+        if attention.attribute("do_rotary", 0) or any(inputs[i] for i in (_COS, _LONG_COS, _Q_NORM, _K_NORM)):
             return False
         query, key = (
-            _rotation(graph, attention, given[index], int(attention.attribute(heads, 0)), position_ids)
+            _rotation(graph, attention, inputs[index], int(attention.attribute(heads, 0)), position_ids)
             for index, heads in ((_QUERY, "num_heads"), (_KEY, "kv_num_heads"))
         )
         if query is None or key is None or query.inputs[1:4] != key.inputs[1:4]:
@@ -136,9 +140,9 @@ def fuse_rotation(position_ids: str) -> Rewrite:
         interleaved = int(query.attribute("interleaved", 0))
         if interleaved != int(key.attribute("interleaved", 0)):
             return False
-        given[_QUERY], given[_KEY] = query.inputs[0], key.inputs[0]
-        given[_COS : _COS + 2] = query.inputs[2:4]
-        attention.inputs = given
+        inputs[_QUERY], inputs[_KEY] = query.inputs[0], key.inputs[0]
+        inputs[_COS : _COS + 2] = query.inputs[2:4]
+        attention.inputs = inputs
         attention.set_attribute("do_rotary", 1)
         attention.set_attribute("rotary_interleaved", interleaved)
         graph.update(attention)
@@ -157,13 +161,13 @@ def _rotation(graph: Graph, attention: Node, name: str, heads: int, position_ids
         return None
     if float(node.attribute("scale", 1.0)) != 1.0 or int(node.attribute("is_packed_batching", 0)):
         return None
-    given = getattr(graph.type_of(node.inputs[0]), "shape", None)
+    shape = getattr(graph.type_of(node.inputs[0]), "shape", None)
     table = getattr(graph.type_of(node.inputs[2]), "shape", None)
-    if given is None or table is None or len(given) != 3 or not isinstance(table[1], int):
+    if shape is None or table is None or len(shape) != 3 or not isinstance(table[1], int):
         return None
     own_heads = int(node.attribute("num_heads", 0))
-    if not own_heads and isinstance(given[2], int):
-        own_heads = given[2] // (2 * table[1])
+    if not own_heads and isinstance(shape[2], int):
+        own_heads = shape[2] // (2 * table[1])
     return node if own_heads == heads else None
 
 

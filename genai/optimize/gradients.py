@@ -65,12 +65,12 @@ _RULES: dict[str, _Rule] = {
 
 def expand_gradients(model: OnnxModel) -> int:
     """Replace every Gradient node of a model whose shapes are inferred; returns how many there were."""
-    found = [
+    gradients = [
         (graph, node) for graph in list(model.graphs()) for node in graph.nodes if node.key == (DOMAIN, "Gradient")
     ]
-    for graph, node in found:
+    for graph, node in gradients:
         _expand(graph, node)
-    return len(found)
+    return len(gradients)
 
 
 def _expand(graph: Graph, gradient: Node) -> None:

@@ -29,10 +29,10 @@ def fuse_linear(graph: Graph, product: Node) -> bool:
     weight = graph.constant_tensor(product.input(1))
     if weight is None or len(weight.shape) != 2 or not is_float32(graph, product.input(0)):
         return False
-    found = bias_after(graph, product.output(0), weight.shape[1])
-    if found is None:
+    bias_node = bias_after(graph, product.output(0), weight.shape[1])
+    if bias_node is None:
         return False
-    addition, bias = found
+    addition, bias = bias_node
     return replaced(graph, addition, "Linear", [*product.inputs, bias], domain=OURS, name=product.name)
 
 
@@ -58,11 +58,11 @@ def fuse_linear_addition(graph: Graph, product: Node) -> bool:
 
     MatMulIntegerToFloat becomes genai::IntegerLinear.
     """
-    found = operand_after(graph, product.output(0), "Add") if _is_open(graph, product) else None
+    match = operand_after(graph, product.output(0), "Add") if _is_open(graph, product) else None
     # A constant may yet become the bias.
-    if found is None or graph.constant_tensor(found[1]) is not None or not is_float32(graph, found[1]):
+    if match is None or graph.constant_tensor(match[1]) is not None or not is_float32(graph, match[1]):
         return False
-    addition, other = found
+    addition, other = match
     fused = _with_tail(graph, product, addition)
     fused.inputs = [*[product.input(index) for index in range(_ADDEND[product.key])], other]
     graph.update(fused)
@@ -180,11 +180,11 @@ def _join(graph: Graph, nodes: Sequence[Node]) -> bool:
     first, sizes = nodes[0], [weight.shape[1] for weight in weights]
     inputs = list(first.inputs)
     inputs[1] = graph.add_constant(f"{first.input(1)}/joined", np.concatenate(weights, axis=1))
-    for place in (2,) if first.key == _LINEAR else (3, 5, 6):
-        if first.input(place):
-            given = [np.asarray(graph.constant(node.input(place))).reshape(-1) for node in nodes]
-            parts = [np.broadcast_to(values, (size,)) for values, size in zip(given, sizes, strict=True)]
-            inputs[place] = graph.add_constant(f"{first.input(place)}/joined", np.concatenate(parts))
+    for index in (2,) if first.key == _LINEAR else (3, 5, 6):
+        if first.input(index):
+            values_of = [np.asarray(graph.constant(node.input(index))).reshape(-1) for node in nodes]
+            parts = [np.broadcast_to(values, (size,)) for values, size in zip(values_of, sizes, strict=True)]
+            inputs[index] = graph.add_constant(f"{first.input(index)}/joined", np.concatenate(parts))
     whole = graph.fresh_name(f"{first.output(0)}/joined")
     cut = graph.add_constant(f"{whole}/sizes", np.asarray(sizes, np.int64))
     outputs = [node.output(0) for node in nodes]

@@ -31,15 +31,15 @@ _HIDDEN_DOMAIN = "genai.shape_rules"
 
 
 def infer_model(
-    model: OnnxModel, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
+    model: OnnxModel, known_types: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
 ) -> dict[Graph, GraphTypes]:
     """The types that ONNX finds for the values of every graph.
 
     Args:
-        given: types to start from, for outputs of operators that ONNX does not know.
+        known_types: types to start from, for outputs of operators that ONNX does not know.
         is_hidden: which nodes ONNX is not to see.
     """
-    skeleton = _Skeleton(given, is_hidden).model(model)
+    skeleton = _Skeleton(known_types, is_hidden).model(model)
     try:
         result = shape_inference.infer_shapes(skeleton)
     except Exception as error:  # ONNX raises several kinds, some of them bare.
@@ -48,14 +48,14 @@ def infer_model(
             "ONNX's shape inference rejects the model",
             "check the model with onnx.checker; export it again",
         ) from error
-    found: dict[Graph, GraphTypes] = {}
-    _collect(model.graph, result.graph, found)
+    types_of: dict[Graph, GraphTypes] = {}
+    _collect(model.graph, result.graph, types_of)
     inputs = (value.type for graph in model.graphs() for value in graph.inputs)
     dims = (dim for known in inputs if isinstance(known, ArrayTypes) for dim in known.shape or ())
     symbols = {dim for dim in dims if isinstance(dim, str)}
     return {
         graph: {name: _without_generated(known, symbols) for name, known in types.items()}
-        for graph, types in found.items()
+        for graph, types in types_of.items()
     }
 
 
@@ -101,8 +101,8 @@ class _ConstantSerializer(Serializer):
 class _Skeleton(_ConstantSerializer):
     """A model whose only types between nodes are those given."""
 
-    def __init__(self, given: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]) -> None:
-        self._given = given
+    def __init__(self, known_types: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]) -> None:
+        self._known_types = known_types
         self._is_hidden = is_hidden
 
     def model(self, model: OnnxModel) -> onnx.ModelProto:
@@ -122,16 +122,16 @@ class _Skeleton(_ConstantSerializer):
         return proto
 
     def fill_graph(self, proto: onnx.GraphProto, graph: Graph) -> None:
-        given = self._given.get(graph, {})
-        outputs = [Value(value.name, given.get(value.name)) for value in graph.outputs]
+        known_types = self._known_types.get(graph, {})
+        outputs = [Value(value.name, known_types.get(value.name)) for value in graph.outputs]
         name, constants = graph.name or "graph", (graph.initializers, graph.sparse_initializers)
         super().fill_graph(proto, Graph(name, graph.inputs, outputs, graph.nodes, *constants))
-        between = given.keys() - {value.name for value in outputs}
-        proto.value_info.extend(encode_value(Value(name, given[name])) for name in given if name in between)
+        between = known_types.keys() - {value.name for value in outputs}
+        proto.value_info.extend(encode_value(Value(name, known_types[name])) for name in known_types if name in between)
 
 
-def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes]) -> None:
-    types = found[graph] = {}
+def _collect(graph: Graph, proto: onnx.GraphProto, types_of: dict[Graph, GraphTypes]) -> None:
+    types = types_of[graph] = {}
     for item in (*proto.value_info, *proto.output, *proto.input):
         known = decode_type(item.type)
         if known is not None:
@@ -143,7 +143,7 @@ def _collect(graph: Graph, proto: onnx.GraphProto, found: dict[Graph, GraphTypes
         for name, attribute in node.attributes.items():
             messages = by_name[name].graphs or [by_name[name].g]
             for subgraph, subgraph_proto in zip(attribute.graphs(), messages, strict=False):
-                _collect(subgraph, subgraph_proto, found)
+                _collect(subgraph, subgraph_proto, types_of)
 
 
 def _without_generated(known: Type, declared: set[str]) -> Type:

@@ -111,13 +111,23 @@ def _integer_bias(graph: Graph, name: str, x_scale: str, weight_scale: str) -> s
     node = base.made_by(graph, name, "DequantizeLinear")
     if node is None:
         return _rounded(graph, name, graph.constant(name), scale)
-    stored, own = graph.constant(node.input(0)), graph.constant(node.input(1))
+    stored, stored_scale = graph.constant(node.input(0)), graph.constant(node.input(1))
     point = graph.constant(node.input(2)) if node.input(2) else np.zeros((), np.int32)
-    if stored is None or own is None or point is None or stored.ndim != 1 or own.size not in (1, len(stored)):
+    if (
+        stored is None
+        or stored_scale is None
+        or point is None
+        or stored.ndim != 1
+        or stored_scale.size not in (1, len(stored))
+    ):
         return None
-    if stored.dtype == np.int32 and not np.any(point) and np.allclose(own.reshape(-1), scale, rtol=1e-5, atol=0):
+    if (
+        stored.dtype == np.int32
+        and not np.any(point)
+        and np.allclose(stored_scale.reshape(-1), scale, rtol=1e-5, atol=0)
+    ):
         return node.input(0)
-    return _rounded(graph, name, (stored.astype(np.float64) - point) * own.reshape(-1), scale)
+    return _rounded(graph, name, (stored.astype(np.float64) - point) * stored_scale.reshape(-1), scale)
 
 
 def _rounded(graph: Graph, name: str, bias: Any, scale: Any) -> str | None:
@@ -155,10 +165,10 @@ def fuse_matmul_integer_to_float(graph: Graph, product: Node) -> bool:
     cast = base.followed_by(graph, product.output(0), "Cast")
     if source is None or cast is None or cast.attribute("to") != 1:
         return False
-    found = base.operand_after(graph, cast.output(0), "Mul")
-    if found is None:
+    match = base.operand_after(graph, cast.output(0), "Mul")
+    if match is None:
         return False
-    scaled, scales = found
+    scaled, scales = match
     both = base.made_by(graph, scales, "Mul")
     b_scale = None if both is None else base.other_input(both, source.output(1))
     tensor = None if b_scale is None else graph.constant_tensor(b_scale)
@@ -174,10 +184,10 @@ def fuse_integer_product_bias(graph: Graph, product: Node) -> bool:
     weight = graph.constant_tensor(product.input(1))
     if product.input(6) or weight is None or len(weight.shape) != 2:
         return False
-    found = base.bias_after(graph, product.output(0), weight.shape[1])
-    if found is None or not base.is_float32(graph, found[1]):
+    match = base.bias_after(graph, product.output(0), weight.shape[1])
+    if match is None or not base.is_float32(graph, match[1]):
         return False
-    addition, bias = found
+    addition, bias = match
     fused = base.moved_to(graph, product, addition)
     fused.inputs = [*[product.input(index) for index in range(6)], bias]
     graph.update(fused)
@@ -202,7 +212,7 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
         return False
     is_move = between.op_type in _MOVES and len([name for name in between.outputs if name]) == 1
     source = base.made_by(graph, between.input(0), "DequantizeLinear") if is_move else between
-    if source is None or source.key != ("", "DequantizeLinear") or not _same_form(graph, source, quantize):
+    if source is None or source.key != ("", "DequantizeLinear") or not _same_quantization(graph, source, quantize):
         return False
     if not is_move:
         if graph.is_output(quantize.output(0)):
@@ -219,7 +229,7 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
     return True
 
 
-def _same_form(graph: Graph, source: Node, quantize: Node) -> bool:
+def _same_quantization(graph: Graph, source: Node, quantize: Node) -> bool:
     """Whether both have the same single scale and zero point, of 8 bits."""
     known = graph.type_of(source.input(0))
     if not source.input(2) or not isinstance(known, TensorType) or known.dtype not in _INTEGERS:
@@ -259,10 +269,10 @@ def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
 
 def _filling(graph: Graph, name: str) -> float | None:
     """A constant number, also one that is quantised and dequantised on the way."""
-    found = base.number(graph, name)
-    node = base.made_by(graph, name, "DequantizeLinear") if found is None else None
+    value = base.number(graph, name)
+    node = base.made_by(graph, name, "DequantizeLinear") if value is None else None
     if node is None:
-        return found
+        return value
     scale = base.number(graph, node.input(1))
     point = base.number(graph, node.input(2)) if node.input(2) else 0.0
     if scale is None or point is None:

@@ -19,7 +19,7 @@ from .shape_values import MAX_ELEMENTS, computed_value, constant_value, is_shape
 
 Extents = tuple[int | str, ...]
 
-_KEPT = frozenset(
+_SHAPE_PRESERVING = frozenset(
     {
         ("", "LayerNormalization"), ("", "Softmax"), ("", "Gelu"), ("", "Relu"), ("", "Tanh"), ("", "Erf"),
         ("", "Sigmoid"), ("", "Cast"), ("", "Identity"), ("", "QuantizeLinear"), ("", "DequantizeLinear"),
@@ -39,19 +39,19 @@ class KnownExtents:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._found: dict[str, Extents | None] = {}
+        self._extents: dict[str, Extents | None] = {}
 
     def of(self, name: str) -> Extents | None:
         """A number or a name per axis; None where the number of axes is open."""
-        if name not in self._found:
+        if name not in self._extents:
             known = self._graph.type_of(name) if name else None
             shape = known.shape if isinstance(known, TensorType) else None
-            self._found[name] = (
+            self._extents[name] = (
                 None
                 if shape is None
                 else tuple(f"{name}[{axis}]" if extent is None else extent for axis, extent in enumerate(shape))
             )
-        return self._found[name]
+        return self._extents[name]
 
     def type_of(self, name: str) -> TensorType | None:
         """A value's type with these extents."""
@@ -66,11 +66,11 @@ class KnownExtents:
         if derived is None or (inferred is not None and len(inferred) != len(derived)):
             return
         numbers = inferred or derived
-        self._found[node.output(0)] = tuple(
+        self._extents[node.output(0)] = tuple(
             number if isinstance(number, int) else extent for number, extent in zip(numbers, derived, strict=True)
         )
 
-    def kept(self, node: Node) -> Extents | None:
+    def preserved(self, node: Node) -> Extents | None:
         return self.of(node.input(0))
 
     def product(self, node: Node) -> Extents | None:
@@ -113,7 +113,7 @@ class KnownExtents:
 
 
 _RULES: dict[tuple[str, str], Callable[[KnownExtents, Node], Extents | None]] = {
-    **dict.fromkeys(_KEPT, KnownExtents.kept),
+    **dict.fromkeys(_SHAPE_PRESERVING, KnownExtents.preserved),
     **dict.fromkeys(_PRODUCTS, KnownExtents.product),
     **dict.fromkeys(_SUMS, KnownExtents.elementwise),
     ("", "Transpose"): KnownExtents.turned,
@@ -132,9 +132,11 @@ def fold_known_shapes(model: OnnxModel, graph: Graph) -> int:
     """Shape(x), Size(x), and elements of shapes such as Shape(x)[2] -> constants, where the extents are known."""
     folded = []
     # Arithmetic is left to constant folding.
-    wanted = {node.output(0) for node in graph.nodes if node.op_type in _FOLDED and not graph.is_output(node.output(0))}
-    for node, value in _shape_values(model, graph, graph.type_of, wanted):
-        if value is None or node.output(0) not in wanted or not all(isinstance(dim, int) for dim in value.dims):
+    targets = {
+        node.output(0) for node in graph.nodes if node.op_type in _FOLDED and not graph.is_output(node.output(0))
+    }
+    for node, value in _shape_values(model, graph, graph.type_of, targets):
+        if value is None or node.output(0) not in targets or not all(isinstance(dim, int) for dim in value.dims):
             continue
         known = graph.type_of(node.output(0))
         if node.op_type == "Gather" and not (isinstance(known, TensorType) and known.dtype is DataType.INT64):
@@ -172,10 +174,10 @@ def _is_computed(graph: Graph, node: Node) -> bool:
 
 
 def _shape_values(
-    model: OnnxModel, graph: Graph, type_of: Callable[[str], Type | None], wanted: AbstractSet[str]
+    model: OnnxModel, graph: Graph, type_of: Callable[[str], Type | None], targets: AbstractSet[str]
 ) -> Iterator[tuple[Node, ShapeValue | None]]:
     """The nodes that compute shapes for the values wanted, in order, and what is known of their results."""
-    needed, computing = set(wanted), []
+    needed, computing = set(targets), []
     for node in reversed(graph.nodes):
         if node.output(0) not in needed or not is_shape_computation(node) or model.function(node) is not None:
             continue
@@ -187,8 +189,8 @@ def _shape_values(
     for node in reversed(computing):
         # Of types only the first input's is asked for.
         types = [type_of(node.inputs[0])] if node.op_type in ("Shape", "Size") else []
-        given = [values[name] if name in values else _constant(graph, name) for name in node.inputs]
-        values[node.output(0)] = value = computed_value(node, version, given, types)
+        inputs = [values[name] if name in values else _constant(graph, name) for name in node.inputs]
+        values[node.output(0)] = value = computed_value(node, version, inputs, types)
         yield node, value
 
 
@@ -204,10 +206,10 @@ def _fold(graph: Graph, node: Node, targets: Mapping[str, ShapeValue | None], kn
     if node.attribute("allowzero", 0) or any(item.ref_attr_name for item in node.attributes.values()):
         return False
     extents: list[int] = []
-    for place, extent in enumerate(target.dims):
+    for index, extent in enumerate(target.dims):
         if isinstance(extent, int):
             extents.append(extent)
-        elif extent is not None and place < len(source) and source[place] == extent:
+        elif extent is not None and index < len(source) and source[index] == extent:
             extents.append(_COPY)
         else:
             return False

@@ -55,8 +55,8 @@ class _Extent:
         first, second = self.dim, _dim(other)
         if isinstance(first, int) and isinstance(second, int):
             # Numbers that an extent cannot have are open, so that long products stay small.
-            found = calculate(first, second)
-            return _Extent(found if isinstance(found, int) and abs(found) < 2**62 else None)
+            result = calculate(first, second)
+            return _Extent(result if isinstance(result, int) and abs(result) < 2**62 else None)
         if second == neutral:
             return self
         return _Extent(second if commutes and first == neutral else None)
@@ -90,8 +90,8 @@ def computed_value(
     if not is_shape_computation(node):
         return None
     rule = _RULES.get(node.op_type)
-    found = rule(node, values, types) if rule is not None else _by_kernel(node, version, values)
-    return found if found is None or len(found.dims) <= MAX_ELEMENTS else None
+    value = rule(node, values, types) if rule is not None else _by_kernel(node, version, values)
+    return value if value is None or len(value.dims) <= MAX_ELEMENTS else None
 
 
 def _by_kernel(node: Node, version: int, values: Sequence[ShapeValue | None]) -> ShapeValue | None:
@@ -100,11 +100,11 @@ def _by_kernel(node: Node, version: int, values: Sequence[ShapeValue | None]) ->
         return None
     arrays = [None if value is None else _array(value, index > 0) for index, value in enumerate(values)]
     try:
-        found = np.asarray(evaluated(node, version, arrays, max_value_bytes=8 * MAX_ELEMENTS)[0])
-        dims = tuple(map(_dim, found.reshape(-1).tolist()))
+        array = np.asarray(evaluated(node, version, arrays, max_value_bytes=8 * MAX_ELEMENTS)[0])
+        dims = tuple(map(_dim, array.reshape(-1).tolist()))
     except Exception:  # Whatever goes wrong, nothing is known.
         return None
-    return ShapeValue(dims, is_scalar=found.ndim == 0) if found.dtype.kind in "ibO" and found.ndim <= 1 else None
+    return ShapeValue(dims, is_scalar=array.ndim == 0) if array.dtype.kind in "ibO" and array.ndim <= 1 else None
 
 
 def _array(value: ShapeValue, as_numbers: bool) -> NDArray[Any]:

@@ -53,8 +53,8 @@ def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: M
     if rule is None:
         return infer_single(node, version, types, constants)
     small = [_small(constants.get(name)) for name in node.inputs]
-    found = _apply(rule, node, [_possible(types.get(name)) for name in node.inputs], small, [None] * len(small))
-    return {name: known for name, known in found.items() if known is not None}
+    inferred = _apply(rule, node, [_possible(types.get(name)) for name in node.inputs], small, [None] * len(small))
+    return {name: known for name, known in inferred.items() if known is not None}
 
 
 class _Inference:
@@ -63,8 +63,8 @@ class _Inference:
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
         self._graphs = list(model.graphs())
-        self._given = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
-        self._found: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
+        self._given_types = {graph: self._types_of_unknown_operators(graph) for graph in self._graphs}
+        self._inferred: dict[Graph, GraphTypes] = {graph: {} for graph in self._graphs}
         self._values: dict[Graph, dict[str, ShapeValue]] = {graph: {} for graph in self._graphs}
         self._changed: set[str] = set()
         self._left_open = False
@@ -72,9 +72,9 @@ class _Inference:
 
     def run_onnx(self) -> None:
         """One pass of ONNX's inference over the whole model, with what the rules gave."""
-        found = infer_model(self._model, self._given, lambda node: self._rule(node) is not None)
-        for graph, types in found.items():
-            self._found[graph].update(types)
+        types_of = infer_model(self._model, self._given_types, lambda node: self._rule(node) is not None)
+        for graph, types in types_of.items():
+            self._inferred[graph].update(types)
 
     def run_rules(self) -> bool:
         """One walk over the nodes, outer graphs first; True if it found something new that it could not carry on."""
@@ -94,17 +94,17 @@ class _Inference:
     def store(self) -> None:
         """Write what was found into the graphs."""
         for graph in self._graphs:
-            found = self._found[graph] | self._given[graph]
-            made = {name for node in graph.nodes for name in node.outputs if name}
+            types = self._inferred[graph] | self._given_types[graph]
+            produced = {name for node in graph.nodes for name in node.outputs if name}
             outputs = {value.name for value in graph.outputs}
-            for name, known in found.items():
-                if name not in made or name in outputs:
+            for name, known in types.items():
+                if name not in produced or name in outputs:
                     continue
                 declared = graph.values.setdefault(name, Value(name))
                 declared.type = merged(known, declared.type)
             for value in graph.outputs:
-                if value.name in found:
-                    value.type = completed(value.type, found[value.name])
+                if value.name in types:
+                    value.type = completed(value.type, types[value.name])
 
     def _rule(self, node: Node) -> ShapeRule | None:
         return None if self._model.function(node) is not None else find_shape_rule(*node.key)
@@ -132,12 +132,12 @@ class _Inference:
             return
         types = [_possible(self._type_of(graph, name)) for name in node.inputs]
         values = [self._value_of(graph, name) for name in node.inputs] if follows_values else []
-        target, results = self._given[graph], dict[str, Type | None]()
+        target, results = self._given_types[graph], dict[str, Type | None]()
         if rule is not None:
             small = [_small(graph.constant_tensor(name) if name else None) for name in node.inputs]
             results = _apply(rule, node, types, small, values)
         elif not self._changed.isdisjoint(node.inputs):
-            target, results = self._found[graph], {**self._through(graph, node, types)}
+            target, results = self._inferred[graph], {**self._through(graph, node, types)}
             self._left_open |= not results
         for name, known in results.items():
             if known is not None and target.get(name) != known:
@@ -161,9 +161,9 @@ class _Inference:
         """A value's type by what was found, or as declared for inputs and constants, looking outwards."""
         scope: Graph | None = graph
         while name and scope is not None:
-            found = self._given[scope].get(name) or self._found[scope].get(name)
-            if found is not None:
-                return found
+            known = self._given_types[scope].get(name) or self._inferred[scope].get(name)
+            if known is not None:
+                return known
             if scope.producer(name) is not None:
                 return None
             if scope.defines(name):
@@ -194,10 +194,10 @@ def _apply(
     arrays = [None if tensor is None else tensor.array() for tensor in constants]
     known = [value or constant_value(array) for value, array in zip(values, arrays, strict=True)]
     try:
-        found = rule(NodeTypes(node, types, arrays, known))
+        results = rule(NodeTypes(node, types, arrays, known))
     except UnknownType:
         return {}
-    return {name: _possible(result) for name, result in zip(node.outputs, found, strict=False) if name}
+    return {name: _possible(result) for name, result in zip(node.outputs, results, strict=False) if name}
 
 
 def _possible(known: Type | None) -> Type | None:
@@ -217,36 +217,40 @@ def _small(tensor: OnnxTensor | None) -> OnnxTensor | None:
     return None if tensor is None or tensor.nbytes > MAX_CONSTANT_BYTES or tensor.segment is not None else tensor
 
 
-def merged(found: Type, declared: Type | None) -> Type:
+def merged(inferred: Type, declared: Type | None) -> Type:
     """What was found, with declared extents and symbols where it left them open."""
-    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or type(found) is not type(declared):
-        return found
-    if declared.dtype is not found.dtype or declared.shape is None:
-        return found
-    if found.shape is None:
+    if (
+        not isinstance(inferred, ArrayTypes)
+        or not isinstance(declared, ArrayTypes)
+        or type(inferred) is not type(declared)
+    ):
+        return inferred
+    if declared.dtype is not inferred.dtype or declared.shape is None:
+        return inferred
+    if inferred.shape is None:
         return declared
-    if len(found.shape) != len(declared.shape):
-        return found
-    shape = tuple(_merged_dim(new, old) for new, old in zip(found.shape, declared.shape, strict=True))
+    if len(inferred.shape) != len(declared.shape):
+        return inferred
+    shape = tuple(_merged_dim(new, old) for new, old in zip(inferred.shape, declared.shape, strict=True))
     return replace(declared, shape=shape)
 
 
-def completed(declared: Type | None, found: Type) -> Type:
+def completed(declared: Type | None, inferred: Type) -> Type:
     """What was declared, with what was found where it left extents open."""
     if declared is None:
-        return found
-    if not isinstance(found, ArrayTypes) or not isinstance(declared, ArrayTypes) or found.shape is None:
+        return inferred
+    if not isinstance(inferred, ArrayTypes) or not isinstance(declared, ArrayTypes) or inferred.shape is None:
         return declared
     if declared.shape is None:
-        return replace(declared, shape=found.shape)
-    if len(found.shape) != len(declared.shape):
+        return replace(declared, shape=inferred.shape)
+    if len(inferred.shape) != len(declared.shape):
         return declared
-    shape = tuple(new if old is None else old for new, old in zip(found.shape, declared.shape, strict=True))
+    shape = tuple(new if old is None else old for new, old in zip(inferred.shape, declared.shape, strict=True))
     return replace(declared, shape=shape)
 
 
-def _merged_dim(found: Dim, declared: Dim) -> Dim:
+def _merged_dim(inferred: Dim, declared: Dim) -> Dim:
     """A number beats a symbol, a symbol beats nothing, and of two alike the one found stays."""
-    if found is None or (isinstance(found, str) and isinstance(declared, int)):
+    if inferred is None or (isinstance(inferred, str) and isinstance(declared, int)):
         return declared
-    return found
+    return inferred

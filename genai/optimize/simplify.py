@@ -171,15 +171,15 @@ def _clean(graph: Graph, needed_elsewhere: set[str]) -> int:
 
 def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
     """Remove initializers, then the types and annotations of values that are no more."""
-    kept = needed | {value.name for value in graph.inputs}
-    kept.update(name for node in graph.nodes for name in node.outputs)
-    annotations = [a for a in graph.quantization_annotation if a.tensor_name in kept]
+    used = needed | {value.name for value in graph.inputs}
+    used.update(name for node in graph.nodes for name in node.outputs)
+    annotations = [a for a in graph.quantization_annotation if a.tensor_name in used]
     for annotation in annotations:
-        kept.update(annotation.parameters.values())
-    unused = [name for name in (*graph.initializers, *graph.sparse_initializers) if name not in kept]
+        used.update(annotation.parameters.values())
+    unused = [name for name in (*graph.initializers, *graph.sparse_initializers) if name not in used]
     for name in unused:
         graph.remove_initializer(name)
-    for name in graph.values.keys() - kept:
+    for name in graph.values.keys() - used:
         del graph.values[name]
     graph.quantization_annotation[:] = annotations
     return len(unused)

@@ -35,46 +35,49 @@ Candidates = Mapping[str, Sequence[Candidate]]
 
 def cheapest(candidates: Candidates, most_bytes: int) -> dict[str, Candidate] | None:
     """Per matrix the candidate, so that the losses' sum is least within so many bytes; None if nothing fits."""
-    least = {name: min(one.nbytes for one in some) for name, some in candidates.items()}
+    least = {name: min(candidate.nbytes for candidate in alternatives) for name, alternatives in candidates.items()}
     room = most_bytes - sum(least.values())
     if room < 0:
         return None
-    largest = sum(max(one.nbytes for one in some) - least[name] for name, some in candidates.items())
+    largest = sum(
+        max(candidate.nbytes for candidate in alternatives) - least[name] for name, alternatives in candidates.items()
+    )
     cell = max(1, -(-min(room, largest) // _CELLS))
     cells = min(room, largest) // cell
     best = np.zeros(cells + 1)
     chosen: list[np.ndarray] = []
-    for name, some in candidates.items():
+    for name, alternatives in candidates.items():
         options = []
-        for one in some:
-            taken = -(-(one.nbytes - least[name]) // cell)
+        for candidate in alternatives:
+            extra = -(-(candidate.nbytes - least[name]) // cell)
             shifted = np.full(cells + 1, np.inf)
-            if taken <= cells:
-                shifted[taken:] = best[: cells + 1 - taken] + one.loss
+            if extra <= cells:
+                shifted[extra:] = best[: cells + 1 - extra] + candidate.loss
             options.append(shifted)
         stacked = np.stack(options)
         chosen.append(stacked.argmin(axis=0))
         best = stacked.min(axis=0)
-    place, result = int(best.argmin()), {}
-    for (name, some), index in zip(reversed(list(candidates.items())), reversed(chosen), strict=True):
-        one = some[int(index[place])]
-        result[name] = one
-        place -= -(-(one.nbytes - least[name]) // cell)
+    budget, result = int(best.argmin()), {}
+    for (name, alternatives), index in zip(reversed(list(candidates.items())), reversed(chosen), strict=True):
+        candidate = alternatives[int(index[budget])]
+        result[name] = candidate
+        budget -= -(-(candidate.nbytes - least[name]) // cell)
     return {name: result[name] for name in candidates}
 
 
 def smallest(candidates: Candidates, most_loss: float) -> dict[str, Candidate] | None:
     """Per matrix the candidate, so that the bytes are least and the losses' sum within a limit; None if nothing is."""
-    if total_loss({name: min(some, key=lambda one: one.loss) for name, some in candidates.items()}) > most_loss:
+    best_of = {name: min(alternatives, key=lambda each: each.loss) for name, alternatives in candidates.items()}
+    if total_loss(best_of) > most_loss:
         return None
-    low = sum(min(one.nbytes for one in some) for some in candidates.values())
-    high = sum(max(one.nbytes for one in some) for some in candidates.values())
+    low = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
+    high = sum(max(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
     best = cheapest(candidates, high)
     while best is not None and high - low > max(1, high // _CELLS):
         middle = (low + high) // 2
-        found = cheapest(candidates, middle)
-        if found is not None and total_loss(found) <= most_loss:
-            best, high = found, middle
+        allocation = cheapest(candidates, middle)
+        if allocation is not None and total_loss(allocation) <= most_loss:
+            best, high = allocation, middle
         else:
             low = middle
     return best
@@ -82,9 +85,9 @@ def smallest(candidates: Candidates, most_loss: float) -> dict[str, Candidate] |
 
 def total_loss(chosen: Mapping[str, Candidate]) -> float:
     """What choices cost together."""
-    return sum(one.loss for one in chosen.values())
+    return sum(candidate.loss for candidate in chosen.values())
 
 
 def total_bytes(chosen: Mapping[str, Candidate]) -> int:
     """What choices take together."""
-    return sum(one.nbytes for one in chosen.values())
+    return sum(candidate.nbytes for candidate in chosen.values())

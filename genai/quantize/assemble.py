@@ -19,12 +19,12 @@ from ..onnx.node import MS, OURS
 from ..onnx.own_functions import OLDEST_OPSET, own_functions
 from ..onnx.writer import write_model
 from ..optimize.simplify import remove_dead_code
+from .matrix_quantizer import MatrixQuantizer
 from .packing import MixturePacking, Packing
-from .quantising import Quantising
 from .sites import MIXTURE_MATRICES
 
 
-def write_folder(quantising: Quantising, folder: Path, *, accuracy_level: int) -> int:
+def write_folder(quantizer: MatrixQuantizer, folder: Path, *, accuracy_level: int) -> int:
     """Write the model, its configuration and its tokenizer into a folder that exists.
 
     Returns:
@@ -33,10 +33,10 @@ def write_folder(quantising: Quantising, folder: Path, *, accuracy_level: int) -
     Raises:
         OSError: it cannot be written. ModelFolderError: the model's files cannot.
     """
-    source = quantising.source
+    source = quantizer.source
     model = source.model.copy()
-    _replace_matrices(quantising, model, accuracy_level)
-    for name, array in quantising.vectors().items():
+    _replace_matrices(quantizer, model, accuracy_level)
+    for name, array in quantizer.vectors().items():
         before = model.graph.initializers[name]
         model.graph.initializers[name] = OnnxTensor.from_array(name, array, before.dtype)
     remove_dead_code.apply(model)
@@ -44,7 +44,7 @@ def write_folder(quantising: Quantising, folder: Path, *, accuracy_level: int) -
         model.graph.remove_initializer(name)
     for name in source.hollow():
         if name in model.graph.initializers:
-            model.graph.initializers[name] = _made_when_written(model.graph.initializers[name], source.stored)
+            model.graph.initializers[name] = _computed_when_written(model.graph.initializers[name], source.stored)
     model.graph.invalidate()
     model.opset_imports.setdefault(MS, 1)
     _declare_own(model)
@@ -57,10 +57,10 @@ def write_folder(quantising: Quantising, folder: Path, *, accuracy_level: int) -
     return sum(tensor.nbytes for tensor in model.graph.initializers.values())
 
 
-def _replace_matrices(quantising: Quantising, model: OnnxModel, accuracy_level: int) -> None:
+def _replace_matrices(quantizer: MatrixQuantizer, model: OnnxModel, accuracy_level: int) -> None:
     mixtures: dict[str, tuple[Any, dict[int, Packing]]] = {}
-    for site in quantising.source.sites:
-        choice, packed = quantising.choices[site], quantising.packed(site)
+    for site in quantizer.source.sites:
+        choice, packed = quantizer.choices[site], quantizer.packed(site)
         if not choice.bits or packed is None:
             continue
         packing = Packing(model.graph, site, choice, packed, accuracy_level)
@@ -68,7 +68,7 @@ def _replace_matrices(quantising: Quantising, model: OnnxModel, accuracy_level: 
             packing.replace()
             continue
         node = site.mixture
-        index = next(place for place in MIXTURE_MATRICES if node.input(place) == site.name)
+        index = next(position for position in MIXTURE_MATRICES if node.input(position) == site.name)
         mixtures.setdefault(node.output(0), (node, {}))[1][index] = packing
     for node, packings in mixtures.values():
         MixturePacking(model.graph, node, packings).replace()
@@ -86,7 +86,7 @@ def _declare_own(model: OnnxModel) -> None:
 
 
 @dataclass(frozen=True)
-class _MadeStorage:
+class _ComputedStorage:
     """Elements that are made each time they are asked for."""
 
     make: Callable[[], NDArray[Any]]
@@ -98,5 +98,5 @@ class _MadeStorage:
         return self.elements(dtype, count).view(np.uint8)
 
 
-def _made_when_written(tensor: OnnxTensor, load: Callable[[str], NDArray[Any]]) -> OnnxTensor:
-    return OnnxTensor(tensor.name, tensor.dtype, tensor.shape, _MadeStorage(lambda: load(tensor.name)))
+def _computed_when_written(tensor: OnnxTensor, load: Callable[[str], NDArray[Any]]) -> OnnxTensor:
+    return OnnxTensor(tensor.name, tensor.dtype, tensor.shape, _ComputedStorage(lambda: load(tensor.name)))

@@ -120,8 +120,8 @@ def _document(where: str, line: str, tokenizer: Tokenizer) -> str:
 
 
 def _not_a_text(where: str, why: str) -> InputError:
-    form = '{"text": …}, {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
-    return InputError(f"{where}: not a text", why, f"write {form}")
+    formats = '{"text": …}, {"messages": [{"role": …, "content": …}, …]} or {"prompt": …, "completion": …}'
+    return InputError(f"{where}: not a text", why, f"write {formats}")
 
 
 @contextmanager
@@ -168,17 +168,19 @@ def written_text(
             rows = tokens[first : first + together]
             rng = np.random.Generator(np.random.Philox(key=[seed, first]))
             turns = [0] * len(rows)
-            waiting = [beginnings.draw(rng, 0) for _ in rows]  # tokens that are given, not drawn
-            for place in range(length):
-                if place:
-                    logits = running.step(step_of(rows[:, place - 1, None], place - 1, length), {})[decoder.logits]
+            queues = [beginnings.draw(rng, 0) for _ in rows]  # tokens that are given, not drawn
+            for position in range(length):
+                if position:
+                    logits = running.step(step_of(rows[:, position - 1, None], position - 1, length), {})[
+                        decoder.logits
+                    ]
                     drawn = (logits + rng.gumbel(size=logits.shape))[:, : beginnings.known].argmax(axis=1)
-                for row, given in enumerate(waiting):
-                    if not given and place and int(rows[row, place - 1]) in beginnings.ends:
+                for row, queue in enumerate(queues):
+                    if not queue and position and int(rows[row, position - 1]) in beginnings.ends:
                         turns[row] += 1
-                        given += beginnings.draw(rng, turns[row])
-                    rows[row, place] = given.pop(0) if given else drawn[row]
-                progress(first * length + (place + 1) * len(rows), count * length)
+                        queue += beginnings.draw(rng, turns[row])
+                    rows[row, position] = queue.pop(0) if queue else drawn[row]
+                progress(first * length + (position + 1) * len(rows), count * length)
     how = beginnings.how
     return CalibrationText(
         tokens, f"written by the model itself, {how} (seed {seed}, {count} sequences of {length} tokens)"
@@ -197,12 +199,12 @@ class _Beginnings:
         self.ends = {int(token) for token in tokenizer.eos_token_ids}
         self._starts = [token for token in range(self.known) if token not in self.ends]
         chat, bos = _around_message(tokenizer, self.ends), tokenizer.bos_token_id
-        self._given = chat or ([[]] if bos is None else [[bos]])
+        self._prompts = chat or ([[]] if bos is None else [[bos]])
         self.how = "as chats" if chat else "from random tokens" if bos is None else "from the beginning of a text"
 
     def draw(self, rng: np.random.Generator, turn: int) -> list[int]:
         """The tokens that begin a text, or the next turn of one; at least one."""
-        return list(self._given[turn % len(self._given)]) or [int(rng.choice(self._starts))]
+        return list(self._prompts[turn % len(self._prompts)]) or [int(rng.choice(self._starts))]
 
 
 def _around_message(tokenizer: Tokenizer, ends: Collection[int]) -> list[list[int]]:
@@ -212,8 +214,8 @@ def _around_message(tokenizer: Tokenizer, ends: Collection[int]) -> list[list[in
         text = str(tokenizer.apply_chat_template([{"role": "user", "content": mark}], add_generation_prompt=True))
     except GenaiError:
         return []
-    before, found, after = text.partition(mark)
+    before, separator, after = text.partition(mark)
     turns = [[int(token) for token in tokenizer.encode(part)] for part in (before, after)]
     if turns[1] and turns[1][0] in ends:  # the model has written it
         del turns[1][0]
-    return turns if found and all(turns) else []
+    return turns if separator and all(turns) else []

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from genai.quant.methods import METHODS
 
+from ..common.renamed import renamed_fields
 from ..errors import ModelFolderError, OptionError, whole_number
-from .choices import FORMS, UNIFORM
+from .choices import FORMATS, UNIFORM
 from .options import QuantizeOptions
 from .report import Point, curve_plot, html_page, html_table, read_report, size_text
 from .run import Progress, quantize_model
@@ -35,27 +36,28 @@ _HEADS = [
 ]
 
 
+@renamed_fields(form="format")
 @dataclass(frozen=True)
 class Variant:
-    """One way: a method, and a form with its bits and block size (None = the form's own)."""
+    """One way: a method, and a format with its bits and block size (None = the format's own)."""
 
     method: str
     bits: int | None = None
     block_size: int | None = None
-    form: str = UNIFORM
+    format: str = UNIFORM
 
     @property
     def name(self) -> str:
-        words = (self.method, None if self.form == UNIFORM else self.form, self.bits, self.block_size)
+        words = (self.method, None if self.format == UNIFORM else self.format, self.bits, self.block_size)
         return "-".join(str(word) for word in words if word is not None)
 
     def of(self, options: QuantizeOptions) -> QuantizeOptions:
         """The options with it."""
-        return replace(options, method=self.method, form=self.form, bits=self.bits, block_size=self.block_size)
+        return replace(options, method=self.method, format=self.format, bits=self.bits, block_size=self.block_size)
 
 
 def parse_variants(text: str) -> list[Variant]:
-    """Variants as "method/bits/block" or "method/form", with commas between; "default" stands for DEFAULT_VARIANTS.
+    """Variants as "method/bits/block" or "method/format", with commas between; "default" stands for DEFAULT_VARIANTS.
 
     Raises:
         OptionError: a part that is none, or fewer than two.
@@ -66,12 +68,12 @@ def parse_variants(text: str) -> list[Variant]:
         bits, block = (whole_number(word) for word in (*words[1:], "", "")[:2])
         if len(words) == 3 and bits is not None and block is not None:
             variants.append(Variant(words[0], bits, block))
-        elif len(words) == 2 and words[1] in FORMS:
-            variants.append(Variant(words[0], form=words[1]))
+        elif len(words) == 2 and words[1] in FORMATS:
+            variants.append(Variant(words[0], format=words[1]))
         else:
             raise OptionError(
                 f"variant {part!r:.200}",
-                f"it is neither method/bits/block nor method/form; forms are {', '.join(FORMS)}",
+                f"it is neither method/bits/block nor method/format; formats are {', '.join(FORMATS)}",
                 f"write for example {DEFAULT_VARIANTS}",
             )
     if len(set(variants)) < 2:
@@ -118,13 +120,13 @@ def compare(
         raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
     if not (math.isfinite(most_kld) and most_kld > 0):
         raise OptionError(f"max_kld is {most_kld}", "it is a finite number above 0", "give such a number of nats")
-    for name in options.given(("method", "form", "bits", "block_size", "recipe")):
+    for name in options.non_default(("method", "format", "bits", "block_size", "recipe")):
         raise OptionError(
             f"{name} is {getattr(options, name)}, and several outputs are compared",
             "how each is stored, and by which method, is said by its own name, such as gptq/4/32",
             f"leave {name} out, or make one output",
         )
-    ways = {one.name: one.of(options) for one in variants}
+    ways = {variant.name: variant.of(options) for variant in variants}
     if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
         ways = {
             n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
@@ -135,11 +137,11 @@ def compare(
     for name, way in ways.items():
         folder = output / name
         if folder.exists():
-            reports[name] = _found(folder, source, way)
+            reports[name] = _existing_report(folder, source, way)
             continue
         quantize_model(source, folder, way, command=command, progress=partial(_labelled, progress, name))
         reports[name] = read_report(folder)
-    result = judged(reports, most_kld)
+    result = choose_variant(reports, most_kld)
     _write(result, output, str(source), command)
     return result
 
@@ -148,15 +150,15 @@ def _labelled(progress: Progress, name: str, phase: str, done: float, total: flo
     progress(f"{name}: {phase}", done, total)
 
 
-def _found(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, Any]:
+def _existing_report(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, Any]:
     """The report of a variant that is there, if it is that."""
     try:
         report = read_report(folder)
     except (OSError, ValueError):
         report = {}
-    wanted = {name: getattr(way, name) for name in ("method", "form", "bits", "block_size", "seed")}
-    made = report.get("options", {})
-    if report.get("source") != str(source) or any(made.get(key) != value for key, value in wanted.items()):
+    expected = {name: getattr(way, name) for name in ("method", "format", "bits", "block_size", "seed")}
+    made_with = report.get("options", {})
+    if report.get("source") != str(source) or any(made_with.get(key) != value for key, value in expected.items()):
         raise ModelFolderError(
             f"{folder} exists already", f"it is not {folder.name} of {source}", "remove it, or choose another place"
         )
@@ -170,13 +172,13 @@ def unbeaten(outputs: Iterable[T], costs: Callable[[T], tuple[float, float]]) ->
         costs: size and divergence of one.
     """
     front: list[T] = []
-    for one in sorted(outputs, key=costs):
-        if not front or costs(one)[1] < costs(front[-1])[1]:
-            front.append(one)
+    for output in sorted(outputs, key=costs):
+        if not front or costs(output)[1] < costs(front[-1])[1]:
+            front.append(output)
     return front
 
 
-def judged(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
+def choose_variant(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
     """Which to take: the smallest that keeps the divergence, otherwise the most exact."""
     ordered = dict(sorted(reports.items(), key=lambda item: item[1]["nbytes"]))
     front = unbeaten(ordered, lambda name: (ordered[name]["nbytes"], ordered[name]["quality"]["kld"]))

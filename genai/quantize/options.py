@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from ..common.renamed import renamed_fields
 from ..errors import OptionError, did_you_mean, kind_of
 from .choices import UNIFORM, FormatChoice, Recipe, read_recipe
 
@@ -15,12 +16,13 @@ TARGET_RUNTIMES = ("onnxruntime", "any")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
+@renamed_fields(form="format")
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
     """Options of `quantize`.
 
     Attributes:
-        form, bits, block_size, symmetric, method, half_scales, qdq: of every matrix that nothing else is said of; see
+        format, bits, block_size, symmetric, method, half_scales, qdq: of every matrix that nothing else is said of; see
             FormatChoice.
         head_bits, embedding_bits: of the head and the token embedding; 0 = floats, None = as all others, but 8 bits for
             an embedding that is not the head, too, and of which no recipe or target says more. Where both are one
@@ -28,7 +30,7 @@ class QuantizeOptions:
         recipe: YAML file of choices by patterns over names (docs/quantisation.md).
         target_bits: bits per weight of the whole file that the matrices' bits are chosen for.
         target_size: bytes of the whole weights, likewise.
-        target_runtime: "onnxruntime": targets choose among forms that it has kernels for; "any": among the most exact
+        target_runtime: "onnxruntime": targets choose among formats that it has kernels for; "any": among the most exact
             of each size, which onnxruntime runs by the model's functions, with these weights as float32.
         target_kld: mean divergence, in nats per token, that must be kept at the least size.
         sensitivity: quantization_report.json of an earlier output of this model, made for a target: what each candidate
@@ -47,7 +49,7 @@ class QuantizeOptions:
         OptionError: a value that is not offered, or options that contradict each other.
     """
 
-    form: str = UNIFORM
+    format: str = UNIFORM
     bits: int | None = None
     block_size: int | None = None
     symmetric: bool = True
@@ -123,9 +125,9 @@ class QuantizeOptions:
                 f"sensitivity is {self.sensitivity}, and there is no target", "it says what a target's candidates cost",
                 "leave it out, or give --target-bits, --target-size or --target-kld",
             )  # fmt: skip
-        if targets and (self.form != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
+        if targets and (self.format != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
             raise OptionError(
-                f"{targets[0]} is given, and a form, bits or a block size", "a target chooses them",
+                f"{targets[0]} is given, and a format, bits or a block size", "a target chooses them",
                 "leave one out; --method and --asymmetric go with a target",
             )  # fmt: skip
         if not self.evaluate and self.eval_file is not None:
@@ -144,9 +146,9 @@ class QuantizeOptions:
         """The recipe's file, or one of the options alone; raises as read_recipe does."""
         if self.recipe is None:
             return Recipe(self.choice)
-        return read_recipe(self.recipe, self.choice, self.given(one.name for one in fields(FormatChoice)))
+        return read_recipe(self.recipe, self.choice, self.non_default(one.name for one in fields(FormatChoice)))
 
-    def given(self, names: Iterable[str]) -> list[str]:
+    def non_default(self, names: Iterable[str]) -> list[str]:
         """Those of these options that are not as usual."""
         usual = {one.name: one.default for one in fields(self)}
         return [name for name in names if getattr(self, name) != usual[name]]

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ..evaluate.divergence import compare_logits
 from ..evaluate.prediction import exp, mean_and_error
 from .calibration import CalibrationText
-from .flow import Flow
 from .sites import Site
+from .stage_values import StageValues
 from .streaming import Override, ProgramStage, StreamedDecoder, batches_of
 
 # Logits of both models that are kept at once: 150k tokens of vocabulary allow 223 rows.
@@ -56,7 +56,7 @@ class Evaluation:
         # A sequence at a time, so that few logits are alive.
         most = max(text.tokens.shape[1], _MOST_LOGITS_BYTES // (8 * decoder.vocab_size))
         self._batches = batches_of(text.tokens, most)
-        self._exact = Flow(self._batches)
+        self._exact = StageValues(self._batches)
         self._logits: list[NDArray[np.float32]] = []  # the float model's, once they are known, where they are few
         self._keeps_logits = 4 * text.tokens.size * decoder.vocab_size <= _MOST_LOGITS_BYTES
         for stage in decoder.stages[:-1]:
@@ -64,7 +64,7 @@ class Evaluation:
 
     def measure(self, instead: Override, progress: Callable[[int], None] = lambda stage: None) -> Quality:
         """Of the model whose matrices `instead` gives; told each stage that is done."""
-        flow = Flow(self._batches)
+        flow = StageValues(self._batches)
         for stage in self._decoder.stages[:-1]:
             flow.advance(self._decoder, stage, instead=instead)
             progress(stage.number)
@@ -78,7 +78,7 @@ class Evaluation:
         Args:
             trials: by site the names of what is tried, and the matrices.
         """
-        flow, seen = Flow(self._batches), set()
+        flow, seen = StageValues(self._batches), set()
         for stage in self._decoder.stages:
             for site in stage.sites:
                 if site.name in seen:
@@ -89,13 +89,13 @@ class Evaluation:
             if stage is not self._decoder.stages[-1]:
                 flow.advance(self._decoder, stage)
 
-    def _from(self, first: ProgramStage, before: Flow, instead: Override) -> float:
+    def _from(self, first: ProgramStage, before: StageValues, instead: Override) -> float:
         flow = before.copy()
         for stage in self._decoder.stages[first.number : -1]:
             flow.advance(self._decoder, stage, instead=instead)
         return self._compared(flow, instead).kld
 
-    def _compared(self, flow: Flow, instead: Override) -> Quality:
+    def _compared(self, flow: StageValues, instead: Override) -> Quality:
         last = self._decoder.stages[-1]
         most = max(batch.size for batch in self._batches)
         parts = []
@@ -105,15 +105,15 @@ class Evaluation:
                 running.append(stack.enter_context(self._decoder.running(last, tokens=most)))
             computed = []
             for index, batch in enumerate(self._batches):
-                found, *exact = (
-                    one.run(batch, texts.read(index))[self._decoder.logits]
-                    for one, texts in zip(running, (flow, self._exact), strict=False)
+                logits_of_changed, *exact = (
+                    stage_run.run(batch, texts.read(index))[self._decoder.logits]
+                    for stage_run, texts in zip(running, (flow, self._exact), strict=False)
                 )
                 logits = exact[0] if exact else self._logits[index]
                 if exact and self._keeps_logits:
                     computed.append(logits)
                 rows, targets = _predicting(batch)
-                parts.append(compare_logits(logits[rows], found[rows], targets, self._decoder.executor))
+                parts.append(compare_logits(logits[rows], logits_of_changed[rows], targets, self._decoder.executor))
         self._logits = self._logits or computed
         divergence, agrees, of_base, of_other = np.concatenate(parts, axis=1)
         mean, error = mean_and_error(divergence)

@@ -96,6 +96,9 @@ class Report:
 def read_report(folder: Path) -> dict[str, Any]:
     """The report of a folder as plain data."""
     content: dict[str, Any] = json.loads((folder / f"{NAME}.json").read_text(encoding="utf-8"))
+    options = content.get("options")
+    if isinstance(options, dict) and "form" in options:  # as earlier versions called it
+        options["format"] = options.pop("form")
     return content
 
 

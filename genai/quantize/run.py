@@ -25,16 +25,16 @@ from ..text.tokenizer import Tokenizer
 from .allocation import Candidates
 from .assemble import write_folder
 from .calibration import CalibrationText, read_text, written_text
-from .choices import TABLE_FORM, FormatChoice
+from .choices import TABLE_FORMAT, FormatChoice
+from .matrix_quantizer import MatrixQuantizer
 from .options import QuantizeOptions
 from .quality import Evaluation, Quality
-from .quantising import Quantising
 from .report import NAME as REPORT, MatrixRow, Point, Report, size_text
-from .sensitivity import from_report, measured
+from .sensitivity import from_report, measure_candidates
 from .sites import Site
 from .source import FloatModel
 from .streaming import Override, StreamedDecoder
-from .targets import beside_bytes, candidate_choices, choose, curve, predicted, sensitivity_table
+from .targets import beside_bytes, candidate_choices, choose, curve, predicted_loss, sensitivity_table
 from .workspace import FinishedMatrices, workspace_folder
 
 # Raised when the same options give other bytes.
@@ -84,7 +84,7 @@ def quantize_model(
             be met. InputError: the model is quantised already, has NaN, or a text is too short; a recipe that names
             nothing. UnsupportedModelError: a decoder that cannot be quantised.
     """
-    run = _Run(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
+    run = _QuantizeRun(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
     try:
         return run.all()
     except OSError as error:
@@ -112,7 +112,7 @@ def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
 
 
 @dataclass
-class _Run:
+class _QuantizeRun:
     source_path: Path
     output: Path
     options: QuantizeOptions
@@ -164,8 +164,8 @@ class _Run:
                     assert self._decoder is not None and self._eval_text is not None
                     self._evaluation = Evaluation(self._decoder, self._eval_text)
             self._candidates: Candidates = {}
-            quantising, quality = self._quantised(choices)
-            report = self._written(quantising, quality)
+            quantizer, quality = self._quantize_all(choices)
+            report = self._write(quantizer, quality)
             self._workspace.remove()
         return report
 
@@ -177,20 +177,20 @@ class _Run:
         if self.options.recipe is None and embedding is None:
             for site in choices:
                 if site.is_table and choices[site].bits:
-                    choices[site] = choices[site].changed({**TABLE_FORM, "qdq": False})
+                    choices[site] = choices[site].changed({**TABLE_FORMAT, "qdq": False})
         if head is None and embedding is None:
             return
         for site in choices:
-            wanted = {bits for bits, is_it in ((head, site.products), (embedding, site.lookups)) if is_it}
-            if site.layer is not None or not (wanted := wanted - {None}):
+            end_bits = {bits for bits, is_it in ((head, site.products), (embedding, site.lookups)) if is_it}
+            if site.layer is not None or not (end_bits := end_bits - {None}):
                 continue
-            if len(wanted) > 1:
+            if len(end_bits) > 1:
                 raise OptionError(
                     f"head_bits is {head}, embedding_bits {embedding}",
                     f"in {self.source_path} head and embedding are one matrix, {site.name}",
                     "give both the same bits, or one of them",
                 )
-            choices[site] = choices[site].changed({"bits": int(wanted.pop() or 0)})
+            choices[site] = choices[site].changed({"bits": int(end_bits.pop() or 0)})
 
     def _check_experts(self, choices: Mapping[Site, FormatChoice]) -> None:
         """QMoE has uniform blocks of 2, 4 and 8 bits, of one size for both matrices."""
@@ -236,8 +236,8 @@ class _Run:
 
     def _most_tokens(self) -> int:
         """Tokens of calibration at most: about one per byte of the file, and what a chat template adds."""
-        wanted, path = self.options.samples * self._length, self.options.calib
-        return wanted if path is None or not path.is_file() else min(wanted, 2 * path.stat().st_size)
+        tokens, path = self.options.samples * self._length, self.options.calib
+        return tokens if path is None or not path.is_file() else min(tokens, 2 * path.stat().st_size)
 
     @property
     def _length(self) -> int:
@@ -249,13 +249,14 @@ class _Run:
         plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()}
         for key in ("threads", "evaluate"):
             plain.pop(key)
+        plain["form"] = plain.pop("format")  # its earlier name: what earlier versions began can be gone on with
         files = [path for path in sorted(self.source_path.rglob("*")) if path.is_file()]
         stats = [
             (str(path.relative_to(self.source_path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files
         ]
-        given = (self.options.calib, self.options.eval_file, self.options.sensitivity)
-        read = [path for path in given if path is not None and path.is_file()]
-        texts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in read]
+        paths = (self.options.calib, self.options.eval_file, self.options.sensitivity)
+        files_read = [path for path in paths if path is not None and path.is_file()]
+        texts = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files_read]
         return {"version": _VERSION, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
 
     def _texts(self, needs_data: bool) -> None:
@@ -302,18 +303,20 @@ class _Run:
         assert path is not None
         holds_out = measures and self._eval_text is None
         whole = from_file(path, options.samples + options.eval_samples * holds_out, columns)
-        kept = min(options.eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
-        if kept == len(whole.tokens):
+        held_out = min(options.eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
+        if held_out == len(whole.tokens):
             raise InputError(
                 f"{path}: is one sequence of {whole.tokens.shape[1]} tokens",
                 "a part of it must be kept out of calibration, to measure with",
                 "give a longer text, --eval-file FILE, or --no-eval",
             )
         if holds_out:
-            self._eval_text = CalibrationText(whole.tokens[-kept:], f"{kept} sequences of {path}, not calibrated with")
+            self._eval_text = CalibrationText(
+                whole.tokens[-held_out:], f"{held_out} sequences of {path}, not calibrated with"
+            )
         if not needs_data:
             return
-        self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - kept], whole.origin)
+        self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - held_out], whole.origin)
         if self._calib_text.tokens.size < options.samples * self._length:
             self._remarks.append(
                 f"calibration had {self._calib_text.tokens.size} tokens, {options.samples * self._length} were wanted"
@@ -321,23 +324,23 @@ class _Run:
 
     # The work
 
-    def _quantised(self, choices: dict[Site, FormatChoice]) -> tuple[Quantising, Quality | None]:
+    def _quantize_all(self, choices: dict[Site, FormatChoice]) -> tuple[MatrixQuantizer, Quality | None]:
         if not self.options.has_target:
-            quantising = self._quantising(choices, "")
-            return quantising, self._measured(quantising)
+            quantizer = self._quantize(choices, "")
+            return quantizer, self._measure(quantizer)
         with self._phase("sensitivity"):
             self._candidates = self._costs()
         factor, tried = 1.0, []
         for number in range(_MOST_ROUNDS):
             chosen = choose(self._source, self.options, self._candidates, loss_factor=factor)
-            quantising = self._quantising(chosen, f"{number}/")
-            quality = self._measured(quantising)
+            quantizer = self._quantize(chosen, f"{number}/")
+            quality = self._measure(quantizer)
             assert quality is not None
-            tried.append((quantising, quality))
+            tried.append((quantizer, quality))
             target = self.options.target_kld
             if target is None:
                 return tried[0]
-            expected = predicted(self._candidates, chosen)
+            expected = predicted_loss(self._candidates, chosen)
             factor = max(factor, 1e-6) if expected <= 0 else quality.kld / expected
             if quality.kld <= target and quality.kld >= 0.8 * target:
                 break
@@ -361,21 +364,21 @@ class _Run:
 
         part = text.tokens[: max(1, _SENSITIVITY_TOKENS // text.tokens.shape[1])]
         evaluation = Evaluation(self._decoder, CalibrationText(part, text.origin))
-        return measured(self._source, choices, evaluation, self._workspace, tell)
+        return measure_candidates(self._source, choices, evaluation, self._workspace, tell)
 
-    def _best(self, tried: list[tuple[Quantising, Quality]]) -> tuple[Quantising, Quality]:
+    def _best(self, tried: list[tuple[MatrixQuantizer, Quality]]) -> tuple[MatrixQuantizer, Quality]:
         """The smallest that keeps the target."""
         target = self.options.target_kld or 0.0
-        kept = [pair for pair in tried if pair[1].kld <= target]
-        if not kept:
+        reached = [pair for pair in tried if pair[1].kld <= target]
+        if not reached:
             nearest = min(quality.kld for _, quality in tried)
             raise OptionError(
                 f"target_kld is {target:g}", f"the nearest that was reached is {nearest:.4g} nats per token",
                 f"give --target-kld {nearest * 1.01:.3g} or more, or a better method",
             )  # fmt: skip
-        return min(kept, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
+        return min(reached, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
 
-    def _quantising(self, choices: Mapping[Site, FormatChoice], prefix: str) -> Quantising:
+    def _quantize(self, choices: Mapping[Site, FormatChoice], prefix: str) -> MatrixQuantizer:
         total, done = sum(site.elements for site, choice in choices.items() if choice.bits), 0
 
         def tell(site: Site) -> None:
@@ -383,41 +386,41 @@ class _Run:
             done += site.elements
             self.progress("Quantising", done, total)
 
-        quantising = Quantising(self._source, choices, self._workspace, tell, prefix=prefix)
+        quantizer = MatrixQuantizer(self._source, choices, self._workspace, tell, prefix=prefix)
         with self._phase("quantising"):
-            if quantising.needs_data:
+            if quantizer.needs_data:
                 if self._decoder is None or self._calib_text is None:
                     raise OptionError("a method needs data", "no calibration text was made", "give --calib FILE")
-                quantising.with_data(self._decoder, self._calib_text)
+                quantizer.quantize_with_data(self._decoder, self._calib_text)
             else:
-                quantising.without_data()
-        return quantising
+                quantizer.quantize_without_data()
+        return quantizer
 
-    def _measured(self, quantising: Quantising) -> Quality | None:
+    def _measure(self, quantizer: MatrixQuantizer) -> Quality | None:
         if self._evaluation is None or self._decoder is None:
             return None
         count = len(self._decoder.stages)
         with self._phase("evaluation"):
             return self._evaluation.measure(
-                quantising.effective, lambda stage: self.progress("Evaluating", stage + 1, count)
+                quantizer.effective, lambda stage: self.progress("Evaluating", stage + 1, count)
             )
 
     # After
 
-    def _written(self, quantising: Quantising, quality: Quality | None) -> Report:
+    def _write(self, quantizer: MatrixQuantizer, quality: Quality | None) -> Report:
         with unfinished_folder(self.output) as folder:
             with self._phase("writing"):
-                nbytes = write_folder(quantising, folder, accuracy_level=self.options.accuracy_level)
+                nbytes = write_folder(quantizer, folder, accuracy_level=self.options.accuracy_level)
             on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-            report = self._report(quantising, quality, nbytes, on_disk)
+            report = self._report(quantizer, quality, nbytes, on_disk)
             report.write(folder)
             require_absent(self.output)
             folder.rename(self.output)
         return report
 
-    def _report(self, quantising: Quantising, quality: Quality | None, nbytes: int, on_disk: int) -> Report:
+    def _report(self, quantizer: MatrixQuantizer, quality: Quality | None, nbytes: int, on_disk: int) -> Report:
         sensitivity = sensitivity_table(self._candidates)
-        rows = [self._row(quantising, site, sensitivity.get(site.name, {})) for site in self._source.sites]
+        rows = [self._row(quantizer, site, sensitivity.get(site.name, {})) for site in self._source.sites]
         weights = sum(site.elements for site in self._source.sites)
         bits = nbytes * 8 / weights
         points = [] if quality is None else [Point("this output", bits, quality.kld, "this output")]
@@ -450,8 +453,8 @@ class _Run:
             remarks=self._remarks,
         )
 
-    def _row(self, quantising: Quantising, site: Site, sensitivity: Mapping[str, float]) -> MatrixRow:
-        choice, stored = quantising.choices[site], quantising.stored(site)
+    def _row(self, quantizer: MatrixQuantizer, site: Site, sensitivity: Mapping[str, float]) -> MatrixRow:
+        choice, stored = quantizer.choices[site], quantizer.stored(site)
         notes = {} if stored is None else dict(stored.notes)
         nbytes = choice.nbytes(site)
         by = "onnxruntime" if choice.has_foreign_kernel(site) else "functions"

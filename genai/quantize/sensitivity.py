@@ -38,7 +38,7 @@ _ROWS, _LEAST = 512, 1e-12
 Losses = Mapping[str, float]
 
 
-def measured(
+def measure_candidates(
     source: FloatModel, choices: Callable[[Site], Mapping[str, FormatChoice]], evaluation: Evaluation,
     workspace: FinishedMatrices, progress: Callable[[], None] = lambda: None,
 ) -> Candidates:  # fmt: skip
@@ -56,10 +56,10 @@ def measured(
         if site.name in known:
             return
         errors = {label: _error(source.weight(site), choice) for label, choice in choices(site).items()}
-        found: dict[str, dict[str, float]] = {"errors": errors, "losses": {}}
+        costs: dict[str, dict[str, float]] = {"errors": errors, "losses": {}}
         for label in anchors(errors):
-            known[site.name] = found
-            yield label, _only(site, _rounded(source.weight(site), choices(site)[label]))
+            known[site.name] = costs
+            yield label, _override_one(site, _rounded(source.weight(site), choices(site)[label]))
         workspace.remember(_REMEMBERED, known)
 
     for site, label, loss in evaluation.sensitivities(trials):
@@ -81,33 +81,33 @@ def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mappin
             f"{path}: is no report of a quantised model", f"{type(error).__name__}: {error}",
             "give the quantization_report.json of an output",
         ) from error  # fmt: skip
-    found = {}
+    candidates = {}
     for site in source.sites:
-        losses, own = known.get(site.base_name, {}), choices(site)
-        for label in own:
+        losses, site_choices = known.get(site.base_name, {}), choices(site)
+        for label in site_choices:
             loss = losses.get(label)
             if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < math.inf:
                 raise InputError(
                     f"{path}: says nothing of {site.base_name} as {label}",
-                    "it is the report of another model, of other forms, or of an output that had no target",
+                    "it is the report of another model, of other formats, or of an output that had no target",
                     "give the report of an output that was made for a target, with the same --target-runtime",
                 )
-        found[site.name] = [
-            Candidate(label, choice.nbytes(site), float(losses[label])) for label, choice in own.items()
+        candidates[site.name] = [
+            Candidate(label, choice.nbytes(site), float(losses[label])) for label, choice in site_choices.items()
         ]
-    return found
+    return candidates
 
 
 def anchors(errors: Losses) -> list[str]:
     """Labels of the candidates that are measured, the coarsest first."""
-    found: list[str] = []
+    labels: list[str] = []
     for label, error in sorted(errors.items(), key=lambda item: -item[1]):
-        if not found or (errors[found[-1]] > _SMALL and error <= _STEP * errors[found[-1]]):
-            found.append(label)
-    return found
+        if not labels or (errors[labels[-1]] > _SMALL and error <= _STEP * errors[labels[-1]]):
+            labels.append(label)
+    return labels
 
 
-def read_off(errors: Losses, losses: Losses) -> dict[str, float]:
+def interpolated_losses(errors: Losses, losses: Losses) -> dict[str, float]:
     """The divergence of every candidate, from those of some of them.
 
     Args:
@@ -116,16 +116,16 @@ def read_off(errors: Losses, losses: Losses) -> dict[str, float]:
     """
     points = sorted((max(errors[label], _LEAST), max(loss, _LEAST)) for label, loss in losses.items())
     x, y = np.log([one for one, _ in points]), np.log([one for _, one in points])
-    found = {}
+    estimated = {}
     for label, error in errors.items():
         at = float(np.log(max(error, _LEAST)))
         value = y[0] + (at - x[0]) if at < x[0] else np.interp(at, x, y)
-        found[label] = losses.get(label, float(np.exp(value)))
-    return found
+        estimated[label] = losses.get(label, float(np.exp(value)))
+    return estimated
 
 
-def _candidates(site: Site, choices: Mapping[str, FormatChoice], found: Mapping[str, Losses]) -> list[Candidate]:
-    losses = read_off(found["errors"], found["losses"])
+def _candidates(site: Site, choices: Mapping[str, FormatChoice], costs: Mapping[str, Losses]) -> list[Candidate]:
+    losses = interpolated_losses(costs["errors"], costs["losses"])
     return [Candidate(label, choice.nbytes(site), losses[label]) for label, choice in choices.items()]
 
 
@@ -141,5 +141,5 @@ def _rounded(weight: NDArray[np.float32], choice: FormatChoice) -> NDArray[np.fl
     return METHODS["search"].quantize(weight, choice.grid(weight.shape[1]), None).packed.dequantize()
 
 
-def _only(site: Site, matrix: NDArray[Any]) -> Override:
+def _override_one(site: Site, matrix: NDArray[Any]) -> Override:
     return lambda other: matrix if other == site else None

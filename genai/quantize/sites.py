@@ -79,13 +79,13 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
 
     Routers of mixtures, tables of positions and small matrices are not among them.
     """
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     ids = _copies_of(graph, names.input_ids)
     for node in graph.nodes:
         if node.key == MIXTURE:
             for index in MIXTURE_MATRICES:
                 if (experts := _experts(graph, node, index)) is not None:
-                    found.setdefault(experts.name, experts)
+                    sites.setdefault(experts.name, experts)
             continue
         kind, index = _role(node, ids)
         if kind == "":
@@ -97,10 +97,10 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
         as_products = (kind == "product" and not node.attribute("transB", 0)) != turned
         rows, columns = tensor.shape[::-1] if as_products else tensor.shape
         half = getattr(graph.type_of(node.output(0)), "dtype", None) is DataType.FLOAT16
-        site = found.setdefault(tensor.name, Site(tensor.name, rows, columns, as_products, half=half))
+        site = sites.setdefault(tensor.name, Site(tensor.name, rows, columns, as_products, half=half))
         if (site.rows, site.columns) == (rows, columns):
             (site.products if kind == "product" else site.lookups).append(node)
-    return tuple(site for site in found.values() if site.products or site.lookups or site.experts)
+    return tuple(site for site in sites.values() if site.products or site.lookups or site.experts)
 
 
 def _experts(graph: Graph, node: Node, index: int) -> Site | None:

@@ -112,7 +112,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
 
     def _hollow_folder(self, requantize: bool) -> Path:
         """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
-        place = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
+        parent = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
         plan = plan_build(self.source, ExportOptions(precision="fp32"))
         if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
             self._refuse_quantized(f"weights in {', '.join(sorted(quantized))}", requantize)
@@ -124,7 +124,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             return files[0]
 
         folder = write_model_folder(
-            place / "model", plan.spec, plan.options, plan.weights,
+            parent / "model", plan.spec, plan.options, plan.weights,
             tokenizer_dir=plan.checkpoint.folder, search=plan.search, open_data=opened,
         )  # fmt: skip
         for name, chunks in files[0].hollow.items():
@@ -225,10 +225,10 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             if not graph.is_used(tensor.name):
                 graph.remove_initializer(tensor.name)
 
-    def _refuse_quantized(self, what: str, requantize: bool) -> None:
+    def _refuse_quantized(self, evidence: str, requantize: bool) -> None:
         if not requantize:
             raise InputError(
-                f"{self.source} is quantised already: {what}",
+                f"{self.source} is quantised already: {evidence}",
                 "what quantisation has lost does not come back, and a second loses more on top",
                 "give the float model; or --requantize, and the report says what it costs against this model",
             )
@@ -247,13 +247,13 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             "have lost before is not measured"
         )
         self.requantized = len(nodes)
-        made: dict[str, str] = {}
+        float_names: dict[str, str] = {}
         for node in nodes:
-            self._replace_packed(node, made)
+            self._replace_packed(node, float_names)
         # What widened their scales would have the names that new ones are given.
         remove_dead_code.apply(self.model)
 
-    def _replace_packed(self, node: Node, made: dict[str, str]) -> None:
+    def _replace_packed(self, node: Node, float_names: dict[str, str]) -> None:
         graph, is_product = self.model.graph, node.op_type == BLOCK_PRODUCT
         data, scales, points = (1, 2, 3) if is_product else (0, 2, 3)
         tensor = _packed_source(graph, node.input(data))
@@ -267,10 +267,10 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         block = whole_number(node, "block_size", 32)
         rows = whole_number(node, "N", 1) if is_product else tensor.shape[0]
         columns = whole_number(node, "K", 1) if is_product else tensor.nbytes // rows * 8 // bits
-        if tensor.name not in made:
-            # onnxruntime's quantisers append the form: weight_Q4, weight_Q4G32.
+        if tensor.name not in float_names:
+            # onnxruntime's quantisers append the format: weight_Q4, weight_Q4G32.
             name = graph.fresh_name(re.sub(rf"_Q{bits}(G\d+)?$", "", tensor.name))
-            made[tensor.name] = name
+            float_names[tensor.name] = name
 
             def load() -> NDArray[np.float32]:
                 scales, points = side
@@ -278,7 +278,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
                 return _dequantized(tensor, scales.array(), points, rows, columns, bits, block)
 
             graph.add_initializer(self._hollow(name, (columns, rows), load))
-        name = made[tensor.name]
+        name = float_names[tensor.name]
         if is_product:
             product = [make_node("MatMul", [node.input(0), name], node.outputs, name=node.name)]
             if node.input(5):
@@ -333,12 +333,12 @@ def _dequantized(
 ) -> NDArray[np.float32]:
     """float32 [columns, rows]."""
     fractions = points is not None and points.dtype in FLOATS  # zero points that are no integers
-    form = uniform_format(bits, block, zero_points=points is not None and not fractions)
+    weight_format = uniform_format(bits, block, zero_points=points is not None and not fractions)
     data, scales = _codes(tensor, rows, bits), scales.reshape(rows, -1)
     # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
     grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
     zeros = (None, None) if points is None or fractions else (scales, _codes(points, rows, bits))
-    arrays = QuantizedWeight.from_packed(form, rows, columns, data, grid, scales, None, *zeros)
+    arrays = QuantizedWeight.from_packed(weight_format, rows, columns, data, grid, scales, None, *zeros)
     lowest = None
     if points is not None and fractions:
         lowest = points.array().astype(np.float32).reshape(rows, -1) * scales.astype(np.float32)

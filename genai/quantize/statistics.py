@@ -13,11 +13,11 @@ from genai.kernels.cpu.linear.sums import SumOfProducts
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.quant.methods import InputStatistics
 
-from .flow import Flow
+from .stage_values import StageValues
 from .streaming import Override, ProgramStage, StreamedDecoder, nothing_instead
 
 
-class Gathering:
+class InputStatisticsSum:
     """Sums over all tokens of one value.
 
     Products are summed in float32, and rounded to bfloat16 before where the machine multiplies that much faster: both
@@ -58,9 +58,9 @@ class Gathering:
 def gather(
     decoder: StreamedDecoder,
     stage: ProgramStage,
-    wanted: Collection[str],
-    flow: Flow,
-    exact: Flow | None,
+    names: Collection[str],
+    flow: StageValues,
+    exact: StageValues | None,
     *,
     gram: bool,
     instead: Override = nothing_instead,
@@ -73,9 +73,9 @@ def gather(
     """
     threads = decoder.executor.host_threads
     assert isinstance(threads, Threads)  # the decoder computes on the host
-    found = {name: Gathering(gram, threads) for name in wanted}
-    inside = [name for name in wanted if name not in stage.program.given]
-    needed = {*wanted, *(stage.program.given if inside else ())}
+    gatherings = {name: InputStatisticsSum(gram, threads) for name in names}
+    inside = [name for name in names if name not in stage.program.given]
+    needed = {*names, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])
     with ExitStack() as stack:
         # Batch by batch through both models, since what is inside a stage may be wide.
@@ -88,9 +88,9 @@ def gather(
         ]
         for index, batch in enumerate(flow.batches):
             seen = []
-            for (texts, _), one in zip(passes, running, strict=True):
+            for (texts, _), stage_run in zip(passes, running, strict=True):
                 values = texts.read(index, needed)
-                seen.append(values if one is None else values | one.run(batch, values))
-            for name, gathering in found.items():
+                seen.append(values if stage_run is None else values | stage_run.run(batch, values))
+            for name, gathering in gatherings.items():
                 gathering.add(seen[0][name], seen[1][name] if len(seen) > 1 else None)
-    return {name: gathering.result() for name, gathering in found.items()}
+    return {name: gathering.result() for name, gathering in gatherings.items()}

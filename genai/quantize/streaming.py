@@ -142,27 +142,27 @@ class StreamedDecoder:
     def _cuts(self) -> list[int]:
         """Places between parts where few values live, from 0 to the end."""
         parts, types = self.program.parts, self.program.types
-        made: dict[str, int] = {}
+        first: dict[str, int] = {}
         last: dict[str, int] = dict.fromkeys(self.program.outputs, len(parts))
         for index, part in enumerate(parts):
-            made.update((name, index) for name in part.outputs if name)
-            last.update((name, max(index, last.get(name, 0))) for name in part.inputs if name in made)
-        widths = {name: types[name].width if name in types else 1 << 60 for name in made}
+            first.update((name, index) for name in part.outputs if name)
+            last.update((name, max(index, last.get(name, 0))) for name in part.inputs if name in first)
+        widths = {name: types[name].width if name in types else 1 << 60 for name in first}
         base = min((widths[name] for name in parts[0].outputs), default=0)
         cuts = [0]
         for index in range(1, len(parts)):
-            alive = sum(widths[name] for name, at in made.items() if at < index <= last.get(name, -1))
+            alive = sum(widths[name] for name, at in first.items() if at < index <= last.get(name, -1))
             if alive <= _WIDTHS_ALIVE * base:
                 cuts.append(index)
         return [*cuts, len(parts)]
 
     def _stage(self, number: int, first: int, last: int) -> ProgramStage:
         parts = self.program.parts[first:last]
-        made = {name for part in parts for name in part.outputs if name}
+        produced = {name for part in parts for name in part.outputs if name}
         later = {name for part in self.program.parts[last:] for name in part.inputs} | set(self.program.outputs)
-        given = tuple(dict.fromkeys(n for part in parts for n in part.inputs if n and n not in made))
+        inputs = tuple(dict.fromkeys(n for part in parts for n in part.inputs if n and n not in produced))
         program = replace(
-            self.program, parts=parts, given=given, outputs=tuple(name for name in sorted(made) if name in later)
+            self.program, parts=parts, given=inputs, outputs=tuple(name for name in sorted(produced) if name in later)
         )
         uses = [use for part in parts if isinstance(part, Op) for use in self._uses_of(part)]
         tables = [part.table for part in parts if isinstance(part, Embedding)]
@@ -205,8 +205,8 @@ class StreamedDecoder:
             tokens: most of a batch.
             narrow: products round what they multiply to bfloat16, where the machine does that much faster.
         """
-        wanted = tuple(only) or tuple(stage.program.outputs)
-        program = replace(stage.program, parts=_needed(stage.program.parts, wanted), outputs=wanted)
+        outputs = tuple(only) or tuple(stage.program.outputs)
+        program = replace(stage.program, parts=_needed(stage.program.parts, outputs), outputs=outputs)
         narrow = narrow and has_bfloat_products()
         program = replace(program, constants=_StageConstants(self, stage, instead, narrow=narrow))
         if narrow:
@@ -216,12 +216,12 @@ class StreamedDecoder:
         try:
             for op in program.ops:
                 if isinstance(op, Attention):
-                    own = cache_layout([self._flat.layers[op.layer]], "fp32")
-                    assert own is not None  # heads of any size have floats
+                    layout = cache_layout([self._flat.layers[op.layer]], "fp32")
+                    assert layout is not None  # heads of any size have floats
                     # Every sequence may end in a short block; what no token is in takes no memory.
-                    storages.append(PagedStorage(own, tokens, self.executor.allocate))
+                    storages.append(PagedStorage(layout, tokens, self.executor.allocate))
                     layers[op.layer] = storages[-1].layers[0]
-            yield RunningStage(self.executor.compile(program, layers), wanted)
+            yield RunningStage(self.executor.compile(program, layers), outputs)
         finally:
             self.executor.close()
             for storage in storages:
@@ -269,14 +269,14 @@ class _StageConstants:
             self._decoder.source.release(self._sites[weight.data][0].name)
 
 
-def _needed(parts: Sequence[Any], wanted: Collection[str]) -> tuple[Any, ...]:
+def _needed(parts: Sequence[Any], outputs: Collection[str]) -> tuple[Any, ...]:
     """The parts without which some values cannot be computed, in order."""
-    values, found = set(wanted), []
+    values, needed = set(outputs), []
     for part in reversed(parts):
         if values.intersection(part.outputs):
             values.update(part.inputs)
-            found.append(part)
-    return tuple(reversed(found))
+            needed.append(part)
+    return tuple(reversed(needed))
 
 
 def _rounding(part: Any) -> Any:
@@ -303,8 +303,8 @@ class RunningStage:
 
     def step(self, step: StepContext, values: Mapping[str, NDArray[np.float32]]) -> Values:
         """Compute any step."""
-        made = self.function.run(step, values)
-        return {name: np.asarray(made[name], np.float32).reshape(len(step.tokens), -1) for name in self.outputs}
+        results = self.function.run(step, values)
+        return {name: np.asarray(results[name], np.float32).reshape(len(step.tokens), -1) for name in self.outputs}
 
 
 def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:

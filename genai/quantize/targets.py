@@ -15,7 +15,7 @@ from .options import QuantizeOptions
 from .sites import Site
 from .source import FloatModel
 
-# Uniform bits and block sizes that onnxruntime has kernels for; and the most exact forms of every size, whoever reads
+# Uniform bits and block sizes that onnxruntime has kernels for; and the most exact formats of every size, whoever reads
 # them. The smallest come first.
 _FOREIGN = ((2, 32), (2, 16), (4, 128), (4, 64), (4, 32), (4, 16), (8, 128), (8, 32))
 _ANY = ("nl2", "q2_k", "nl3", "q3_k", "nl4", "q4_k", "q5_k", "q6_k")
@@ -29,14 +29,14 @@ def candidate_choices(options: QuantizeOptions, site: Site) -> dict[str, FormatC
         choices = [choice for choice in uniform if choice.block_size == 32]
     elif options.target_runtime == "any":
         start = replace(start, symmetric=True)
-        choices = [*(start.changed({"form": name}) for name in _ANY), start.changed({"bits": 8})]
+        choices = [*(start.changed({"format": name}) for name in _ANY), start.changed({"bits": 8})]
     else:
         choices = [choice for choice in uniform if choice.has_foreign_kernel(site)]
     return {_candidate_label(choice): choice for choice in choices}
 
 
 def _candidate_label(choice: FormatChoice) -> str:
-    return f"{choice.bits} bits/{choice.block_size}" if choice.form == UNIFORM else choice.form
+    return f"{choice.bits} bits/{choice.block_size}" if choice.format == UNIFORM else choice.format
 
 
 def choose(
@@ -51,11 +51,13 @@ def choose(
         OptionError: none do; the message says the nearest that can be met.
     """
     beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
-    least = sum(min(one.nbytes for one in some) for some in candidates.values()) + beside
+    least = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values()) + beside
     if options.target_kld is not None:
-        found = smallest(candidates, options.target_kld / loss_factor)
-        best = total_loss({name: min(some, key=lambda one: one.loss) for name, some in candidates.items()})
-        if found is None:
+        allocation = smallest(candidates, options.target_kld / loss_factor)
+        best = total_loss(
+            {name: min(alternatives, key=lambda candidate: candidate.loss) for name, alternatives in candidates.items()}
+        )
+        if allocation is None:
             raise OptionError(
                 f"target_kld is {options.target_kld:g}",
                 f"the most bits that there are give about {best * loss_factor:.3g} nats per token",
@@ -63,8 +65,8 @@ def choose(
             )
     else:
         most = options.target_size if options.target_size is not None else int((options.target_bits or 0) * weights / 8)
-        found = cheapest(candidates, most - beside)
-        if found is None:
+        allocation = cheapest(candidates, most - beside)
+        if allocation is None:
             nearest = (
                 f"--target-size {-(-least // 10**4) / 100:.2f}MB"
                 if options.target_size is not None
@@ -77,7 +79,7 @@ def choose(
                 f"the fewest bits that there are take {least} bytes, {least * 8 / weights:.3f} bits per weight",
                 f"give {nearest} or more",
             )
-    return {site: candidate_choices(options, site)[found[site.name].label] for site in source.sites}
+    return {site: candidate_choices(options, site)[allocation[site.name].label] for site in source.sites}
 
 
 def beside_bytes(source: FloatModel) -> int:
@@ -89,10 +91,14 @@ def beside_bytes(source: FloatModel) -> int:
 def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[tuple[float, float]]:
     """Bits per weight and predicted divergence of the best choices, from the smallest to the largest."""
     weights, beside = sum(site.elements for site in source.sites), beside_bytes(source)
-    low = sum(min(one.nbytes for one in some) for some in candidates.values())
-    high = sum(max(one.nbytes for one in some) for some in candidates.values())
-    found = [cheapest(candidates, int(most)) for most in np.linspace(low, high, points)]
-    return [((total_bytes(one) + beside) * 8 / weights, total_loss(one)) for one in found if one is not None]
+    low = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
+    high = sum(max(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
+    allocations = [cheapest(candidates, int(most)) for most in np.linspace(low, high, points)]
+    return [
+        ((total_bytes(allocation) + beside) * 8 / weights, total_loss(allocation))
+        for allocation in allocations
+        if allocation is not None
+    ]
 
 
 def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
@@ -100,11 +106,11 @@ def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
     return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
 
 
-def predicted(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
+def predicted_loss(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
     """The sum of what choices cost, one by one."""
     return sum(
-        one.loss
+        candidate.loss
         for site, choice in choices.items()
-        for one in candidates[site.name]
-        if one.label == _candidate_label(choice)
+        for candidate in candidates[site.name]
+        if candidate.label == _candidate_label(choice)
     )

@@ -31,7 +31,7 @@ class LoadedTokenizer:
 
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of tokenizer.json, else of another form; without truncation, padding or dropout.
+    """The tokenizer of tokenizer.json, else of another format; without truncation, padding or dropout.
 
     Raises:
         TokenizerError: there is none, or it cannot be used, or tokenizer_config.json contradicts it.
@@ -82,10 +82,10 @@ def _surround(backend: tokenizers.Tokenizer, facts: files.FolderFacts, conversio
     from tokenizers import processors
 
     names = {**conversion.special, **facts.special}
-    asked = [facts.config.get(name) for name in ("add_bos_token", "add_eos_token")]
-    begins = conversion.begins if asked[0] is None else asked[0] is True
+    options = [facts.config.get(name) for name in ("add_bos_token", "add_eos_token")]
+    begins = conversion.begins if options[0] is None else options[0] is True
     before = [names["bos_token"]] if begins and "bos_token" in names else []
-    after = [names["eos_token"]] if asked[1] is True and "eos_token" in names else []
+    after = [names["eos_token"]] if options[1] is True and "eos_token" in names else []
     ids = [(token, backend.token_to_id(token)) for token in (*before, *after)]
     if ids:
         backend.post_processor = processors.TemplateProcessing(single=[*before, "$A", *after], special_tokens=ids)
@@ -100,14 +100,14 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
     for id_, token in sorted(declared.items()):
         if token["content"] in known:
             continue
-        found = backend.token_to_id(token["content"])
-        if id_ != (next_id if found is None else found):
+        token_id = backend.token_to_id(token["content"])
+        if id_ != (next_id if token_id is None else token_id):
             raise TokenizerError(
                 f"{folder}: the added token {token['content']!r} has the id {id_} in {files.CONFIG_NAME}",
-                f"the tokenizer gives it {f'the next free id, {next_id}' if found is None else found}",
+                f"the tokenizer gives it {f'the next free id, {next_id}' if token_id is None else token_id}",
                 "copy both files again from the same model",
             )
-        next_id += found is None
+        next_id += token_id is None
         added.append(AddedToken(**token))
     backend.add_tokens(added)
 
@@ -127,9 +127,10 @@ def _added_contents(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 @contextmanager
-def library_errors(what: str) -> Iterator[None]:
-    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `what`, or into a StateError
-    where the system gives it no threads."""
+def library_errors(subject: str) -> Iterator[None]:
+    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `subject`, or into a
+    StateError where the system gives it no threads.
+    """
     try:
         yield
     except TokenizerError:
@@ -142,7 +143,7 @@ def library_errors(what: str) -> Iterator[None]:
         if "ThreadPoolBuildError" in why:
             raise no_threads(RuntimeError(why)) from error
         raise TokenizerError(
-            what, why, f"check {files.TOKENIZER_NAME}, or copy it again from the original model"
+            subject, why, f"check {files.TOKENIZER_NAME}, or copy it again from the original model"
         ) from error
 
 
@@ -178,10 +179,10 @@ class Encoder:
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """The ids of several texts, at the price of one start of a thread; raises as encode does, for all of them."""
-        found = self._run(
+        encodings = self._run(
             lambda: self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens), sum(map(len, texts))
         )
-        return [encoding.ids for encoding in found]
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of ids; raises as encode does."""

@@ -47,14 +47,16 @@ class ChatTemplates:
         Those of one template are one request to the process that renders. If that is stopped, or ends early, it is not
         known for which one: then each is rendered by itself.
         """
-        prepared = [_attempt(self._prepared, **one) for one in conversations]
+        prepared = [_attempt(self._prepared, **conversation) for conversation in conversations]
         groups: dict[TemplateSource, list[_Rendering]] = {}
-        for one in prepared:
-            if isinstance(one, _Rendering):
-                groups.setdefault(one.source, []).append(one)
+        for rendering in prepared:
+            if isinstance(rendering, _Rendering):
+                groups.setdefault(rendering.source, []).append(rendering)
         for group in groups.values():
             _ask_together(group)
-        return [one if isinstance(one, GenaiError) else _attempt(one.finished) for one in prepared]
+        return [
+            rendering if isinstance(rendering, GenaiError) else _attempt(rendering.finished) for rendering in prepared
+        ]
 
     def _prepared(
         self,
@@ -180,12 +182,12 @@ class _Rendering:
 
 def _ask_together(group: Sequence[_Rendering]) -> None:
     """Ask for conversations of one template at once; where that fails, it is not known because of which."""
-    changes = [{**one.values, **change} for one in group for change in one.changes]
+    changes = [{**rendering.values, **change} for rendering in group for change in rendering.changes]
     with suppress(InputError, ChatTemplateError):
         results = iter(group[0].ask({}, changes))
-        for one in group:
-            found = list(islice(results, len(one.changes)))
-            one.results = found if len(found) == len(one.changes) else ()
+        for rendering in group:
+            answers = list(islice(results, len(rendering.changes)))
+            rendering.results = answers if len(answers) == len(rendering.changes) else ()
 
 
 def _attempt(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | GenaiError:

@@ -36,22 +36,22 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens a folder names, such as {"eos_token": "<|im_end|>"}: every key that ends in _token."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
         named = ((name, _content(value)) for name, value in source.items() if name.endswith("_token"))
-        found |= {name: content for name, content in named if content is not None}
-    return found
+        tokens |= {name: content for name, content in named if content is not None}
+    return tokens
 
 
 def further_special_tokens(folder: Path) -> list[str]:
     """Special tokens without a role: additional_special_tokens, or extra_special_tokens as newer files call them."""
-    found: list[str] = []
+    tokens: list[str] = []
     for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
         for name in ("additional_special_tokens", "extra_special_tokens"):
-            listed = source.get(name)
-            values = listed.values() if isinstance(listed, Mapping) else listed if isinstance(listed, list) else ()
-            found += [content for value in values if (content := _content(value)) is not None]
-    return found
+            entries = source.get(name)
+            values = entries.values() if isinstance(entries, Mapping) else entries if isinstance(entries, list) else ()
+            tokens += [content for value in values if (content := _content(value)) is not None]
+    return tokens
 
 
 def _content(value: object) -> str | None:
@@ -88,8 +88,8 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
 
 def cleans_up(folder: Path, backend: tokenizers.Tokenizer) -> bool:
     """Whether decoded texts are cleaned up: as in transformers, BPE ignores the setting, which would spoil it."""
-    wanted = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
-    return bool(wanted) and type(backend.model).__name__ != "BPE"
+    setting = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
+    return bool(setting) and type(backend.model).__name__ != "BPE"
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class FolderFacts:
     @property
     def model_type(self) -> str:
         """That of config.json; "" where there is none. Raises TokenizerError: it is malformed."""
-        found = read_object(self.folder / MODEL_CONFIG_NAME).get("model_type")
-        return found if isinstance(found, str) else ""
+        model_type = read_object(self.folder / MODEL_CONFIG_NAME).get("model_type")
+        return model_type if isinstance(model_type, str) else ""
 
     @property
     def tokenizer_class(self) -> str:
@@ -137,16 +137,16 @@ def declared_tokens(folder: Path) -> dict[int, dict[str, Any]]:
         TokenizerError: an entry is malformed.
     """
     path = folder / CONFIG_NAME
-    listed = read_object(path).get("added_tokens_decoder")
-    if listed is None:
+    tokens = read_object(path).get("added_tokens_decoder")
+    if tokens is None:
         path, special = folder / ADDED_NAME, set(special_tokens(folder).values())
         return {
             _id(path, id_): {"content": content, "special": content in special, "normalized": content not in special}
             for content, id_ in read_object(path).items()
         }
-    if not isinstance(listed, Mapping):
-        raise _malformed(path, "added_tokens_decoder", listed)
-    return {_id(path, id_): _token(path, entry) for id_, entry in listed.items()}
+    if not isinstance(tokens, Mapping):
+        raise _malformed(path, "added_tokens_decoder", tokens)
+    return {_id(path, id_): _token(path, entry) for id_, entry in tokens.items()}
 
 
 def _id(path: Path, id_: Any) -> int:
@@ -166,9 +166,9 @@ def _token(path: Path, entry: Any) -> dict[str, Any]:
     return {"content": content, **flags}
 
 
-def _malformed(path: Path, what: str, value: object) -> TokenizerError:
+def _malformed(path: Path, key: str, value: object) -> TokenizerError:
     return TokenizerError(
-        f"{path}: {what} is {value!r:.80}",
+        f"{path}: {key} is {value!r:.80}",
         "ids are whole numbers, tokens are objects with content and flags",
         "copy the file again from the original model",
     )
@@ -222,11 +222,11 @@ def folder_ids(folder: Path, names: Mapping[str, str], backend: tokenizers.Token
     bos, eos, pad = (
         backend.token_to_id(names[name]) if name in names else None for name in ("bos_token", "eos_token", "pad_token")
     )
-    given = generation_defaults(folder).ids
+    defaults = generation_defaults(folder).ids
     return SpecialIds.padded(
-        bos if given.bos is None else given.bos,
-        given.eos or (() if eos is None else (eos,)),
-        pad if given.pad is None else given.pad,
+        bos if defaults.bos is None else defaults.bos,
+        defaults.eos or (() if eos is None else (eos,)),
+        pad if defaults.pad is None else defaults.pad,
     )
 
 
@@ -235,18 +235,18 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
     path = folder / GENERATION_NAME
     values = read_object(path)
 
-    def check(name: str, value: Any, sound: bool, wanted: str) -> Any:
+    def check(name: str, value: Any, sound: bool, expected: str) -> Any:
         if not sound:
             raise TokenizerError(
-                f"{path}: {name} = {value!r:.80}", f"{wanted} is expected", "correct the file, or remove the key"
+                f"{path}: {name} = {value!r:.80}", f"{expected} is expected", "correct the file, or remove the key"
             )
         return value
 
     def ids(name: str) -> list[int]:
-        listed, wanted = values.get(name), "a token id, which is a whole number and not negative,"
+        listed, expected = values.get(name), "a token id, which is a whole number and not negative,"
         listed = listed if isinstance(listed, list) and name == "eos_token_id" else [listed]
         sound = ((id_, type(id_) is int and 0 <= id_ < _MAX_ID) for id_ in listed if id_ is not None)
-        return [check(name, id_, is_sound, wanted) for id_, is_sound in sound]
+        return [check(name, id_, is_sound, expected) for id_, is_sound in sound]
 
     bos, eos, pad = (ids(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))
     sampling = {

@@ -64,11 +64,11 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
             "a text, or a list of parts, is expected",
             "convert it to a str",
         )
-    for place, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
+    for index, part in enumerate(content if isinstance(content, (list, tuple)) else ()):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
             raise InputError(
-                f"{where}.content[{place}] is a part of type {kind!r}" + " without a text" * (kind == "text"),
+                f"{where}.content[{index}] is a part of type {kind!r}" + " without a text" * (kind == "text"),
                 "the model reads text only",
                 'pass {"type": "text", "text": …}, or leave it out',
             )
@@ -242,8 +242,8 @@ def cut_at_mark(prompt: str, text: str, origin: str) -> str:
             "continue another message, or write the prompt yourself",
         )
     start = prompt.rindex(mark)
-    kept = prompt[:start]
-    return kept if prompt.startswith(MARK, start) else kept.rstrip()
+    beginning = prompt[:start]
+    return beginning if prompt.startswith(MARK, start) else beginning.rstrip()
 
 
 def check_mode(continue_final_message: object, add_generation_prompt: object) -> tuple[str | None, bool]:

@@ -36,16 +36,16 @@ _PROGRAM = (
 
 def _characters(value: Any) -> int:
     """Characters of all texts in lists and objects."""
-    found, left = 0, [value]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            found += len(one)
-        elif isinstance(one, Mapping):
-            left += [*one, *one.values()]
-        elif isinstance(one, list | tuple):
-            left += one
-    return found
+    count, waiting = 0, [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            count += len(item)
+        elif isinstance(item, Mapping):
+            waiting += [*item, *item.values()]
+        elif isinstance(item, list | tuple):
+            waiting += item
+    return count
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _started(limits: RenderLimits) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(limits.cpu_seconds), str(limits.memory_bytes)]
     try:
         return subprocess.Popen(
-            [*command, *_places()],
+            [*command, *_import_paths()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -218,7 +218,7 @@ def _started(limits: RenderLimits) -> subprocess.Popen[bytes]:
         ) from error
 
 
-def _places() -> list[str]:
+def _import_paths() -> list[str]:
     """Where this package, jinja2 and what it needs are installed."""
     origins = [spec.origin for name in ("jinja2", "markupsafe") if (spec := importlib.util.find_spec(name)) is not None]
     files = [Path(__file__).parent.parent / "__init__.py", *(Path(origin) for origin in origins if origin)]

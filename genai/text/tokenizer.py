@@ -50,7 +50,7 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json or another form of it (docs/text.md). A folder's
+        source: a Model, a Config, or a folder with tokenizer.json or another format of it (docs/text.md). A folder's
             genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
             tokenizer_config.json do.
 
@@ -233,8 +233,8 @@ class Tokenizer:
     def to_token_id(self, token: str) -> int:
         """The id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
         _check_text(token, "to_token_id")
-        found = self._backend.token_to_id(token)
-        return -1 if found is None else int(found)
+        token_id = self._backend.token_to_id(token)
+        return -1 if token_id is None else int(token_id)
 
     def is_special(self, token: str) -> bool:
         """Whether a text is a special token, which decode leaves out."""

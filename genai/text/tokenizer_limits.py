@@ -58,16 +58,16 @@ def check_rules(text: str, path: Path) -> None:
         why = "the library would take many seconds to read it"
         raise TokenizerError(f"{path}: has {count} commas", why, f"give one with at most {MAX_VALUES}")
     parts = _parts(text, path)
-    found = Growth(stages=0)
+    growth = Growth(stages=0)
     for name in _PARTS:
         # The decoder begins anew, with ids.
-        found = Growth(stages=0) if name == "decoder" else found
+        growth = Growth(stages=0) if name == "decoder" else growth
         for stage in _stages(parts.get(name)):
-            found = found.then(_growth_of_stage(stage, path))
-        if found.factor > MAX_FACTOR or found.added > MAX_ADDED or found.stages > MAX_STAGES:
+            growth = growth.then(_growth_of_stage(stage, path))
+        if growth.factor > MAX_FACTOR or growth.added > MAX_ADDED or growth.stages > MAX_STAGES:
             raise TokenizerError(
-                f"{path}: its {name} can make a text {found.factor:.6g} times longer and add {found.added:.6g} "
-                f"characters, with {found.stages} rules",
+                f"{path}: its {name} can make a text {growth.factor:.6g} times longer and add {growth.added:.6g} "
+                f"characters, with {growth.stages} rules",
                 f"at most {MAX_FACTOR} times, {MAX_ADDED} characters and {MAX_STAGES} rules are allowed",
                 "copy the file again from the original model",
             )
@@ -114,10 +114,10 @@ def _growth_of_stage(stage: Mapping[str, Any], path: Path) -> Growth:
 
 
 def _growth_of_replacement(pattern: Any, content: str) -> Growth:
-    found = pattern.get("String") if isinstance(pattern, Mapping) else None
-    if not isinstance(found, str) or not found:  # one that matches the empty text does so beside every character
+    literal = pattern.get("String") if isinstance(pattern, Mapping) else None
+    if not isinstance(literal, str) or not literal:  # one that matches the empty text does so beside every character
         return Growth(1 + len(content)) if len(content) > 1 else Growth()
-    return Growth(max(1.0, len(content) / len(found)))
+    return Growth(max(1.0, len(content) / len(literal)))
 
 
 def _checked_table(table: Any, path: Path) -> int:

@@ -31,14 +31,14 @@ def guidance_of(model: Model, tokenizer: Tokenizer | None = None) -> Guidance:
     Args:
         tokenizer: that of its folder; None: it is loaded when the first grammar comes.
     """
-    found = _KNOWN.get(model)
-    if found is None:
+    guidance = _KNOWN.get(model)
+    if guidance is None:
         known = model.config.model
         # The model itself must not be held: it is the key, and would never be collected.
-        given, config = tokenizer, model.config
-        make = partial(token_bytes, given) if given is not None else lambda: token_bytes(Tokenizer(config))
-        found = _KNOWN[model] = Guidance(make, known.vocab_size, known.eos_token_ids)
-    return found
+        loaded, config = tokenizer, model.config
+        make = partial(token_bytes, loaded) if loaded is not None else lambda: token_bytes(Tokenizer(config))
+        guidance = _KNOWN[model] = Guidance(make, known.vocab_size, known.eos_token_ids)
+    return guidance
 
 
 _KNOWN: weakref.WeakKeyDictionary[Single, Guidance] = weakref.WeakKeyDictionary()
@@ -70,14 +70,14 @@ class Encoding:
         self._known: OrderedDict[str, list[int]] = OrderedDict()
 
     def __call__(self, text: str) -> list[int]:
-        found = self._known.get(text)
-        if found is None:
-            found = self._encoded(text)
+        ids = self._known.get(text)
+        if ids is None:
+            ids = self._encoded(text)
             if len(text) <= _LONGEST_KEPT:
-                self._known[text] = found
+                self._known[text] = ids
                 if len(self._known) > _MOST_KEPT:
                     self._known.popitem(last=False)
-        return found
+        return ids
 
     def _encoded(self, text: str) -> list[int]:
         for before in ("", _BEFORE):
@@ -85,34 +85,34 @@ class Encoding:
                 ids = self._tokenizer.encode(before + text).tolist()
             except GenaiError:
                 break  # too slow, or a text that it refuses
-            if (found := self._rest(ids, before.encode(), text.encode())) is not None:
-                return found
+            if (rest := self._rest(ids, before.encode(), text.encode())) is not None:
+                return rest
         return self._greedy(text.encode())
 
-    def _rest(self, ids: list[int], before: bytes, wanted: bytes) -> list[int] | None:
+    def _rest(self, ids: list[int], before: bytes, text: bytes) -> list[int] | None:
         """The ids behind those of `before`, if they are what is wanted."""
         if self._special.intersection(ids):
             return None
-        start, begun = 0, b""
-        while before and before not in begun and start < len(ids):
-            begun += self._tokens[ids[start]]
+        start, prefix = 0, b""
+        while before and before not in prefix and start < len(ids):
+            prefix += self._tokens[ids[start]]
             start += 1
-        exact = (not before or begun.endswith(before)) and b"".join(self._tokens[id_] for id_ in ids[start:]) == wanted
+        exact = (not before or prefix.endswith(before)) and b"".join(self._tokens[id_] for id_ in ids[start:]) == text
         return ids[start:] if exact else None
 
-    def _greedy(self, wanted: bytes) -> list[int]:
+    def _greedy(self, text: bytes) -> list[int]:
         """The longest token at each place; nothing from where there is none on."""
         if self._by_bytes is None:
             pairs = ((token, id_) for id_, token in enumerate(self._tokens) if token and id_ not in self._special)
             self._by_bytes = dict(pairs)
-        longest, ids, place = max(map(len, self._by_bytes), default=0), [], 0
-        while place < len(wanted):
-            lengths = range(min(longest, len(wanted) - place), 0, -1)
-            length = next((n for n in lengths if wanted[place : place + n] in self._by_bytes), 0)
+        longest, ids, position = max(map(len, self._by_bytes), default=0), [], 0
+        while position < len(text):
+            lengths = range(min(longest, len(text) - position), 0, -1)
+            length = next((n for n in lengths if text[position : position + n] in self._by_bytes), 0)
             if not length:
                 break
-            ids.append(self._by_bytes[wanted[place : place + length]])
-            place += length
+            ids.append(self._by_bytes[text[position : position + length]])
+            position += length
         return ids
 
 
@@ -123,9 +123,9 @@ def _reader(decoder: Any) -> Callable[[str], bytes]:
     parts = [*decoder_parts(json.loads(decoder.__getstate__()))]
     if any(part["type"] == "ByteLevel" for part in parts):
         return _from_byte_level
-    fused = next((place for place, part in enumerate(parts) if part["type"] == "Fuse"), len(parts))
-    for place, part in enumerate(parts):
-        if _changes_text(part) or (place > fused and part["type"] == "Replace"):
+    fused = next((index for index, part in enumerate(parts) if part["type"] == "Fuse"), len(parts))
+    for index, part in enumerate(parts):
+        if _changes_text(part) or (index > fused and part["type"] == "Replace"):
             raise TokenizerError(
                 f"grammars cannot be used with this tokenizer: its decoder {part['type']!r} changes the text",
                 "what a token adds to the text depends on the tokens beside it",

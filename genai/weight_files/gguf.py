@@ -129,39 +129,39 @@ class _Cursor:
     """Reads a header from its beginning on; never beyond the file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
-        self.path, self._data, self.place = path, memoryview(data.data), 0
+        self.path, self._data, self.offset = path, memoryview(data.data), 0
 
     @property
     def left(self) -> int:
-        return len(self._data) - self.place
+        return len(self._data) - self.offset
 
     def fail(self, why: str) -> NoReturn:
         raise InputError(
-            f"{self.path}: is not a sound GGUF file", f"at byte {self.place}: {why}", "download or convert it again"
+            f"{self.path}: is not a sound GGUF file", f"at byte {self.offset}: {why}", "download or convert it again"
         )
 
-    def take(self, count: int, what: str) -> memoryview:
+    def take(self, count: int, subject: str) -> memoryview:
         if count > self.left:
-            self.fail(f"{what} takes {count} bytes, the file has {self.left} more")
-        self.place += count
-        return self._data[self.place - count : self.place]
+            self.fail(f"{subject} takes {count} bytes, the file has {self.left} more")
+        self.offset += count
+        return self._data[self.offset - count : self.offset]
 
-    def number(self, form: str) -> Any:
-        return struct.unpack(form, self.take(struct.calcsize(form), "a number"))[0]
+    def number(self, struct_format: str) -> Any:
+        return struct.unpack(struct_format, self.take(struct.calcsize(struct_format), "a number"))[0]
 
-    def count(self, least: int, most: int, what: str) -> int:
+    def count(self, least: int, most: int, subject: str) -> int:
         """A number of things of at least so many bytes each."""
         number = int(self.number("<Q"))
         if number > most or number * least > self.left:
-            self.fail(f"{number} {what}, and the file has {self.left} more bytes (at most {most} are read)")
+            self.fail(f"{number} {subject}, and the file has {self.left} more bytes (at most {most} are read)")
         return number
 
-    def text(self, most: int, what: str) -> str:
-        raw = self.take(self.count(1, most, f"bytes of {what}"), what)
+    def text(self, most: int, subject: str) -> str:
+        raw = self.take(self.count(1, most, f"bytes of {subject}"), subject)
         try:
             return str(raw, "utf-8")
         except UnicodeDecodeError as error:
-            self.fail(f"{what} is not UTF-8: {error}")
+            self.fail(f"{subject} is not UTF-8: {error}")
 
     def value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
@@ -186,15 +186,15 @@ class _Cursor:
 
     def _texts(self, count: int, key: str) -> list[str]:
         """Several texts, one behind the other. Bytes that are not UTF-8 are kept as surrogates."""
-        data, place, end, texts = self._data, self.place, len(self._data), []
+        data, offset, end, texts = self._data, self.offset, len(self._data), []
         for _ in range(count):
-            first = place + 8
-            size = int.from_bytes(data[place:first], "little")
-            place = first + size
-            if place > end or size > _MOST_TEXT:
+            first = offset + 8
+            size = int.from_bytes(data[offset:first], "little")
+            offset = first + size
+            if offset > end or size > _MOST_TEXT:
                 self.fail(f"a text in {key!r:.100} has {size} bytes, the file has {max(end - first, 0)} more")
-            texts.append(str(data[first:place], "utf-8", "surrogateescape"))
-        self.place = place
+            texts.append(str(data[first:offset], "utf-8", "surrogateescape"))
+        self.offset = offset
         return texts
 
 
@@ -243,7 +243,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
         if offset % alignment:
             cursor.fail(f"tensor {name!r} begins at {offset}, which is no multiple of the alignment {alignment}")
         entries[name] = (_sized(cursor, name, kind, shape), offset)
-    begin = -(-cursor.place // alignment) * alignment
+    begin = -(-cursor.offset // alignment) * alignment
     end, tensors = begin, {}
     for name, (sized, offset) in sorted(entries.items(), key=lambda item: item[1][1]):
         kind_name, dtype, stored, nbytes = sized
@@ -251,7 +251,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
         if first < end:
             cursor.fail(f"tensor {name!r} overlaps the one before it, which ends at {end - begin}")
         end = first + nbytes
-        if end > cursor.place + cursor.left:
+        if end > cursor.offset + cursor.left:
             cursor.fail(f"tensor {name!r} ends at byte {end}, and the file is cut off before")
         columns = stored[-1] * (_BLOCKS[kind_name].columns if kind_name in _BLOCKS else 1)
         tensors[name] = GgufTensor(kind_name, dtype, (*stored[:-1], columns), stored, first, nbytes)
@@ -265,18 +265,20 @@ def _sized(
     if kind in _FLOATS:
         dtype = np.dtype(_FLOATS[kind])
         return _FLOAT_NAMES[kind], dtype, shape, math.prod(shape) * dtype.itemsize
-    found = GGML_TYPES.get(kind)
-    if found is None:
+    ggml_type = GGML_TYPES.get(kind)
+    if ggml_type is None:
         known = ", ".join([*_FLOAT_NAMES.values(), *_BLOCKS])
         raise InputError(
             f"{cursor.path}: tensor {name!r} has the type {_OTHER_TYPES.get(kind, '')} ({kind})".replace("  ", " "),
             f"known are {known}",
             "take another quantisation of the same model, such as Q4_K_M or Q8_0",
         )
-    if shape[-1] % found.columns:
-        cursor.fail(f"tensor {name!r} of type {found.name} has rows of {shape[-1]}, no multiple of {found.columns}")
-    stored = (*shape[:-1], shape[-1] // found.columns)
-    return found.name, found.dtype, stored, math.prod(stored) * found.nbytes
+    if shape[-1] % ggml_type.columns:
+        cursor.fail(
+            f"tensor {name!r} of type {ggml_type.name} has rows of {shape[-1]}, no multiple of {ggml_type.columns}"
+        )
+    stored = (*shape[:-1], shape[-1] // ggml_type.columns)
+    return ggml_type.name, ggml_type.dtype, stored, math.prod(stored) * ggml_type.nbytes
 
 
 class GgufModel(TensorFiles[GgufFile]):
@@ -310,17 +312,18 @@ class GgufModel(TensorFiles[GgufFile]):
     @property
     def architecture(self) -> str:
         """general.architecture, such as "llama"; InputError if the file does not say it."""
-        found = self.metadata.get("general.architecture")
-        if not isinstance(found, str):
+        architecture = self.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
             raise InputError(
-                f"{self.path}: general.architecture is {found!r:.40}", "without it nothing else can be understood",
+                f"{self.path}: general.architecture is {architecture!r:.40}",
+                "without it nothing else can be understood",
                 "convert the model again",
             )  # fmt: skip
-        return found
+        return architecture
 
     def info(self, name: str) -> GgufTensor:
         """Type and shape of a tensor."""
-        return self._places[name].tensors[name]
+        return self._file_of[name].tensors[name]
 
 
 def is_gguf(path: Path) -> bool:

@@ -86,7 +86,7 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         data = whole_file(path)
-        found: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
+        tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except OSError as error:
         raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
     except SafetensorError as error:
@@ -96,7 +96,7 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     )
     return {
         name: np.frombuffer(tensor["data"], _dtype(path, name, tensor["dtype"])).reshape(tensor["shape"])
-        for name, tensor in sorted(found, key=lambda item: item[0])  # the library's order is another every time
+        for name, tensor in sorted(tensors, key=lambda item: item[0])  # the library's order is another every time
     }
 
 

@@ -31,27 +31,27 @@ class TensorFiles(Mapping[str, NDArray[Any]], Generic[File]):
     """Several files as one; each look-up maps memory and copies nothing."""
 
     def __init__(self) -> None:
-        self._places: dict[str, File] = {}
+        self._file_of: dict[str, File] = {}
 
     def _add(self, file: File, fix: str) -> None:
         """One more file; `fix` is for a name that another has, too, which is an InputError."""
         for name in file.tensors:
-            if name in self._places:
+            if name in self._file_of:
                 raise InputError(
-                    f"tensor {name!r} is in {self._places[name].path.name} and in {file.path.name}",
+                    f"tensor {name!r} is in {self._file_of[name].path.name} and in {file.path.name}",
                     "there is no telling which of them counts",
                     fix,
                 )
-            self._places[name] = file
+            self._file_of[name] = file
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._places[name].read(name)
+        return self._file_of[name].read(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._file_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._file_of)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._file_of)

@@ -16,7 +16,7 @@ from genai.cli.app import run
 
 def test_made_up_adapters_are_like_trained_ones(bundled: Model) -> None:
     """Factors of q, k and v apart, though the graph has them in one product."""
-    made = lora.made_up_adapter(bundled, 8, 0)
+    made = lora.random_adapter(bundled, 8, 0)
     adapters = genai.Adapters(bundled)
     adapters.load(genai.models.folders.bundled_adapter("words"), "rank 4")
     numbers = adapters.info("rank 4")["bytes"] / 4

@@ -26,8 +26,8 @@ NAMES = [
 # The report on a made-up machine: its root is the argument.
 ON_A_ROOT = (
     "import sys; from pathlib import Path; from genai.cli.doctor import report; "
-    "from genai.doctor.checkup import Place; "
-    "sys.exit(report(Place(root=Path(sys.argv[1]), threads=1), as_json=True))"
+    "from genai.doctor.checkup import Machine; "
+    "sys.exit(report(Machine(root=Path(sys.argv[1]), threads=1), as_json=True))"
 )
 
 

@@ -15,7 +15,7 @@ import genai
 from genai.cli.app import run
 from genai.convert import ExportOptions, build_model, plan_build, resolve_model_folder
 from genai.convert.build import execute
-from genai.convert.gguf.architectures import FORMS
+from genai.convert.gguf.architectures import ARCHITECTURES
 from genai.convert.gguf.tokenizer import write_tokenizer
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
@@ -70,7 +70,7 @@ def test_logits_of_every_architecture(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_golden() -> None:
-    assert {shape.arch for shape in SHAPES.values()} == set(FORMS)
+    assert {shape.arch for shape in SHAPES.values()} == set(ARCHITECTURES)
     assert {*(f"shape/{name}" for name in SHAPES), *(f"type/{kind}" for kind in KINDS[1:])} < set(LOGITS)
 
 
@@ -224,7 +224,7 @@ def test_quantising_a_gguf_file_again_is_asked_for(tmp_path: Path, capsys: pytes
 def test_all_types_are_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "gguf.md").read_text(encoding="utf-8")
     assert all(f"`{kind.name}`" in page for kind in GGML_TYPES.values())
-    assert all(f"`{name}`" in page for name in FORMS)
+    assert all(f"`{name}`" in page for name in ARCHITECTURES)
 
 
 def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_same_numbers_as_floats(form: str, family: str, 
     found = logits(execute(plan, tmp_path / "kept"))
     is_rounded = form in ROUNDED and family in MIXTURES
     assert bool(plan.rounded) == is_rounded
-    assert plan.kept or form == "fp8"
+    assert plan.prequantized or form == "fp8"
     if not is_rounded:
         np.testing.assert_allclose(found, wide, atol=TOLERANCE * np.abs(wide).max())
     else:
@@ -97,7 +97,7 @@ def test_which_operators_hold_them(form: str, tmp_path: Path) -> None:
     assert kinds.count("Gather") - ("embed" in str([n.name for n in model.graph.node if n.op_type == "Gather"])) == (
         1 + (2 * 4 if form == "gptq_act_order" else 0)
     )
-    said = "".join(plan.kept)
+    said = "".join(plan.prequantized)
     assert ("onnxruntime" in said) == (OPERATORS[form] != "QuantizedMatMul") or form == "fp8"
     assert ("this package" in said) == (form != "fp8")
     assert plan.options.precision == ("int8" if form == "fp8" else "kept")
@@ -107,9 +107,9 @@ def test_symmetric_weights_have_no_zero_points(tmp_path: Path) -> None:
     plans = [plan_build(write(tmp_path, form)[0]) for form in ("gptq_sym", "gptq")]
     for number, plan in enumerate(plans):
         execute(plan, tmp_path / str(number))
-    assert "14 matrices are kept exactly: 4 bits by 32 (read by this package, onnxruntime)" in plans[0].kept
+    assert "14 matrices are kept exactly: 4 bits by 32 (read by this package, onnxruntime)" in plans[0].prequantized
     assert "14 matrices are kept exactly: 4 bits by 32 with zero points (read by this package, onnxruntime)" in (
-        plans[1].kept
+        plans[1].prequantized
     )
 
 

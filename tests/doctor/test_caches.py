@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from genai.doctor.caches import inspect_caches, kernel_key, remove_stale
-from genai.doctor.checkup import Place, check_cache
+from genai.doctor.checkup import Machine, check_cache
 from genai.kernels.cpu.jit import kernel_cache
 from genai.kernels.cpu.jit.native import LIBRARY
 
@@ -106,13 +106,13 @@ def test_kernels_for_gpus_go_when_nobody_has_used_them_for_long(kernels: Path, t
     os.utime(kernels / "cuda" / "notes.txt", (0, 0))
     caches = inspect_caches(environment(tmp_path), key=KEY)
     assert len(caches.for_gpus) == 3 and len(caches.stale) == 2
-    found = check_cache(Place(environment=environment(tmp_path)))
+    found = check_cache(Machine(environment=environment(tmp_path)))
     assert "; for GPUs: 3 kernels, 30 B, of which 1 were not used for 30 days, 10 B;" in found.text
     assert "--clean-cache" in found.fix and found.facts["num_gpu_files"] == 3 and found.facts["num_gpu_bytes"] == 30
     removed, kept = remove_stale(caches)
     assert [path.name for path in removed] == [OLDER, OLD, f"{2:064x}.cubin"] and not kept
     assert sorted(path.name for path in (kernels / "cuda").iterdir())[2:] == ["notes.txt"]
-    assert "; for GPUs: 2 kernels, 20 B" in check_cache(Place(environment=environment(tmp_path))).text
+    assert "; for GPUs: 2 kernels, 20 B" in check_cache(Machine(environment=environment(tmp_path))).text
 
 
 def old_kernel(folder: Path) -> Path:

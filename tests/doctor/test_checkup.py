@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from genai.doctor import checkup
-from genai.doctor.checkup import CHECKS, Finding, Mark, Place, examine, usable
+from genai.doctor.checkup import CHECKS, Finding, Machine, Mark, examine, usable
 from genai.doctor.processor import KernelPath
 
 Write = Callable[[str, object], Path]
@@ -19,19 +19,19 @@ GIB = 2**30
 
 
 @pytest.fixture
-def place(root: Path, write: Write, tmp_path: Path) -> Place:
+def place(root: Path, write: Write, tmp_path: Path) -> Machine:
     """A machine with 8 GiB free, a home that can be written, and UTF-8 output."""
     write("proc/meminfo", f"MemTotal: {16 * GIB // 1024} kB\nMemAvailable: {8 * GIB // 1024} kB")
     home = tmp_path / "home"
     home.mkdir()
     environment = {"GENAI_CACHE_DIR": str(home), "LANG": "C.UTF-8"}
-    return Place(root, environment, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), threads=1)
+    return Machine(root, environment, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), threads=1)
 
 
 def test_every_check_says_something(root: Path, tmp_path: Path) -> None:
     """Without /proc, /sys and a home, as far as that can be made up."""
     output = io.StringIO()
-    found = examine(Place(root, {"GENAI_CACHE_DIR": str(tmp_path / "no" / "home")}, output, tmp_path))
+    found = examine(Machine(root, {"GENAI_CACHE_DIR": str(tmp_path / "no" / "home")}, output, tmp_path))
     assert [finding.name for finding in found] == list(CHECKS)
     assert all(finding.text for finding in found)
     json.dumps([asdict(finding) for finding in found])
@@ -43,8 +43,8 @@ def test_the_docs_explain_every_check() -> None:
     assert [row.split("|")[1].strip() for row in table.splitlines()[2:]] == list(CHECKS)
 
 
-def test_a_check_that_fails_is_a_note(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(place: Place) -> Finding:
+def test_a_check_that_fails_is_a_note(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(place: Machine) -> Finding:
         raise OSError("the disk is on fire")
 
     monkeypatch.setattr(checkup, "CHECKS", {"disk": broken})
@@ -59,7 +59,7 @@ def test_usable_unless_there_is_a_problem() -> None:
     assert not usable([ok, problem, note])
 
 
-def test_versions(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checkup.check_versions(place).mark is Mark.OK
     monkeypatch.setattr(checkup, "PACKAGES", ("numpy", "no-such-package-of-ours"))
     missing = checkup.check_versions(place)
@@ -67,7 +67,7 @@ def test_versions(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing.fix == "pip install no-such-package-of-ours"
 
 
-def test_memory(place: Place, write: Write) -> None:
+def test_memory(place: Machine, write: Write) -> None:
     fine = checkup.check_memory(place)
     assert fine.mark is Mark.OK
     assert "8.0 GiB of 16.0 GiB" in fine.text
@@ -84,7 +84,7 @@ def test_memory(place: Place, write: Write) -> None:
     assert "control group /job" in tiny.fix
 
 
-def test_a_quota_is_a_note(place: Place, write: Write) -> None:
+def test_a_quota_is_a_note(place: Machine, write: Write) -> None:
     write("proc/self/cgroup", "0::/job")
     write("sys/fs/cgroup/job/cpu.max", "50000 100000")
     found = checkup.check_processor(place)
@@ -92,7 +92,7 @@ def test_a_quota_is_a_note(place: Place, write: Write) -> None:
     assert "grants 0.5 cores' time" in found.text
 
 
-def test_bandwidth_is_measured_where_there_is_memory(place: Place, write: Write) -> None:
+def test_bandwidth_is_measured_where_there_is_memory(place: Machine, write: Write) -> None:
     found = checkup.check_bandwidth(place)
     assert found.mark is Mark.OK
     assert "GB/s read with 1 thread:" in found.text
@@ -101,12 +101,12 @@ def test_bandwidth_is_measured_where_there_is_memory(place: Place, write: Write)
     assert checkup.check_bandwidth(place).mark is Mark.NOTE
 
 
-def test_a_large_cache_is_said(place: Place, write: Write) -> None:
+def test_a_large_cache_is_said(place: Machine, write: Write) -> None:
     write("sys/devices/system/cpu/cpu0/cache/index3/size", "480M")
     assert "may hold part of" in checkup.check_bandwidth(place).text
 
 
-def test_an_unsteady_measurement_is_said(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsteady_measurement_is_said(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     from genai.doctor import speeds
 
     unsteady = speeds.Bandwidth(20e9, 5e9, 30e9, 2**28, 1)
@@ -139,7 +139,7 @@ def test_kernels(path: KernelPath, mark: Mark, fix: str) -> None:
     assert ("portable path" in found.text) == (not path.half_instructions)
 
 
-def test_a_broken_numba_is_a_problem(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_numba_is_a_problem(place: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(environment: object) -> KernelPath:
         raise ImportError("libllvm.so: cannot open shared object file")
 
@@ -150,7 +150,7 @@ def test_a_broken_numba_is_a_problem(place: Place, monkeypatch: pytest.MonkeyPat
     assert "pip install" in found.fix
 
 
-def test_gpu(place: Place, write: Write) -> None:
+def test_gpu(place: Machine, write: Write) -> None:
     assert checkup.check_gpu(place).text.startswith("none: no NVIDIA driver is loaded")
     write("proc/driver/nvidia/version", "NVRM version: NVIDIA 550.1")
     write("proc/driver/nvidia/gpus/0/information", "Model: NVIDIA T4")
@@ -159,7 +159,7 @@ def test_gpu(place: Place, write: Write) -> None:
     assert "NVIDIA T4 (driver 550.1)" in found.text
 
 
-def test_cache(place: Place) -> None:
+def test_cache(place: Machine) -> None:
     assert "the first start compiles them" in checkup.check_cache(place).text
     stale = Path(place.environment["GENAI_CACHE_DIR"]) / "genai" / "kernels" / ("e" * 32)
     stale.mkdir(parents=True)
@@ -171,7 +171,7 @@ def test_cache(place: Place) -> None:
     assert found.facts["stale"] == [str(stale)]
 
 
-def test_the_bundled_model(place: Place, tmp_path: Path) -> None:
+def test_the_bundled_model(place: Machine, tmp_path: Path) -> None:
     assert checkup.check_model(place).mark is Mark.OK
     absent = checkup.check_model(replace(place, model_folder=tmp_path))
     assert absent.mark is Mark.NOTE
@@ -181,7 +181,7 @@ def test_the_bundled_model(place: Place, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("encoding", "mark"), [("utf-8", Mark.OK), ("UTF8", Mark.OK), ("ascii", Mark.NOTE), ("latin-1", Mark.NOTE)]
 )
-def test_terminal(place: Place, encoding: str, mark: Mark) -> None:
+def test_terminal(place: Machine, encoding: str, mark: Mark) -> None:
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     found = checkup.check_terminal(replace(place, output=output))
     assert found.mark is mark
@@ -189,7 +189,7 @@ def test_terminal(place: Place, encoding: str, mark: Mark) -> None:
     assert "not a terminal" in found.text
 
 
-def test_amx_says_whether_tiles_are_granted(place: Place, write: Write) -> None:
+def test_amx_says_whether_tiles_are_granted(place: Machine, write: Write) -> None:
     write("proc/cpuinfo", "model name : x\nflags : avx2 amx_int8")
     found = checkup.check_features(place)
     if "AMX-INT8" in found.facts["features"]:  # on x86; elsewhere other names are looked for

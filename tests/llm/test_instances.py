@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator
 
 import genai
 from genai.errors import GrammarError, InputError, OptionError, ReplyFormatError
-from genai.llm.batch.requests import Asking
+from genai.llm.batch.requests import PromptFormat
 from tools.schemas import problem
 
 
@@ -80,25 +80,25 @@ def test_response_format_of_openai(llm: genai.LLM) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
     given = [body(response_format=form), body(response_format={"type": "text"}),
              body(response_format={"type": "json_object"})]  # fmt: skip
-    items = [Asking().item(one)[0] for one in given]
+    items = [PromptFormat().item(one)[0] for one in given]
     assert items[2]["json_schema"] == {"type": "object"} and "json_schema" not in items[1]
     (answer,) = llm.map(items[:1], max_tokens=100)
     assert not problem(schema, answer.text)
     for wrong in ({"type": "xml"}, {"type": "json_schema"}, "json", {"type": "json_schema", "json_schema": {}}):
         with pytest.raises(OptionError, match="response_format"):
-            Asking().item(body(response_format=wrong))
+            PromptFormat().item(body(response_format=wrong))
 
 
 def test_grammars_of_lines_replace_those_of_all(llm: genai.LLM) -> None:
     lines = [{"prompt": "A"}, {"prompt": "A", "regex": "[0-9]{2}"}, {"prompt": "A", "json_schema": {"const": 5}},
              {"prompt": "A", "regex": "a("}]  # fmt: skip
-    items = [Asking().item(line)[0] for line in lines]
+    items = [PromptFormat().item(line)[0] for line in lines]
     first, second, third, fourth = llm.map(items, choice=["yes", "no"])
     assert first.text in ("yes", "no") and second.text.isdigit() and json.loads(third.text) == 5
     assert isinstance(fourth.error, GrammarError)
 
 
 def test_cells_of_tables_hold_grammars() -> None:
-    item, _ = Asking().item({"prompt": "A", "json_schema": '{"type": "integer"}', "choice": ""}, are_cells=True)
+    item, _ = PromptFormat().item({"prompt": "A", "json_schema": '{"type": "integer"}', "choice": ""}, are_cells=True)
     assert item["json_schema"] == {"type": "integer"}
-    assert Asking().item({"prompt": "A", "regex": "[0-9]"}, are_cells=True)[0]["regex"] == "[0-9]"
+    assert PromptFormat().item({"prompt": "A", "regex": "[0-9]"}, are_cells=True)[0]["regex"] == "[0-9]"

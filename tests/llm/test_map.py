@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 import genai
 from genai.errors import CacheCapacityError, GenaiError, InputError, OptionError, StateError
 from genai.llm.completion import Completion, Timings
-from genai.llm.mapping import Answer, Asked, MapFigures, MapOptions, Mapper, common_length
+from genai.llm.mapping import Answer, MapFigures, MapOptions, Mapper, MapRequest, common_length
 
 QUESTIONS = [f"What is {a} + {b}?" for a in range(2, 12) for b in range(3, 8)]
 
@@ -244,14 +244,14 @@ def test_each_item_is_answered_once(seed: int, count: int, window: int, most_run
             assert read - given_ <= 2 * window + most_running, "nothing grows with the number of items"
             yield item
 
-    def prepare(group: list[int]) -> list[Asked | GenaiError]:
-        found: list[Asked | GenaiError] = []
+    def prepare(group: list[int]) -> list[MapRequest | GenaiError]:
+        found: list[MapRequest | GenaiError] = []
         for item in group:
             if item % 7 == 3:
                 found.append(InputError("item", "wrong", "no"))
             else:
                 fails = CacheCapacityError("no room", "small", "more") if item % 11 == 5 else None
-                found.append(Asked([_Job([item % 3] * 70 + [item], fails)]))  # type: ignore[list-item]
+                found.append(MapRequest([_Job([item % 3] * 70 + [item], fails)]))  # type: ignore[list-item]
         return found
 
     options = MapOptions[int](window, most_running, in_order)

@@ -253,7 +253,7 @@ def test_a_lookup_file(bundled_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("Something else.\n" + plain.text + "\nThe end.\n")
     with genai.LLM(bundled_folder, speculation=genai.Speculation(lookup=False, lookup_file=path)) as llm:
-        speculator = llm._guessing.speculator()
+        speculator = llm._speculation.speculator()
         assert speculator is not None
         steady = SteadyCosts(lookup=False, text=speculator._text)
         with guessing(llm, steady):
@@ -287,7 +287,7 @@ def test_draft_models(
             params = [genai.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True) for _ in params]
         with genai.LLM(folder) as other:
             plain = other.generate(prompts, params)
-        made = llm._guessing.speculator()
+        made = llm._speculation.speculator()
         assert made is not None and made._draft is not None
         with guessing(llm, SteadyCosts(lookup=False, draft=made._draft, most_tokens=5)):
             found = llm.generate(prompts, params)
@@ -297,7 +297,7 @@ def test_draft_models(
         # What is banned, and where Mirostat's limit stands, the draft does not know.
         assert accepted > (0.3 if sampled else 0.8) * proposed if same else accepted < 0.2 * proposed
         assert not made._draft._followers
-        pool = llm._guessing._draft.decoder.pool  # type: ignore[union-attr]
+        pool = llm._speculation._draft.decoder.pool  # type: ignore[union-attr]
         assert pool is not None and not any(map(pool.references, range(pool.num_blocks)))
 
 
@@ -313,7 +313,7 @@ def test_a_draft_with_a_short_context_and_a_small_cache(
         options: dict[str, Any] = {"temperature": 0.8, "seed": 2, "max_tokens": 70, "ignore_eos": True}
         plain = llm.generate(prompts, **options)
         with genai.LLM(llm.model, speculation=genai.Speculation(lookup=False, draft=small)) as drafted:
-            made = drafted._guessing.speculator()
+            made = drafted._speculation.speculator()
             assert made is not None
             with guessing(drafted, SteadyCosts(lookup=False, draft=made._draft)):
                 assert all_facts(drafted.generate(prompts, **options)) == all_facts(plain)
@@ -329,7 +329,7 @@ def test_tokens_that_a_draft_does_not_have(bundled_folder: Path, tmp_path: Path)
     with genai.LLM(folder) as llm:
         plain = llm.generate(prompts, **options)
     with genai.LLM(folder, speculation=genai.Speculation(lookup=False, draft=draft)) as drafted:
-        made = drafted._guessing.speculator()
+        made = drafted._speculation.speculator()
         assert made is not None
         with guessing(drafted, SteadyCosts(lookup=False, draft=made._draft)):
             found = drafted.generate(prompts, **options)
@@ -344,8 +344,8 @@ def test_a_context_that_is_larger_than_the_drafts(
     for own, expected in ((64, 64), (200, 96)):
         draft = small_draft(tmp_path / f"draft-{own}", bundled_folder, context_length=own)
         with genai.LLM(form_folder("int4"), context_size=96, speculation=genai.Speculation(draft=draft)) as llm:
-            assert llm.context_size == 96 and llm._guessing._draft is not None
-            assert llm._guessing._draft.context_size == expected
+            assert llm.context_size == 96 and llm._speculation._draft is not None
+            assert llm._speculation._draft.context_size == expected
 
 
 def test_on_by_itself(llm: genai.LLM, bundled: genai.Model) -> None:
@@ -366,7 +366,7 @@ def test_a_model_that_cannot_be_speculated_with(form_folder: Callable[[str], Pat
         genai.LLM(form_folder("dense"), speculation="lookup")
     with genai.LLM(form_folder("dense"), speculation="auto") as llm:
         (one,) = llm.generate("A", max_tokens=3)
-        assert one.proposed_tokens == 0 and not llm._guessing.is_on
+        assert one.proposed_tokens == 0 and not llm._speculation.is_on
 
 
 @pytest.mark.parametrize("wrong", ["ngram", 5, True, None, ["lookup"]])

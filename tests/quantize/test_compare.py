@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from genai.errors import ModelFolderError, OptionError
-from genai.quantize.compare import Variant, compare, judged, parse_variants
+from genai.quantize.compare import Variant, choose_variant, compare, parse_variants
 
 from .conftest import quick
 
@@ -25,16 +25,16 @@ def test_the_smallest_that_is_good_enough_is_taken() -> None:
         "good": report(400, 0.015),
         "beaten": report(500, 0.02),
     }
-    result = judged(reports, 0.02)
+    result = choose_variant(reports, 0.02)
     assert result.taken == "good" and list(result.front) == ["bad", "good", "large"]
     assert list(result.reports) == ["bad", "good", "beaten", "large"]
-    strict = judged(reports, 1e-4)
+    strict = choose_variant(reports, 1e-4)
     assert strict.taken == "large" and "none has" in strict.why
 
 
 def test_variants() -> None:
     assert parse_variants("rtn/4/32, gptq/8/64") == [Variant("rtn", 4, 32), Variant("gptq", 8, 64)]
-    assert parse_variants("rtn/4/32,gptq/nl3")[1] == Variant("gptq", form="nl3")
+    assert parse_variants("rtn/4/32,gptq/nl3")[1] == Variant("gptq", format="nl3")
     assert parse_variants("rtn/4/32,gptq/nl3")[1].name == "gptq-nl3"
     assert len(parse_variants("default")) > 4
     for bad in ("", "rtn/4", "rtn/4/32", "rtn/4/32,rtn/4/32", "rtn/x/32,rtn/4/32", "rtn/nl9,rtn/4/32"):
@@ -62,7 +62,7 @@ def test_a_comparison(small: Path, tmp_path: Path) -> None:
         compare(small, tmp_path / "out", wanted, quick(seed=5))
     with pytest.raises(OptionError, match="evaluate is off"):
         compare(small, tmp_path / "no", wanted, quick(evaluate=False))
-    for options in ({"bits": 3}, {"method": "gptq"}, {"recipe": tmp_path / "recipe.yaml"}, {"form": "nl3"}):
+    for options in ({"bits": 3}, {"method": "gptq"}, {"recipe": tmp_path / "recipe.yaml"}, {"format": "nl3"}):
         with pytest.raises(OptionError, match=f"{next(iter(options))} is .*several outputs are compared"):
             compare(small, tmp_path / "no", wanted, quick(**options))
     for most in (float("nan"), -1.0, 0.0):

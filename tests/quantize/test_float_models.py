@@ -23,11 +23,11 @@ from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS, InputStatistics
 from genai.quantize import quantize_model
 from genai.quantize.calibration import CalibrationText
-from genai.quantize.flow import Flow
 from genai.quantize.folding import find_fold
 from genai.quantize.quality import Evaluation
 from genai.quantize.sites import Site
 from genai.quantize.source import FloatModel
+from genai.quantize.stage_values import StageValues
 from genai.quantize.statistics import gather
 from genai.quantize.streaming import StreamedDecoder, batches_of, nothing_instead
 from tools.peers.checkpoint import make_checkpoint
@@ -37,7 +37,7 @@ from .conftest import CHECKPOINT, quick, small_folder
 
 
 def logits_of(decoder: StreamedDecoder, tokens: np.ndarray, instead: Any = nothing_instead) -> np.ndarray:
-    flow = Flow(batches_of(tokens, 64))  # one sequence per batch
+    flow = StageValues(batches_of(tokens, 64))  # one sequence per batch
     for stage in decoder.stages[:-1]:
         flow.advance(decoder, stage, instead=instead)
     with decoder.running(decoder.stages[-1], instead=instead) as running:
@@ -151,7 +151,7 @@ def test_few_values_live_between_stages(decoder: StreamedDecoder) -> None:
 
 
 def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np.ndarray) -> None:
-    flow = Flow(batches_of(tokens, 64))
+    flow = StageValues(batches_of(tokens, 64))
     for stage in decoder.stages:
         if any("layers.0.mlp.down_proj" in use.site.name for use in stage.uses):
             break
@@ -174,7 +174,7 @@ def test_statistics_are_those_of_the_inputs(decoder: StreamedDecoder, tokens: np
 
 def test_rounded_products_change_little(decoder: StreamedDecoder, tokens: np.ndarray) -> None:
     """What calibration sees where products round to bfloat16: the floats' values, but for that rounding."""
-    wide, narrow = Flow(batches_of(tokens, 64)), Flow(batches_of(tokens, 64))
+    wide, narrow = StageValues(batches_of(tokens, 64)), StageValues(batches_of(tokens, 64))
     for stage in decoder.stages[:-1]:
         wide.advance(decoder, stage)
         narrow.advance(decoder, stage, narrow=True)

@@ -58,9 +58,9 @@ def test_every_method_makes_a_model_that_runs(name: str, small: Path, tmp_path: 
     report = quantize_model(small, tmp_path / "out", quick(method=name, symmetric=name != "awq"))
     assert report.quality is not None and 0 < report.quality.kld < 0.2
     assert report.quality.kld == pytest.approx(divergence_of_folders(small, tmp_path / "out"), rel=0.02)
-    form = f"blocks of 32{', zero points' if name == 'awq' else ''}, {name}"
-    assert {row.stored for row in report.matrices if row.part != "embedding"} == {f"4 bits, {form}"}
-    assert {row.stored for row in report.matrices if row.part == "embedding"} == {f"8 bits, {form}"}
+    format = f"blocks of 32{', zero points' if name == 'awq' else ''}, {name}"
+    assert {row.stored for row in report.matrices if row.part != "embedding"} == {f"4 bits, {format}"}
+    assert {row.stored for row in report.matrices if row.part == "embedding"} == {f"8 bits, {format}"}
     assert any("power" in row.notes for row in report.matrices) == METHODS[name].folds
 
 
@@ -158,11 +158,11 @@ def test_an_interrupted_run_goes_on(method: str, small: Path, tmp_path: Path) ->
 
 def test_a_killed_run_goes_on(small: Path, tmp_path: Path) -> None:
     """SIGKILL at moments that nobody chose."""
-    quantize_model(small, tmp_path / "whole", quick(method="gptq", form="nl3"))
+    quantize_model(small, tmp_path / "whole", quick(method="gptq", format="nl3"))
     arguments = [
         "--method",
         "gptq",
-        "--form",
+        "--format",
         "nl3",
         "--samples",
         "8",
@@ -416,7 +416,7 @@ def test_bad_texts(name: str, content: str | bytes | None, message: str, small: 
         ({"target_bits": 5.0, "recipe": Path("x")}, "recipe and target_bits"),
         ({"evaluate": False, "eval_file": Path("x")}, "nothing is evaluated"),
         ({"target_bits": 5.0, "bits": 8}, "a target chooses them"),
-        ({"target_kld": 0.1, "form": "q4_k"}, "a target chooses them"),
+        ({"target_kld": 0.1, "format": "q4_k"}, "a target chooses them"),
         ({"target_runtime": "any"}, "there is no target"),
         ({"target_bits": 5.0, "target_runtime": "onnx"}, "target_runtime is 'onnx'"),
         ({"sensitivity": Path("x")}, "there is no target"),
@@ -490,15 +490,15 @@ def test_requantising_says_what_it_means(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "reads"),
-    [({}, True), ({"bits": 2, "symmetric": False}, True), ({"qdq": True}, False), ({"form": "nl3"}, False)],
+    ("format", "reads"),
+    [({}, True), ({"bits": 2, "symmetric": False}, True), ({"qdq": True}, False), ({"format": "nl3"}, False)],
     ids=str,
 )
 def test_what_was_written_here_is_quantised(
-    form: dict[str, Any], reads: bool, small: Path, tmp_path: Path, tokens: np.ndarray
+    format: dict[str, Any], reads: bool, small: Path, tmp_path: Path, tokens: np.ndarray
 ) -> None:
     """Scales that a Cast widens are read as well, and weights behind DequantizeLinear are known for what they are."""
-    quantize_model(small, tmp_path / "once", quick(evaluate=False, embedding_bits=0, **form))
+    quantize_model(small, tmp_path / "once", quick(evaluate=False, embedding_bits=0, **format))
     with pytest.raises(InputError, match="quantised already: 11 nodes"):
         quantize_model(tmp_path / "once", tmp_path / "out", quick())
     again = quick(bits=8, requantize=True)

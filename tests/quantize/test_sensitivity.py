@@ -30,7 +30,7 @@ def test_the_coarsest_is_measured_and_then_each_third() -> None:
 def test_what_is_read_off() -> None:
     """Between two measured ones by the power law through both, below all in proportion to the error."""
     errors = {"a": 0.16, "b": 0.04, "c": 0.01, "d": 0.001, "e": 0.0}
-    found = sensitivity.read_off(errors, {"a": 3.2, "c": 0.05})
+    found = sensitivity.interpolated_losses(errors, {"a": 3.2, "c": 0.05})
     assert found["a"] == 3.2 and found["c"] == 0.05
     assert found["b"] == pytest.approx(0.4)  # errors 4 apart, divergences 8 apart
     assert found["d"] == pytest.approx(0.005)

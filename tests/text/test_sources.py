@@ -16,7 +16,7 @@ from genai.common import reading
 from genai.errors import TokenizerError
 from genai.text.sources import choosing, parts, ranks, tekken as tekken_form, vocab_merges, word_piece
 from genai.text.tokenizer import Tokenizer
-from tools.text_goldens.forms import FORMS, RESERVED, SOURCES, tekken, tokens, write_form
+from tools.text_goldens.forms import FORMATS, RESERVED, SOURCES, tekken, tokens, write_form
 
 GOLDEN = json.loads((SOURCES / "goldens.json").read_text(encoding="utf-8"))
 TEXTS: list[str] = GOLDEN["texts"]
@@ -24,7 +24,7 @@ COMPOSED = ("qwen", "qwen2", "gpt_neox", "cohere")
 SIZE = len(tokens())
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_ids_are_those_of_the_form_s_own_library(tmp_path: Path, name: str) -> None:
     tokenizer = Tokenizer(write_form(name, tmp_path))
     tokenizer.update_options(skip_special_tokens=False)
@@ -42,7 +42,7 @@ def test_ids_are_those_of_the_form_s_own_library(tmp_path: Path, name: str) -> N
 
 
 def test_every_form_has_goldens_in_twenty_scripts() -> None:
-    assert set(GOLDEN["ids"]) == set(FORMS)
+    assert set(GOLDEN["ids"]) == set(FORMATS)
     names = {unicodedata.name(character, "?").split()[0] for text in TEXTS for character in text if character.isalpha()}
     assert (
         len(

@@ -18,7 +18,7 @@ from .subject import Subject
 
 ORDER = ("rtn", "search", "importance", "hqq", "awq", "gptq", "distill")
 SIZES = ((2, 32), (3, 32), (4, 32), (4, 128), (8, 32))
-FORMS = ("nl2", "nl3", "nl4", "q6_k")
+FORMATS = ("nl2", "nl3", "nl4", "q6_k")
 TARGETS = (2.4, 3.0, 3.5, 4.25, 4.5, 5.5, 6.5)
 MAKER = "genai"
 
@@ -32,8 +32,8 @@ def table_ways() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def curve_ways() -> Iterator[tuple[str, dict[str, Any]]]:
     """The most exact outputs of every size."""
-    for form in FORMS:
-        yield f"distill/{form}", {"method": "distill", "form": form, "embedding_bits": None}
+    for name in FORMATS:
+        yield f"distill/{name}", {"method": "distill", "format": name, "embedding_bits": None}
     for bits in TARGETS:
         yield f"target {bits:g}", {"method": "distill", "target_bits": bits, "target_runtime": "any"}
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from genai import Tokenizer
 from genai.quantize.calibration import CalibrationText, read_text
-from genai.quantize.flow import Flow
 from genai.quantize.options import QuantizeOptions
 from genai.quantize.quality import Evaluation, Quality
 from genai.quantize.source import FloatModel
+from genai.quantize.stage_values import StageValues
 from genai.quantize.statistics import gather
 from genai.quantize.streaming import StreamedDecoder, batches_of
 
@@ -77,7 +77,7 @@ class Measuring(AbstractContextManager["Measuring"]):
         """Mean squares of what each matrix is multiplied with, in the float model over the calibration text."""
         if self.subject.calib is None:
             raise SystemExit(f"{self.subject.name} has no calibration text")
-        flow = Flow(batches_of(self._text(self.subject.calib, SAMPLES).tokens))
+        flow = StageValues(batches_of(self._text(self.subject.calib, SAMPLES).tokens))
         found: dict[str, NDArray[np.float32]] = {}
         for stage in self.decoder.stages:
             values = list(dict.fromkeys(use.value for use in stage.uses))

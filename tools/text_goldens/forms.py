@@ -99,7 +99,7 @@ def _words(folder: Path, lowercase: bool) -> None:
 
 _TEKKEN_13 = "<unk> <s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CALLS] [ARGS] <think>".split()
 _COHERE = ("<PAD>", "<UNK>", "<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>")
-FORMS = {
+FORMATS = {
     "llama3": lambda folder: _ranked(folder, "tokenizer.model", None, "llama"),
     "qwen": lambda folder: _ranked(folder, "qwen.tiktoken", {"tokenizer_class": "QWenTokenizer"}),
     "cl100k_base": lambda folder: _ranked(folder, "cl100k_base.tiktoken"),
@@ -126,5 +126,5 @@ FORMS = {
 def write_form(name: str, folder: Path) -> Path:
     """The folder of a form, as its publisher lays it out."""
     folder.mkdir(parents=True, exist_ok=True)
-    FORMS[name](folder)
+    FORMATS[name](folder)
     return folder

@@ -14,7 +14,7 @@ from ...quantize.onnx_graph.dynamic import DynamicRequest, quantize_dynamically
 from ...quantize.onnx_graph.static import StaticRequest, quantize_statically
 from ...quantize.onnx_graph.tensors_data import CalibrationMethod
 from ...quantize.onnx_graph.types import BYTES, QuantFormat, QuantType, checked_type
-from ...quantize.onnx_graph.writing import require_place, write_quantised
+from ...quantize.onnx_graph.writing import require_writable_path, write_quantised
 from .configs import (
     DynamicQuantConfig as DynamicQuantConfig,
     QuantConfig as QuantConfig,
@@ -85,7 +85,7 @@ def quantize_static(
         read_extra_options(extra_options),
         None if calibration_cache_path is None else Path(calibration_cache_path),
     )
-    require_place(model_output)
+    require_writable_path(model_output)
     model = read_model(model_input)
     quantize_statically(model, model_input, request)
     write_quantised(model, model_output, use_external_data_format)
@@ -118,7 +118,7 @@ def quantize_dynamic(
         nodes_to_exclude,
         read_dynamic_options(extra_options),
     )
-    require_place(model_output)
+    require_writable_path(model_output)
     model = read_model(model_input)
     quantize_dynamically(model, request)
     write_quantised(model, model_output, use_external_data_format)
@@ -167,7 +167,7 @@ def quantize(
             quant_config.extra_options,
         )
     elif isinstance(quant_config, WeightOnlyQuantConfig):
-        require_place(model_output)
+        require_writable_path(model_output)
         quantize_weights(model_input, model_output, quant_config)
     else:
         raise OptionError(

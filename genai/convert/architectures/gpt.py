@@ -114,12 +114,12 @@ def falcon(config: HFConfig) -> DecoderSpec:
     parallel = config.flag("parallel_attn", default=True) or new
     one_head = config.flag("multi_query", default=True) and not new
     bias = config.flag("bias")
-    listed = config.integer("num_kv_heads", "n_head_kv", default=heads)
+    kv_heads = config.integer("num_kv_heads", "n_head_kv", default=heads)
     return decoder(
         config,
         tied=True,
         intermediate_size=config.integer("ffn_hidden_size", default=4 * hidden),
-        num_key_value_heads=1 if one_head else listed if new else heads,
+        num_key_value_heads=1 if one_head else kv_heads if new else heads,
         parallel=parallel,
         shared_norm=parallel and not (config.integer("num_ln_in_parallel_attn", default=2) == 2 and new),
         **common.biases(bias, bias),

@@ -261,8 +261,8 @@ def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
         normalized=config.flag("norm_topk_prob"),
         **fields,
     )
-    step, listed = config.integer("decoder_sparse_step", default=1), config.numbers("mlp_only_layers")
-    dense = tuple(layer for layer in range(config.num_layers) if layer in listed or (layer + 1) % step)
+    step, dense_layers = config.integer("decoder_sparse_step", default=1), config.numbers("mlp_only_layers")
+    dense = tuple(layer for layer in range(config.num_layers) if layer in dense_layers or (layer + 1) % step)
     return {"experts": experts, "dense_layers": dense}
 
 
@@ -297,8 +297,8 @@ def _one_expert(part: slice) -> common.TensorView:
     """Rows of an expert's matrix or bias, out of the tensor of all: floats are stored as [inputs, outputs]."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
-        one: NDArray[Any] = tensor[expert]
-        return (one if tensor.dtype.names or one.ndim == 1 else one.T)[part]
+        matrix: NDArray[Any] = tensor[expert]
+        return (matrix if tensor.dtype.names or matrix.ndim == 1 else matrix.T)[part]
 
     return view
 

@@ -38,7 +38,7 @@ _HARMLESS = (
 
 
 @dataclass(frozen=True)
-class GgufForm:
+class GgufArchitecture:
     """How llama.cpp has one of our architectures.
 
     Attributes:
@@ -62,12 +62,12 @@ def _experts(data: Metadata, model: GgufModel) -> Values:
 
 
 def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
-    found = _experts(data, model)
+    mixture = _experts(data, model)
     shared = "blk.0.ffn_up_shexp.weight"
     return {
-        "num_experts": found["num_local_experts"],
-        "num_experts_per_tok": found["num_experts_per_tok"],
-        "moe_intermediate_size": found["intermediate_size"],
+        "num_experts": mixture["num_local_experts"],
+        "num_experts_per_tok": mixture["num_experts_per_tok"],
+        "moe_intermediate_size": mixture["intermediate_size"],
         "norm_topk_prob": data.architecture == "qwen3moe",
         **({"shared_expert_intermediate_size": model.info(shared).shape[0]} if shared in model else {}),
     }
@@ -138,48 +138,48 @@ _FALCON = (
     Rule(r"input_layernorm", "attn_norm_2", when=_norms_apart),
     Rule(r"post_attention_layernorm", "attn_norm", when=_norms_apart),
 )
-FORMS: Mapping[str, GgufForm] = {
-    "llama": GgufForm("llama", permuted=True),
-    "qwen2": GgufForm("qwen2"),
-    "qwen2moe": GgufForm("qwen2_moe", _qwen_experts),
-    "qwen3": GgufForm("qwen3"),
-    "qwen3moe": GgufForm("qwen3_moe", _qwen_experts),
-    "gemma": GgufForm("gemma"),
-    "gemma2": GgufForm("gemma2", _later_gemma),
-    "gemma3": GgufForm("gemma3_text", _later_gemma),
-    "phi2": GgufForm("phi"),
-    "phi3": GgufForm("phi3"),
-    "olmo": GgufForm("olmo", _clip, permuted=True),
-    "olmo2": GgufForm("olmo2"),
-    "granite": GgufForm("granite", _multipliers, permuted=True),
-    "granitemoe": GgufForm("granitemoe", _multipliers, permuted=True),
-    "starcoder2": GgufForm("starcoder2"),
-    "gpt2": GgufForm("gpt2", lambda data, model: {"n_inner": data.integer("feed_forward_length")}),
-    "gptneox": GgufForm("gpt_neox", _parallel),
-    "falcon": GgufForm("falcon", _falcon, rules=_FALCON),
-    "stablelm": GgufForm("stablelm", _parallel),
-    "command-r": GgufForm("cohere", _cohere),
-    "cohere2": GgufForm("cohere2", _cohere),
-    "glm4": GgufForm("glm4"),
-    "exaone4": GgufForm("exaone4"),
-    "smollm3": GgufForm("smollm3", permuted=True),
-    "nemotron": GgufForm("nemotron"),
-    "ernie4_5": GgufForm("ernie4_5"),
+ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama", permuted=True),
+    "qwen2": GgufArchitecture("qwen2"),
+    "qwen2moe": GgufArchitecture("qwen2_moe", _qwen_experts),
+    "qwen3": GgufArchitecture("qwen3"),
+    "qwen3moe": GgufArchitecture("qwen3_moe", _qwen_experts),
+    "gemma": GgufArchitecture("gemma"),
+    "gemma2": GgufArchitecture("gemma2", _later_gemma),
+    "gemma3": GgufArchitecture("gemma3_text", _later_gemma),
+    "phi2": GgufArchitecture("phi"),
+    "phi3": GgufArchitecture("phi3"),
+    "olmo": GgufArchitecture("olmo", _clip, permuted=True),
+    "olmo2": GgufArchitecture("olmo2"),
+    "granite": GgufArchitecture("granite", _multipliers, permuted=True),
+    "granitemoe": GgufArchitecture("granitemoe", _multipliers, permuted=True),
+    "starcoder2": GgufArchitecture("starcoder2"),
+    "gpt2": GgufArchitecture("gpt2", lambda data, model: {"n_inner": data.integer("feed_forward_length")}),
+    "gptneox": GgufArchitecture("gpt_neox", _parallel),
+    "falcon": GgufArchitecture("falcon", _falcon, rules=_FALCON),
+    "stablelm": GgufArchitecture("stablelm", _parallel),
+    "command-r": GgufArchitecture("cohere", _cohere),
+    "cohere2": GgufArchitecture("cohere2", _cohere),
+    "glm4": GgufArchitecture("glm4"),
+    "exaone4": GgufArchitecture("exaone4"),
+    "smollm3": GgufArchitecture("smollm3", permuted=True),
+    "nemotron": GgufArchitecture("nemotron"),
+    "ernie4_5": GgufArchitecture("ernie4_5"),
 }
 
 
-def form_of(model: GgufModel) -> GgufForm:
-    """The form of a file's architecture; UnsupportedModelError if it is not known here."""
+def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
+    """How a file of this architecture is read; UnsupportedModelError if it is not known here."""
     name = model.architecture
-    if name not in FORMS:
+    if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{model.path}: the architecture {name!r:.60} is not known here",
-            f"known are {', '.join(FORMS)}",
-            did_you_mean(name, FORMS, "use a model of one of these"),
+            f"known are {', '.join(ARCHITECTURES)}",
+            did_you_mean(name, ARCHITECTURES, "use a model of one of these"),
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
-        return GgufForm("mixtral", _experts, permuted=True)
-    return FORMS[name]
+        return GgufArchitecture("mixtral", _experts, permuted=True)
+    return ARCHITECTURES[name]
 
 
 def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
@@ -188,7 +188,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     Args:
         tokens: ids of special tokens, by the names that config.json has for them.
     """
-    form, data = form_of(model), Metadata(model.metadata, model.architecture, model.path)
+    architecture, data = gguf_architecture_of(model), Metadata(model.metadata, model.architecture, model.path)
     if TABLE not in model:
         raise InputError(
             f"{model.path}: there is no tensor {TABLE!r}", "no decoder can begin without the embeddings of its tokens",
@@ -210,7 +210,7 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
     name = "attention.layer_norm_rms_epsilon" if epsilon is not None else "attention.layer_norm_epsilon"
     rotated = data.optional_integer("rope.dimension_count") or size
     values: Values = {
-        "model_type": form.model_type,
+        "model_type": architecture.model_type,
         "hidden_size": hidden,
         "num_hidden_layers": data.integer("block_count"),
         "intermediate_size": data.optional_integer("feed_forward_length") or 4 * hidden,
@@ -225,10 +225,10 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
         "partial_rotary_factor": rotated / size,
         **_rope(data, model, rotated // 2),
         **_pattern(data),
-        **form.values(data, model),
+        **architecture.values(data, model),
         **tokens,
     }
-    if form.model_type == "gpt2":  # nothing is rotated
+    if architecture.model_type == "gpt2":  # nothing is rotated
         del values["partial_rotary_factor"]
     known = tuple(f"{model.architecture}.{key}" for key in _HARMLESS)
     config = HFConfig(values)
@@ -283,14 +283,14 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
 
 def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling | None:
     """That of the configuration, together with the divisors and the magnitude that it has no words for."""
-    given = spec.rope_scaling
-    has_own = isinstance(given, YarnScaling | LongRope)  # they have the magnitude already
+    scaling = spec.rope_scaling
+    has_own = isinstance(scaling, YarnScaling | LongRope)  # they have the magnitude already
     magnitude = 1.0 if has_own else data.number("rope.scaling.attn_factor", 1.0)
     if ROPE_FREQS not in model and magnitude == 1:
-        return given
+        return scaling
     pairs = spec.rotary_size // 2
     divisors = np.array(_divisors(model, ROPE_FREQS, pairs) if ROPE_FREQS in model else [1.0] * pairs)
-    if given is not None:
+    if scaling is not None:
         plain, _ = scaled_frequencies(replace(spec, rope_scaling=None))
         scaled, factor = scaled_frequencies(spec)
         divisors, magnitude = divisors * (plain / scaled), magnitude * factor
@@ -305,9 +305,9 @@ def _rotates_nothing(data: Metadata) -> bool:
 def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
     """A tensor of positive numbers, one for each rotated pair."""
     if name not in model or model[name].dtype != np.float32 or model[name].shape != (pairs,):
-        found = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not there"
+        actual = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not there"
         raise InputError(
-            f"{model.path}: tensor {name!r} is {found}", f"expected F32 [{pairs}], a number for each rotated pair",
+            f"{model.path}: tensor {name!r} is {actual}", f"expected F32 [{pairs}], a number for each rotated pair",
             "convert the model again",
         )  # fmt: skip
     values = model[name]
@@ -321,8 +321,8 @@ def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
 
 def architecture_of(model: GgufModel) -> Architecture:
     """Our architecture, with the tensors where llama.cpp has them and with the parts that the file has."""
-    form = form_of(model)
-    known = find(form.model_type)
+    architecture = gguf_architecture_of(model)
+    known = find(architecture.model_type)
 
     def has(name: str, part: str) -> bool:
         return f"blk.0.{name}.{part}" in model
@@ -343,10 +343,10 @@ def architecture_of(model: GgufModel) -> Architecture:
             head_bias="output.bias" in model,
         )
 
-    packed = _PACKED_QKV if has("attn_qkv", "weight") else _QKV[form.permuted]
+    packed = _PACKED_QKV if has("attn_qkv", "weight") else _QKV[architecture.permuted]
     gate = _PACKED_GATE_UP if known.model_type in _GATE_BESIDE_UP else ()
     experts = _EXPERTS_APART if has("ffn_gate.0", "weight") else _EXPERTS
-    rules = (*_OUTSIDE, *form.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
+    rules = (*_OUTSIDE, *architecture.rules, *_LAYERS, *packed, *experts, *gate, *_FEED_FORWARD)
     return Architecture(known.model_type, known.title, describe, rules)
 
 

@@ -16,7 +16,7 @@ from ...errors import UnsupportedModelError
 from ...weight_files.gguf import GgufModel
 from ..architectures.common import Architecture
 from ..checkpoint import Checkpoint
-from .architectures import ROPE_TENSORS, TABLE, architecture_of, config_of, form_of
+from .architectures import ROPE_TENSORS, TABLE, architecture_of, config_of, gguf_architecture_of
 from .tokenizer import write_tokenizer
 
 _ADAPTER = "adapter"
@@ -42,7 +42,7 @@ class GgufCheckpoint(Checkpoint):
                 f"{path}: an adapter, not a model", "it holds factors that are added to a model's weights",
                 f"use it with the model that it belongs to: --lora NAME={path}",
             )  # fmt: skip
-        form_of(model)
+        gguf_architecture_of(model)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-gguf-"))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         rows = model.info(TABLE).shape[0] if TABLE in model else 0

@@ -20,18 +20,19 @@ class Metadata:
 
     def __init__(self, values: Mapping[str, Any], architecture: str, source: object) -> None:
         self.values, self.architecture, self._source = values, architecture, source
-        self._asked: set[str] = set()
+        self._keys_read: set[str] = set()
 
     def get(self, name: str) -> Any:
         """The value as it is, or None."""
         key = f"{self.architecture}.{name}"
-        self._asked.add(key)
+        self._keys_read.add(key)
         return self.values.get(key)
 
     @property
     def unread(self) -> list[str]:
         """Keys of the architecture that nobody asked for so far."""
-        return sorted(key for key in self.values if key.startswith(f"{self.architecture}.") and key not in self._asked)
+        own = f"{self.architecture}."
+        return sorted(key for key in self.values if key.startswith(own) and key not in self._keys_read)
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive whole number; of a list with one per layer, which must be the same for all."""
@@ -84,7 +85,9 @@ class Metadata:
             )
         return value.flat[0].item()
 
-    def _wrong(self, name: str, value: Any, wanted: str) -> ConfigError:
+    def _wrong(self, name: str, value: Any, expected: str) -> ConfigError:
         key = f"{self.architecture}.{name}"
-        what = f"{self._source} has no {key}" if value is None else f"{self._source}: {key} is {value!r:.80}"
-        return ConfigError(what, f"expected {wanted}", "convert the model again with a current convert_hf_to_gguf.py")
+        problem = f"{self._source} has no {key}" if value is None else f"{self._source}: {key} is {value!r:.80}"
+        return ConfigError(
+            problem, f"expected {expected}", "convert the model again with a current convert_hf_to_gguf.py"
+        )

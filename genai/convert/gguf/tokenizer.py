@@ -92,8 +92,10 @@ class Vocabulary:
                 self._fail(f"{_KEY}token_type has a number that is none", f"known are 1 to {max(known)}")
             self.types = [PieceType(int(number)) for number in types]
 
-    def _fail(self, what: str, why: str) -> NoReturn:
-        raise TokenizerError(f"{self._path}: {what}", why, "convert the model again, or build it from its checkpoint")
+    def _fail(self, problem: str, why: str) -> NoReturn:
+        raise TokenizerError(
+            f"{self._path}: {problem}", why, "convert the model again, or build it from its checkpoint"
+        )
 
     def _text(self, name: str, default: str) -> str:
         value = self._values.get(_KEY + name, default)
@@ -169,16 +171,16 @@ class Vocabulary:
 
     def merges(self) -> list[list[str]]:
         """Pairs of tokens in the order in which they are joined."""
-        listed = self._strings("merges")
-        if not listed or len(listed) > _MOST_MERGES:
-            self._fail(f"{_KEY}merges has {len(listed)} entries", f"byte-level BPE has 1 to {_MOST_MERGES}")
-        known, found = set(self.tokens), []
-        for merge in listed:
+        entries = self._strings("merges")
+        if not entries or len(entries) > _MOST_MERGES:
+            self._fail(f"{_KEY}merges has {len(entries)} entries", f"byte-level BPE has 1 to {_MOST_MERGES}")
+        known, pairs = set(self.tokens), []
+        for merge in entries:
             left, _, right = merge[0:1] + merge[1:].partition(" ")[0], "", merge[1:].partition(" ")[2]
             # What would make no token is passed over, as llama.cpp does.
             if {left, right, left + right} <= known:
-                found.append([left, right])
-        return found
+                pairs.append([left, right])
+        return pairs
 
     def pre_tokenizer(self) -> str:
         """Its name; TokenizerError if it is not known."""
@@ -231,8 +233,8 @@ def _templates(model: GgufModel) -> Json:
     names = model.metadata.get("tokenizer.chat_templates", [])
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     keys = {"default": "tokenizer.chat_template", **{name: f"tokenizer.chat_template.{name}" for name in names}}
-    found = {name: model.metadata[key] for name, key in keys.items() if key in model.metadata}
-    for name, template in found.items():
+    templates = {name: model.metadata[key] for name, key in keys.items() if key in model.metadata}
+    for name, template in templates.items():
         if (
             not isinstance(template, str)
             or len(template) > _MOST_TEMPLATE
@@ -242,18 +244,18 @@ def _templates(model: GgufModel) -> Json:
                 f"{model.path}: {keys[name]} is {template!r:.60}", f"at most {_MOST_TEMPLATE} characters are expected",
                 "convert the model again",
             )  # fmt: skip
-    if len(found) > 1:
-        return {"chat_template": [{"name": name, "template": template} for name, template in found.items()]}
-    return {"chat_template": found["default"]} if "default" in found else {}
+    if len(templates) > 1:
+        return {"chat_template": [{"name": name, "template": template} for name, template in templates.items()]}
+    return {"chat_template": templates["default"]} if "default" in templates else {}
 
 
 def _sampling(metadata: Mapping[str, Any]) -> Json:
     values = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
-    found = {
+    settings = {
         name: value for name, value in values.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     }  # fmt: skip
-    return {"do_sample": True, **found} if found.get("temperature", 0) > 0 else {}
+    return {"do_sample": True, **settings} if settings.get("temperature", 0) > 0 else {}
 
 
 def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:

@@ -41,7 +41,7 @@ class QuantisedCheckpoint(Checkpoint):
         super().__init__(folder)
         self.quantisation, self.precision = quantisation, quantisation.precision
         self.config = without_quantisation(self.config)
-        plain = {name: super(QuantisedCheckpoint, self).__getitem__(name) for name in self._places}
+        plain = {name: super(QuantisedCheckpoint, self).__getitem__(name) for name in self._file_of}
         self._matrices: dict[str, StoredMatrix] = {}
         self._last: tuple[str, NDArray[Any]] = "", np.empty(0)
         for name, matrix in quantisation.form.read(plain, quantisation.settings):

@@ -49,10 +49,10 @@ class NodeEngine:
 
     def answers(self, items: Sequence[Any], options: Mapping[str, Any]) -> list[Answer[None]]:
         """The answers to a group, in its order, without the items."""
-        return [replace(answer, item=None) for answer in self._llm.map(items, _as_it_is, **options)]
+        return [replace(answer, item=None) for answer in self._llm.map(items, _item_or_raise, **options)]
 
 
-def _as_it_is(item: Any) -> Any:
+def _item_or_raise(item: Any) -> Any:
     if isinstance(item, GenaiError):
         raise item
     return item
@@ -63,12 +63,13 @@ class _Group:
     """Items that are asked together.
 
     Attributes:
-        begin: the index of the first. given: as they were given. asked: what each asks, or what is wrong with it.
+        begin: the index of the first. items: as the caller has them. requests: the request of each, or what is wrong
+            with it.
     """
 
     begin: int
-    given: list[Any]
-    asked: list[Any]
+    items: list[Any]
+    requests: list[Any]
 
 
 class Cluster(Single, AbstractContextManager["Cluster"]):
@@ -113,8 +114,8 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
     @property
     def processes(self) -> list[int]:
         """The process of each worker, on its node."""
-        found: list[int] = self._get([worker.process.remote() for worker in self._workers])
-        return found
+        pids: list[int] = self._get([worker.process.remote() for worker in self._workers])
+        return pids
 
     def params(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
         """See LLM.params."""
@@ -153,7 +154,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
                     break
                 index = load.index(min(load))
                 load[index] += 1
-                running[self._workers[index].answers.remote(group.asked, options)] = index, group
+                running[self._workers[index].answers.remote(group.requests, options)] = index, group
             if not running:
                 if broken is not None:
                     raise broken
@@ -172,11 +173,11 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
     def _answers(self, done: Any, group: _Group) -> list[Answer[Any]]:
         """The answers of a group."""
-        last = group.begin + len(group.given)
-        (found,) = self._get([done], f"{_MOST_DEATHS} workers died with items {group.begin + 1} to {last}")
+        last = group.begin + len(group.items)
+        (answers,) = self._get([done], f"{_MOST_DEATHS} workers died with items {group.begin + 1} to {last}")
         return [
             replace(answer, index=group.begin + index, item=item)
-            for index, (answer, item) in enumerate(zip(found, group.given, strict=True))
+            for index, (answer, item) in enumerate(zip(answers, group.items, strict=True))
         ]
 
     def _get(self, results: Sequence[Any], dead: str = "a worker cannot be started") -> list[Any]:
@@ -206,15 +207,15 @@ def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group
     """Items in groups. An error of theirs comes after the last group."""
     begin, broken = 0, None
     while broken is None:
-        given: list[Any] = []
+        group_items: list[Any] = []
         try:
-            given.extend(islice(items, _ITEMS_AT_A_TIME))
+            group_items.extend(islice(items, _ITEMS_AT_A_TIME))
         except Exception as error:
             broken = error
-        if not given:
+        if not group_items:
             break
-        yield _Group(begin, given, [attempt(ask, item) for item in given])
-        begin += len(given)
+        yield _Group(begin, group_items, [attempt(ask, item) for item in group_items])
+        begin += len(group_items)
     if broken is not None:
         raise broken
 

@@ -42,10 +42,10 @@ class InputFile:
     def check_unchanged(self) -> None:
         """Raise InputError if the file is not what it was at the beginning, or its name means another one."""
         try:
-            found = _identity(self.path.stat())
+            current = _identity(self.path.stat())
         except OSError:
-            found = ()
-        if found != self._identity:
+            current = ()
+        if current != self._identity:
             raise InputError(
                 f"{self.path}: changed while it was read",
                 "what is read of it no longer belongs together",

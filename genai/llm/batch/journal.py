@@ -57,18 +57,18 @@ class Answered:
         self.count = self.failed = self._last = self._sum = 0
         self.in_order = True
 
-    def add(self, found: LineId, *, failed: bool) -> bool:
+    def add(self, line_id: LineId, *, failed: bool) -> bool:
         """Note one; False if it was there already."""
-        if found.number in self:
+        if line_id.number in self:
             return False
-        byte, bit = divmod(found.number, 8)
+        byte, bit = divmod(line_id.number, 8)
         if byte >= len(self._bits):
             self._bits.extend(bytes(byte + 1 - len(self._bits)))
         self._bits[byte] |= 1 << bit
         self.count, self.failed = self.count + 1, self.failed + failed
-        self.in_order = self.in_order and found.number > self._last
-        self._last = found.number
-        self._sum = (self._sum + found.digest) % 2**64
+        self.in_order = self.in_order and line_id.number > self._last
+        self._last = line_id.number
+        self._sum = (self._sum + line_id.digest) % 2**64
         return True
 
     def __contains__(self, number: int) -> bool:
@@ -131,21 +131,21 @@ class Journal:
 
     def _read_back(self, *, keep_failed: bool) -> None:
         """Find the lines that are there. Errors that are to be tried again leave it."""
-        place = whole = dropped = 0
+        offset = whole = dropped = 0
         beginning, head, end = b"", None, b""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
             for number, piece, begins in _pieces(file):
                 if begins:
                     beginning, head, end = piece[: len(_BEGINNING)], _HEAD.match(piece), b""
-                place, end = place + len(piece), (end + piece)[-2:]
+                offset, end = offset + len(piece), (end + piece)[-2:]
                 if piece.endswith(b"\n"):
                     if head is None:
                         raise self._foreign(number)
                     if end != b"}\n":
                         raise self._damaged(number)
-                    whole = place
+                    whole = offset
                     dropped += self._note(head, number, keep_failed=keep_failed)
-            if whole < place:
+            if whole < offset:
                 if not whole and not _BEGINNING.startswith(beginning):
                     raise self._foreign(1)
                 os.ftruncate(self._descriptor, whole)
@@ -156,21 +156,21 @@ class Journal:
 
     def _note(self, head: re.Match[bytes], number: int, *, keep_failed: bool) -> bool:
         """Note what line `number` of the output answers; whether it is to be dropped instead."""
-        found = LineId(int(head[1], 16), int(head[2]), int(head[3], 16))
+        line_id = LineId(int(head[1], 16), int(head[2]), int(head[3], 16))
         failed = head[4] != b"null"
-        if found.settings != self._settings:
+        if line_id.settings != self._settings:
             raise InputError(
                 f"{self.path}: was begun with other options",
                 "its answers are those of another model, template or other sampling options",
                 "give the same as then, or another output; --force begins anew",
             )
-        if found.number > self._most_lines:
+        if line_id.number > self._most_lines:
             raise self.of_another_input()
         if failed and not keep_failed:
             return True
-        if not self.answered.add(found, failed=failed):
+        if not self.answered.add(line_id, failed=failed):
             raise InputError(
-                f"{self.path}: answers line {found.number} of the input twice",
+                f"{self.path}: answers line {line_id.number} of the input twice",
                 f"line {number} of it is the second time",
                 "remove one of them, or begin anew with --force",
             )
@@ -323,25 +323,25 @@ def _pieces(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
 
 def _answers(file: BinaryIO) -> Iterator[bytes]:
     """The pieces of the lines without an error."""
-    is_kept = False
+    succeeded = False
     for _, piece, begins in _pieces(file):
         if begins:
             head = _HEAD.match(piece)
-            is_kept = head is not None and head[4] == b"null"
-        if is_kept:
+            succeeded = head is not None and head[4] == b"null"
+        if succeeded:
             yield piece
 
 
 def _in_order(file: BinaryIO) -> Iterator[bytes]:
     """The pieces of all lines, by the number of what they answer. Of each line 16 bytes are kept."""
-    numbers, places, place = array("q"), array("q"), 0
+    numbers, offsets, offset = array("q"), array("q"), 0
     for _, piece, begins in _pieces(file):
         if begins and (head := _HEAD.match(piece)) is not None:
             numbers.append(int(head[2]))
-            places.append(place)
-        place += len(piece)
+            offsets.append(offset)
+        offset += len(piece)
     for index in np.argsort(np.frombuffer(numbers, np.int64), kind="stable"):
-        file.seek(places[index])
+        file.seek(offsets[index])
         while not (piece := file.readline(_PIECE)).endswith(b"\n"):
             yield piece
         yield piece

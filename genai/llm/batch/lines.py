@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...common.reading import json_object
+from ...common.renamed import renamed_arguments
 from ...errors import InputError, MissingPackageError, OptionError
 from .input_file import MOST_LINE_BYTES, InputFile, bounded_lines
 
@@ -169,9 +170,9 @@ class CsvRows(_Table):
                 names = _column_names(self.name, row)
                 continue
             number += 1
-            found = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
+            fields = dict(zip(names, row, strict=True)) if len(row) == len(names) else row
             size, before = read.bytes - before, read.bytes
-            yield Line(number, json.dumps(found, ensure_ascii=False).encode(), size)
+            yield Line(number, json.dumps(fields, ensure_ascii=False).encode(), size)
 
 
 @dataclass
@@ -350,31 +351,35 @@ def _as_json(value: Any, kind: Any) -> Any:
     return str(value)
 
 
-def open_lines(path: Path, form: str | None = None) -> Lines:
+@renamed_arguments(form="format")
+def open_lines(path: Path, format: str | None = None) -> Lines:
     """An input by its path; "-" is stdin.
 
     Args:
-        form: one of FORMATS; None = what the name's ending says: text lines where it says nothing, JSON lines of stdin.
+        format: one of FORMATS; None = what the name's ending says: text lines where it says nothing, JSON lines of
+            stdin.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or not in this form.
-        OptionError: another form.
+        InputError: there is no such file, it cannot be read, or not in this format.
+        OptionError: another format.
         MissingPackageError: a Parquet file without pyarrow.
     """
-    if form is not None and form not in FORMATS:
-        raise OptionError(f"format = {form!r}", f"allowed: {', '.join(FORMATS)}", "choose one of them, or leave it out")
+    if format is not None and format not in FORMATS:
+        raise OptionError(
+            f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of them, or leave it out"
+        )
     if str(path) == "-":
-        form = form or "jsonl"
-        if form == "parquet":
+        format = format or "jsonl"
+        if format == "parquet":
             raise InputError("stdin cannot be read as Parquet", "its index stands at its end", "give a file")
-        return _opened(form, "stdin", None, sys.stdin.buffer)
-    form = form or _BY_SUFFIX.get(path.suffix.lower(), "text")
-    return _opened(form, str(path), InputFile(path), None)
+        return _opened(format, "stdin", None, sys.stdin.buffer)
+    format = format or _BY_SUFFIX.get(path.suffix.lower(), "text")
+    return _opened(format, str(path), InputFile(path), None)
 
 
-def _opened(form: str, name: str, file: InputFile | None, stream: BinaryIO | None) -> Lines:
-    if form == "parquet" and file is not None:
+def _opened(format: str, name: str, file: InputFile | None, stream: BinaryIO | None) -> Lines:
+    if format == "parquet" and file is not None:
         return ParquetRows(name, file)
-    if form in ("csv", "tsv"):
-        return CsvRows(TextLines(name, file, stream), "," if form == "csv" else "\t")
-    return (JsonLines if form == "jsonl" else TextLines)(name, file, stream)
+    if format in ("csv", "tsv"):
+        return CsvRows(TextLines(name, file, stream), "," if format == "csv" else "\t")
+    return (JsonLines if format == "jsonl" else TextLines)(name, file, stream)

@@ -1,4 +1,4 @@
-"""The batch form of OpenAI's API: bodies of requests, and lines of answers."""
+"""The batch format of OpenAI's API: bodies of requests, and lines of answers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _LEAST_LOGPROB = -9999.0
 
 
 def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A request in OpenAI's form as an item of LLM.map, and the model that it names.
+    """A request in OpenAI's format as an item of LLM.map, and the model that it names.
 
     Args:
         fields: "custom_id", "method", "url" and "body".
 
     Raises:
-        InputError: it is not of that form.
+        InputError: it is not of that format.
         OptionError: something in the body is not known, or not obeyed here.
     """
     url, body = fields.get("url", CHAT), fields["body"]
@@ -57,16 +57,16 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     needed = "messages" if url == CHAT else "prompt"
     if not isinstance(body, Mapping) or needed not in body:
         raise InputError(f"the body of {url} has no {needed}", "they are what is asked", f"put {needed} into it")
-    given = {name: value for name, value in body.items() if value is not None}
-    item: dict[str, Any] = {needed: given.pop(needed)}
+    options = {name: value for name, value in body.items() if value is not None}
+    item: dict[str, Any] = {needed: options.pop(needed)}
     if url == CHAT:
-        item |= _chat_fields(given)
-    if "response_format" in given:
-        item |= _response_format(given.pop("response_format"))
-    if "max_completion_tokens" in given:
-        given["max_tokens"] = given.pop("max_completion_tokens")
-    given = with_token_ids(given)
-    for name, value in given.items():
+        item |= _chat_fields(options)
+    if "response_format" in options:
+        item |= _response_format(options.pop("response_format"))
+    if "max_completion_tokens" in options:
+        options["max_tokens"] = options.pop("max_completion_tokens")
+    options = with_token_ids(options)
+    for name, value in options.items():
         if name in OPTIONS:
             item[name] = value
         elif name in _ONLY:
@@ -74,52 +74,52 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         elif name not in _ABOUT_THE_CALLER:
             known = (*OPTIONS, "messages", "tools", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
             raise OptionError(f"{name} = {value!r:.80}", f"{url} has no such option here", did_you_mean(name, known))
-    return item, str(given.get("model", ""))
+    return item, str(options.get("model", ""))
 
 
-def _chat_fields(given: dict[str, Any]) -> dict[str, Any]:
+def _chat_fields(options: dict[str, Any]) -> dict[str, Any]:
     """What only conversations have, taken out of the body."""
     item = {}
-    if tools := given.pop("tools", None):
+    if tools := options.pop("tools", None):
         item["tools"] = tools
-    if (choice := given.pop("tool_choice", None)) is not None:
+    if (choice := options.pop("tool_choice", None)) is not None:
         item["tool_choice"] = choice
-    if (template := given.pop("chat_template_kwargs", None)) is not None:
+    if (template := options.pop("chat_template_kwargs", None)) is not None:
         item["template"] = template
-    top, wanted = given.pop("top_logprobs", None), given.pop("logprobs", False)
-    if not isinstance(wanted, bool) or (top is not None and not wanted):
+    top, wants_logprobs = options.pop("top_logprobs", None), options.pop("logprobs", False)
+    if not isinstance(wants_logprobs, bool) or (top is not None and not wants_logprobs):
         raise OptionError(
-            f"logprobs = {wanted!r:.40}, top_logprobs = {top!r:.40}",
+            f"logprobs = {wants_logprobs!r:.40}, top_logprobs = {top!r:.40}",
             "of a conversation, logprobs is true or false, and top_logprobs needs it",
             'write "logprobs": true, "top_logprobs": 5, say',
         )
-    return {**item, "logprobs": 0 if top is None else top} if wanted else item
+    return {**item, "logprobs": 0 if top is None else top} if wants_logprobs else item
 
 
-def _response_format(asked: Any) -> dict[str, Any]:
+def _response_format(response_format: Any) -> dict[str, Any]:
     """What the reply must match, as an option."""
-    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"json_schema": {"type": "object"}}
-    form = asked.get("json_schema") if kind == "json_schema" else None
-    if not isinstance(form, Mapping) or "schema" not in form:
+    schema_format = response_format.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(schema_format, Mapping) or "schema" not in schema_format:
         raise OptionError(
-            f"response_format = {asked!r:.80}",
+            f"response_format = {response_format!r:.80}",
             'it is {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": …}}',
             "write one of these",
         )
-    return {"json_schema": form["schema"]}
+    return {"json_schema": schema_format["schema"]}
 
 
 def with_token_ids(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options whose logit_bias has numbers for keys, where JSON has texts."""
     bias = options.get("logit_bias")
-    own = (
+    bias_option = (
         {"logit_bias": {_token_id(token): value for token, value in bias.items()}} if isinstance(bias, Mapping) else {}
     )
-    return {**options, **own}
+    return {**options, **bias_option}
 
 
 def _token_id(token: Any) -> Any:
@@ -133,7 +133,7 @@ def _check_only(name: str, value: Any) -> None:
         )
 
 
-class AnswerForm:
+class ResponseWriter:
     """Writes answers as OpenAI's API does.
 
     Args:
@@ -185,7 +185,9 @@ class AnswerForm:
     def _message(self, index: int, reply: ChatReply) -> dict[str, Any]:
         message = dict(reply.message)
         if reply.tool_calls:
-            message["tool_calls"] = [_tool_call(call, index, place) for place, call in enumerate(reply.tool_calls)]
+            message["tool_calls"] = [
+                _tool_call(call, index, position) for position, call in enumerate(reply.tool_calls)
+            ]
         logprobs = reply.completion.logprobs
         return {
             "index": index,
@@ -210,23 +212,23 @@ class AnswerForm:
 
     def _lists(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self._token(entry.token) for entry in entries]
-        places, place = [], 0
+        offsets, offset = [], 0
         for token in tokens:
-            places.append(place)
-            place += len(token)
+            offsets.append(offset)
+            offset += len(token)
         return {
             "tokens": tokens,
             "token_logprobs": [_number(entry.logprob) for entry in entries],
             "top_logprobs": [{self._token(token): _number(value) for token, value in entry.top} for entry in entries],
-            "text_offset": places,
+            "text_offset": offsets,
         }
 
     def _token(self, token: int) -> str:
         return self._tokenizer.decode([token])
 
 
-def _tool_call(call: ToolCall, index: int, place: int) -> dict[str, Any]:
-    id_ = call.id if call.id is not None else f"call_{index}_{place}"
+def _tool_call(call: ToolCall, index: int, position: int) -> dict[str, Any]:
+    id_ = call.id if call.id is not None else f"call_{index}_{position}"
     return {"id": id_, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
 
 

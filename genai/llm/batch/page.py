@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import InputError
 from ..mapping import MapFigures
-from .run import BatchReport, Shown
+from .run import BatchReport, ReportedAnswer
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 160, 24
 _STYLE = """
@@ -45,9 +45,9 @@ def page(report: BatchReport) -> str:
     if report.lengths:
         parts += ["<h2>Tokens of answers</h2>", _bars(report)]
     if report.errors:
-        parts += ["<h2>Failed lines</h2>", _table(report.errors.most_common()), _shown(report.failures)]
+        parts += ["<h2>Failed lines</h2>", _table(report.errors.most_common()), _answers_table(report.failures)]
     if report.answers:
-        parts += ["<h2>The first answers</h2>", _shown(report.answers)]
+        parts += ["<h2>The first answers</h2>", _answers_table(report.answers)]
     return "\n".join(parts) + "\n"
 
 
@@ -73,9 +73,9 @@ def _table(rows: Iterable[tuple[object, object]]) -> str:
     return f"<table>{cells}</table>"
 
 
-def _shown(rows: Sequence[Shown]) -> str:
+def _answers_table(rows: Sequence[ReportedAnswer]) -> str:
     cells = "".join(
-        f"<tr><td class=n>{one.number}<td>{escape(one.custom_id)}<td class=t>{escape(one.text)}" for one in rows
+        f"<tr><td class=n>{row.number}<td>{escape(row.custom_id)}<td class=t>{escape(row.text)}" for row in rows
     )
     return f"<table><tr><th>line<th>id<th>text{cells}</table>"
 
@@ -83,9 +83,9 @@ def _shown(rows: Sequence[Shown]) -> str:
 def _curve(moments: Sequence[MapFigures], count: Callable[[MapFigures], int]) -> str:
     """The rate between moments, over time."""
     rates = [
-        (later.seconds, (count(later) - count(one)) / (later.seconds - one.seconds))
-        for one, later in pairwise([MapFigures(), *moments])
-        if later.seconds > one.seconds
+        (later.seconds, (count(later) - count(earlier)) / (later.seconds - earlier.seconds))
+        for earlier, later in pairwise([MapFigures(), *moments])
+        if later.seconds > earlier.seconds
     ]
     if len(rates) < 2:
         return "<p>The run was too short for a curve.</p>"

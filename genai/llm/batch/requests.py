@@ -26,7 +26,7 @@ class PromptTemplate:
     text: str
 
     def __post_init__(self) -> None:
-        wrong = next((found for found in _PART.finditer(self.text) if found[2]), None)
+        wrong = next((match for match in _PART.finditer(self.text) if match[2]), None)
         if wrong is not None:
             raise OptionError(
                 f"template {self.text!r:.200} has a {wrong[2]} at place {wrong.start() + 1}",
@@ -41,7 +41,7 @@ class PromptTemplate:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The fields, each once."""
-        return tuple(dict.fromkeys(found[1] for found in _PART.finditer(self.text) if found[1]))
+        return tuple(dict.fromkeys(match[1] for match in _PART.finditer(self.text) if match[1]))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
         """The text for one line. Raises InputError: a field that it does not have."""
@@ -51,7 +51,7 @@ class PromptTemplate:
                 raise InputError(
                     f"the line has no field {name!r}", f"it has {known}", did_you_mean(name, fields, "give it one")
                 )
-        return _PART.sub(lambda found: _written(found[1], fields[found[1]]) if found[1] else found[0][0], self.text)
+        return _PART.sub(lambda match: _written(match[1], fields[match[1]]) if match[1] else match[0][0], self.text)
 
 
 def _written(name: str, value: Any) -> str:
@@ -65,12 +65,12 @@ def _written(name: str, value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptFormat:
     """How lines are asked.
 
     Attributes:
         template: makes the prompt of a line; the line's fields are then nothing but data.
-        as_chat: a prompt that is not part of a body in OpenAI's form is a user message.
+        as_chat: a prompt that is not part of a body in OpenAI's format is a user message.
         adapter: what lines go through that name no adapters themselves: names with weights.
     """
 
@@ -80,14 +80,14 @@ class Asking:
 
     def custom_id(self, fields: Mapping[str, Any], number: int) -> str:
         """What names a line in the output. Raises InputError: it is no text."""
-        found = fields.get("custom_id")
-        if isinstance(found, int) and not isinstance(found, bool):
-            found = str(found)
-        if found is None or found == "":
+        custom_id = fields.get("custom_id")
+        if isinstance(custom_id, int) and not isinstance(custom_id, bool):
+            custom_id = str(custom_id)
+        if custom_id is None or custom_id == "":
             return f"line-{number}"
-        if not isinstance(found, str):
-            raise InputError(f"custom_id = {found!r:.80}", "a text is expected", "give each line a name of its own")
-        return found
+        if not isinstance(custom_id, str):
+            raise InputError(f"custom_id = {custom_id!r:.80}", "a text is expected", "give each line a name of its own")
+        return custom_id
 
     def item(self, fields: Mapping[str, Any], *, are_cells: bool = False) -> tuple[Mapping[str, Any], str]:
         """What the fields of a line ask of LLM.map, and the model that they name, "" for none.
@@ -107,29 +107,29 @@ class Asking:
             return self._prompt(self.template.fill(fields)), ""
         if "body" in fields:
             return read_body(fields)
-        own = {name: value for name, value in fields.items() if name != "custom_id" and value is not None}
-        if "text" in own and not {"prompt", "messages"} & set(own):
-            own["prompt"] = own.pop("text")
+        item = {name: value for name, value in fields.items() if name != "custom_id" and value is not None}
+        if "text" in item and not {"prompt", "messages"} & set(item):
+            item["prompt"] = item.pop("text")
         if are_cells:
-            own = {name: _from_cell(name, value) for name, value in own.items() if value != ""}
-        own = with_token_ids(own)
-        if ("prompt" in own) == ("messages" in own):
+            item = {name: _from_cell(name, value) for name, value in item.items() if value != ""}
+        item = with_token_ids(item)
+        if ("prompt" in item) == ("messages" in item):
             raise InputError(
                 f"the line has the fields {', '.join(map(str, fields)):.200}",
                 "it needs either a prompt (or text) or messages",
                 "name the field that is the prompt in a template, such as {question}",
             )
-        with_messages = ("tools", "tool_choice", "template") if "messages" in own else ()
-        for name in own:
+        with_messages = ("tools", "tool_choice", "template") if "messages" in item else ()
+        for name in item:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
                 raise OptionError(
                     f"the line has a field {name!r}",
                     "without a template, fields are the prompt or messages and options",
                     did_you_mean(name, OPTIONS, "leave it out, or use a template: then fields are data"),
                 )
-        if "prompt" in own:
-            own = {**self._prompt(own.pop("prompt")), **own}
-        return own, ""
+        if "prompt" in item:
+            item = {**self._prompt(item.pop("prompt")), **item}
+        return item, ""
 
     def _prompt(self, text: Any) -> dict[str, Any]:
         if not self.as_chat:
@@ -138,6 +138,9 @@ class Asking:
             raise InputError(f"the prompt is {text!r:.80}", "a user message is a text", "give a text, or messages")
         return {"messages": [{"role": "user", "content": text}]}
 
+
+Asking = PromptFormat
+"""Its earlier name."""
 
 _TEXTS = frozenset(
     ("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers", "regex", "grammar")

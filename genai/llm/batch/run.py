@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+from ...common.renamed import renamed_arguments
 from ...engine.sampling.params import SamplingOptions
 from ...errors import GenaiError, InputError, OptionError
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
 from .journal import Journal, LineId, digest
 from .lines import Line, Lines
-from .openai_format import AnswerForm
-from .requests import Asking
+from .openai_format import ResponseWriter
+from .requests import PromptFormat
 
 if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ _MOST_MOMENTS = 240
 
 
 @dataclass(frozen=True)
-class Shown:
+class ReportedAnswer:
     """An answer, or an error, as the report shows it."""
 
     number: int
@@ -64,8 +65,8 @@ class BatchReport:
     finished: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
-    answers: list[Shown] = field(default_factory=list)
-    failures: list[Shown] = field(default_factory=list)
+    answers: list[ReportedAnswer] = field(default_factory=list)
+    failures: list[ReportedAnswer] = field(default_factory=list)
     moments: list[MapFigures] = field(default_factory=list)
     other_models: set[str] = field(default_factory=set)
 
@@ -73,13 +74,17 @@ class BatchReport:
         """Take an answer into account."""
         if answer.error is not None:
             self.errors[type(answer.error).__name__] += 1
-            shown, text = self.failures, answer.error.what
+            reported, text = self.failures, answer.error.what
         else:
-            self.finished.update(one.finish_reason for one in answer.completions)
-            self.lengths.update((len(one.token_ids) - 1).bit_length() for one in answer.completions if one.token_ids)
-            shown, text = self.answers, answer.text
-        if len(shown) < _MOST_SHOWN:
-            shown.append(Shown(line.number, custom_id[:_MOST_TEXT], text[:_MOST_TEXT]))
+            self.finished.update(completion.finish_reason for completion in answer.completions)
+            self.lengths.update(
+                (len(completion.token_ids) - 1).bit_length()
+                for completion in answer.completions
+                if completion.token_ids
+            )
+            reported, text = self.answers, answer.text
+        if len(reported) < _MOST_SHOWN:
+            reported.append(ReportedAnswer(line.number, custom_id[:_MOST_TEXT], text[:_MOST_TEXT]))
 
     def note_moment(self, figures: MapFigures) -> None:
         """Remember how far it was; of a long run, at larger distances."""
@@ -105,7 +110,7 @@ class BatchProgress:
     figures: MapFigures
 
 
-class Answering(Protocol):
+class SupportsMap(Protocol):
     """What a run needs of an LLM, or of a cluster of them."""
 
     @property
@@ -133,7 +138,7 @@ class Answering(Protocol):
 
 
 @dataclass(frozen=True)
-class _Posed:
+class _BatchLine:
     """A line on its way through LLM.map."""
 
     line: Line
@@ -142,11 +147,12 @@ class _Posed:
     error: GenaiError | None = None
 
 
+@renamed_arguments(asking="prompt_format")
 def run_batch(
-    llm: Answering,
+    llm: SupportsMap,
     lines: Lines,
     output: Path,
-    asking: Asking | None = None,
+    prompt_format: PromptFormat | None = None,
     *,
     begin: str = "new",
     in_order: bool = False,
@@ -159,8 +165,8 @@ def run_batch(
     Args:
         llm: the model, or a Cluster of them.
         lines: the input, see open_lines.
-        output: the file of answers, one JSON object per line, in OpenAI's batch form.
-        asking: how lines are asked.
+        output: the file of answers, one JSON object per line, in OpenAI's batch format.
+        prompt_format: how lines are asked.
         begin: what becomes of an output that exists: "new" refuses it, "resume" keeps its lines, "retry" those without
             an error, "force" none.
         in_order: write answers in the order of the input; otherwise as they are done. An output that has lines out of
@@ -174,28 +180,34 @@ def run_batch(
         OptionError, ContextOverflowError: options that are refused for all lines.
         StateError: another process writes to the output, or the LLM is closed.
     """
-    asking = asking or Asking()
+    prompt_format = prompt_format or PromptFormat()
     if begin not in BEGINNINGS:
         raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "choose one of them")
     llm.params(**options)
     model = llm.model.folder.name
-    asked: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "model": llm.model.identity().model,  # its files: many folders have the same name
-        "asking": repr(asking),
+        # By its earlier name: outputs of earlier versions can be resumed.
+        "asking": repr(prompt_format).replace(PromptFormat.__name__, "Asking", 1),
         "options": sorted((k, repr(v)) for k, v in options.items()),
     }
     if loaded := getattr(llm, "adapters", None):  # a cluster has none
         # By what they hold: the same name may mean another one the next time.
-        asked |= {"adapters": {name: loaded.info(name)["key"] for name in loaded.names}} if loaded.names else {}
-    settings = digest(json.dumps(asked, sort_keys=True).encode(), 4)
+        inputs |= {"adapters": {name: loaded.info(name)["key"] for name in loaded.names}} if loaded.names else {}
+    settings = digest(json.dumps(inputs, sort_keys=True).encode(), 4)
     report = BatchReport(lines.name, output, model)
     with Journal(output, settings, lines.total if lines.total is not None else 2**60, begin) as journal:
         _check_fits(journal, lines)
         report.kept, report.kept_failed = journal.answered.count, journal.answered.failed
         report.cut = journal.was_cut
-        run = _Run(llm, lines, journal, asking, report, settings)
+        run = _BatchRun(llm, lines, journal, prompt_format, report, settings)
         for answer in llm.map(
-            run.posed(), _item, in_order=in_order, window=window, progress=run.told(progress), **options
+            run.pending_lines(),
+            _item,
+            in_order=in_order,
+            window=window,
+            progress=run.progress_callback(progress),
+            **options,
         ):
             run.write(answer)
         if in_order and not journal.answered.in_order:
@@ -218,52 +230,58 @@ def _check_fits(journal: Journal, lines: Lines) -> None:
         raise journal.of_another_input()
 
 
-def _item(posed: _Posed) -> Mapping[str, Any]:
-    if posed.error is not None:
-        raise posed.error
-    return posed.item or {}
+def _item(line: _BatchLine) -> Mapping[str, Any]:
+    if line.error is not None:
+        raise line.error
+    return line.item or {}
 
 
-class _Run:
+class _BatchRun:
     """One run, between the input and the journal."""
 
     def __init__(
-        self, llm: Answering, lines: Lines, journal: Journal, asking: Asking, report: BatchReport, settings: int
+        self,
+        llm: SupportsMap,
+        lines: Lines,
+        journal: Journal,
+        prompt_format: PromptFormat,
+        report: BatchReport,
+        settings: int,
     ) -> None:
-        self._lines, self._journal, self._asking, self._report = lines, journal, asking, report
-        self._form = AnswerForm(report.model, llm.tokenizer)
+        self._lines, self._journal, self._prompt_format, self._report = lines, journal, prompt_format, report
+        self._writer = ResponseWriter(report.model, llm.tokenizer)
         self._settings = settings
         self._done_size = self._kept_size = 0
 
-    def posed(self) -> Iterator[_Posed]:
+    def pending_lines(self) -> Iterator[_BatchLine]:
         """The lines that are not answered yet."""
         for line in self._lines:
             if line.number in self._journal.answered:
                 self._kept_size += line.size
             else:
-                yield self._posed(line)
+                yield self._batch_line(line)
 
-    def _posed(self, line: Line) -> _Posed:
+    def _batch_line(self, line: Line) -> _BatchLine:
         custom_id = f"line-{line.number}"
         try:
             fields = self._lines.fields(line)
-            custom_id = self._asking.custom_id(fields, line.number)
-            item, model = self._asking.item(fields, are_cells=self._lines.are_cells)
+            custom_id = self._prompt_format.custom_id(fields, line.number)
+            item, model = self._prompt_format.item(fields, are_cells=self._lines.are_cells)
         except GenaiError as error:
-            return _Posed(line, custom_id, None, error)
+            return _BatchLine(line, custom_id, None, error)
         if model and model != self._report.model and len(self._report.other_models) < _MOST_SHOWN:
             self._report.other_models.add(model[:_MOST_TEXT])
-        return _Posed(line, custom_id, item)
+        return _BatchLine(line, custom_id, item)
 
-    def write(self, answer: Answer[_Posed]) -> None:
+    def write(self, answer: Answer[_BatchLine]) -> None:
         """Put an answer into the output."""
         line = answer.item.line
         id_ = LineId(self._settings, line.number, digest(line.content))
-        self._journal.write(self._form.line(str(id_), answer.item.custom_id, answer, int(time.time())))
+        self._journal.write(self._writer.line(str(id_), answer.item.custom_id, answer, int(time.time())))
         self._done_size += line.size
         self._report.note(line, answer.item.custom_id, answer)
 
-    def told(self, progress: Callable[[BatchProgress], object] | None) -> Callable[[MapFigures], None]:
+    def progress_callback(self, progress: Callable[[BatchProgress], object] | None) -> Callable[[MapFigures], None]:
         """Hears how far the map is."""
 
         def tell(figures: MapFigures) -> None:

@@ -45,10 +45,10 @@ class CalibrationDataReader(metaclass=abc.ABCMeta):
         return self
 
     def __next__(self) -> dict[str, Any]:
-        found = self.get_next()
-        if found is None:
+        feed = self.get_next()
+        if feed is None:
             raise StopIteration
-        return found
+        return feed
 
     def set_range(self, start_index: int, end_index: int) -> None:
         """Give only these feeds. Raises NotSupportedYetError: this reader has no such choice."""
@@ -240,7 +240,7 @@ class CalibraterBase:
         """
         if self._observations is None:
             raise StateError("no data was collected", "ranges come from data", "call collect_data(reader) first")
-        found = {}
+        ranges = {}
         for name, observer in self._observations.observers.items():
             if name in self._observations.unbounded:
                 continue
@@ -251,8 +251,8 @@ class CalibraterBase:
             if self.symmetric:
                 high = max(-low, high)
                 low = -high
-            found[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
-        return TensorsData(self._method, found)
+            ranges[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
+        return TensorsData(self._method, ranges)
 
     def clear_collected_data(self) -> None:
         """Forget what was collected."""

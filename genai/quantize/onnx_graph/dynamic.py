@@ -56,8 +56,8 @@ def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:
     """
     require_float_model(model, _OPSET, "DynamicQuantizeLinear came with that version")
     prepare_model(model)
-    asked = checked_op_types(request.op_types, (*DYNAMIC_OPERATORS, "Gemm"), model.graph, WITHOUT_EFFECT)
-    op_types = {name for one in asked for name in _OF_OPERATOR.get(one, (one,))}
+    requested = checked_op_types(request.op_types, (*DYNAMIC_OPERATORS, "Gemm"), model.graph, WITHOUT_EFFECT)
+    op_types = {name for one in requested for name in _OF_OPERATOR.get(one, (one,))}
     chosen = {*map(id, chosen_nodes(model.graph, op_types, request.include, request.exclude))}
     graphs = list(model.graphs()) if request.options.enable_subgraph else [model.graph]
     count = 0
@@ -89,8 +89,8 @@ class _Writer:
 
     def quantise(self, node: Node) -> bool:
         """Replace a node, if it is of a form that can be; says whether it was."""
-        forms = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv, "Gather": self._gather}
-        return forms[node.op_type](node)
+        writers = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv, "Gather": self._gather}
+        return writers[node.op_type](node)
 
     def finish(self) -> None:
         """Put nodes in order, and take out constants that nobody uses now."""
@@ -133,10 +133,10 @@ class _Writer:
         sums = self._new(node, "output_quantized")
         product = make_node("MatMulInteger", [left[0], right[0], left[2], right[2]], [sums], name=self._name(node))
         result = self._new(node, "MatMul") if node.input(2) else node.outputs[0]
-        made = [product, *self._scaled(node, sums, left[1], right[1], result)]
+        nodes = [product, *self._scaled(node, sums, left[1], right[1], result)]
         if node.input(2):
-            made.append(make_node("Add", [result, node.inputs[2]], node.outputs, name=self._name(node, "Add")))
-        graph.replace_node(node, *made)
+            nodes.append(make_node("Add", [result, node.inputs[2]], node.outputs, name=self._name(node, "Add")))
+        graph.replace_node(node, *nodes)
         return True
 
     def _conv(self, node: Node) -> bool:
@@ -156,11 +156,11 @@ class _Writer:
         spread = [-1, *[1] * (kernel.ndim - 2)]
         scale = right[1] if axis is None else self._reshaped(right[1], spread)
         result = self._new(node, "scaled_output") if node.input(2) else node.outputs[0]
-        made = [product, *self._scaled(node, sums, left[1], scale, result)]
+        nodes = [product, *self._scaled(node, sums, left[1], scale, result)]
         if node.input(2):
             bias = self._reshaped(node.inputs[2], spread)
-            made.append(make_node("Add", [result, bias], node.outputs, name=self._name(node, "bias_add")))
-        graph.replace_node(node, *made)
+            nodes.append(make_node("Add", [result, bias], node.outputs, name=self._name(node, "bias_add")))
+        graph.replace_node(node, *nodes)
         return True
 
     def _gather(self, node: Node) -> bool:
@@ -168,11 +168,14 @@ class _Writer:
         graph, table = self.graph, self._constant(node.inputs[0])
         if table is None or table.ndim < 2 or not is_float(graph, node.inputs[0]):
             return False
-        found = self._weight(node.inputs[0], table, None, self.request.weight_type)
+        quantized = self._weight(node.inputs[0], table, None, self.request.weight_type)
         rows = node.copy()
-        rows.inputs[0], rows.outputs, rows.name = found[0], [self._new(node, "quantized")], self._name(node)
+        rows.inputs[0], rows.outputs, rows.name = quantized[0], [self._new(node, "quantized")], self._name(node)
         values = make_node(
-            "DequantizeLinear", [rows.outputs[0], found[1], found[2]], node.outputs, name=self._name(node, "dequant")
+            "DequantizeLinear",
+            [rows.outputs[0], quantized[1], quantized[2]],
+            node.outputs,
+            name=self._name(node, "dequant"),
         )
         graph.replace_node(node, rows, values)
         return True
@@ -185,8 +188,8 @@ class _Writer:
             fresh = self.graph.fresh_name
             outputs = fresh(f"{name}_quantized"), fresh(f"{name}_scale"), fresh(f"{name}_zero_point")
             self._activations[name] = outputs
-            made = make_node("DynamicQuantizeLinear", [name], list(outputs), name=fresh(f"{name}_QuantizeLinear"))
-            self.graph.append(made)
+            quantize = make_node("DynamicQuantizeLinear", [name], list(outputs), name=fresh(f"{name}_QuantizeLinear"))
+            self.graph.append(quantize)
         return self._activations[name]
 
     def _weight(

@@ -43,50 +43,56 @@ class TensorOverride:
 _KEYS = {one.name for one in fields(ChannelOverride)}
 
 
-def read_overrides(option: str, given: Any) -> dict[str, TensorOverride]:
+def read_overrides(option: str, overrides: Any) -> dict[str, TensorOverride]:
     """Overrides by tensor.
 
     Raises:
-        OptionError: not of the documented form.
+        OptionError: not of the documented format.
         NotSupportedYetError: "convert".
     """
-    if not isinstance(given, Mapping):
-        raise OptionError(f"{option} is {given!r:.80}", "it maps tensors to lists of dictionaries", "pass a dict")
-    return {name: _tensor(name, one) for name, one in given.items()}
+    if not isinstance(overrides, Mapping):
+        raise OptionError(f"{option} is {overrides!r:.80}", "it maps tensors to lists of dictionaries", "pass a dict")
+    return {name: _tensor(name, override) for name, override in overrides.items()}
 
 
-def _tensor(name: str, given: Any) -> TensorOverride:
-    if not isinstance(given, Sequence) or not given or not all(isinstance(one, Mapping) for one in given):
-        raise _wrong(name, given, "an override is a list of dictionaries: one, or one per channel")
-    axis = given[0].get("axis")
+def _tensor(name: str, channels: Any) -> TensorOverride:
+    if (
+        not isinstance(channels, Sequence)
+        or not channels
+        or not all(isinstance(channel, Mapping) for channel in channels)
+    ):
+        raise _wrong(name, channels, "an override is a list of dictionaries: one, or one per channel")
+    axis = channels[0].get("axis")
     if axis is not None and not isinstance(axis, int):
-        raise _wrong(name, given[0], "an axis is a whole number")
-    if axis is None and len(given) > 1:
-        raise _wrong(name, given, "several dictionaries are those of channels, and 'axis' says of which axis")
-    return TensorOverride(tuple(_channel(name, one) for one in given), axis)
+        raise _wrong(name, channels[0], "an axis is a whole number")
+    if axis is None and len(channels) > 1:
+        raise _wrong(name, channels, "several dictionaries are those of channels, and 'axis' says of which axis")
+    return TensorOverride(tuple(_channel(name, channel) for channel in channels), axis)
 
 
-def _channel(name: str, given: Mapping[str, Any]) -> ChannelOverride:
-    if "convert" in given:
+def _channel(name: str, override: Mapping[str, Any]) -> ChannelOverride:
+    if "convert" in override:
         raise NotSupportedYetError(
             f"TensorQuantOverrides[{name!r}] has 'convert'",
             "a tensor has one quantised type here",
             "override 'quant_type' instead",
         )
-    for key in given:
+    for key in override:
         if key not in _KEYS and key != "axis":
-            raise _wrong(name, given, f"there is no key {key!r}; {did_you_mean(str(key), _KEYS, str(sorted(_KEYS)))}")
-    values = {key: value for key, value in given.items() if key != "axis"}
+            raise _wrong(
+                name, override, f"there is no key {key!r}; {did_you_mean(str(key), _KEYS, str(sorted(_KEYS)))}"
+            )
+    values = {key: value for key, value in override.items() if key != "axis"}
     if "quant_type" in values:
         values["quant_type"] = checked_type(f"TensorQuantOverrides[{name!r}]", values["quant_type"], STATIC_TYPES)
     if ("scale" in values) != ("zero_point" in values):
-        raise _wrong(name, given, "'scale' and 'zero_point' go together")
+        raise _wrong(name, override, "'scale' and 'zero_point' go together")
     if "scale" in values:
         clash = sorted(values.keys() & {"symmetric", "reduce_range", "rmin", "rmax"})
         if clash:
-            raise _wrong(name, given, f"{clash} would have no effect beside 'scale' and 'zero_point'")
+            raise _wrong(name, override, f"{clash} would have no effect beside 'scale' and 'zero_point'")
         if not float(values["scale"]) > 0:
-            raise _wrong(name, given, "a scale is above 0")
+            raise _wrong(name, override, "a scale is above 0")
         values["scale"], values["zero_point"] = float(values["scale"]), int(values["zero_point"])
     for key in ("rmin", "rmax"):
         if key in values:
@@ -94,5 +100,5 @@ def _channel(name: str, given: Mapping[str, Any]) -> ChannelOverride:
     return ChannelOverride(**values)
 
 
-def _wrong(name: str, given: Any, why: str) -> OptionError:
-    return OptionError(f"TensorQuantOverrides[{name!r}] is {given!r:.120}", why, "correct the override")
+def _wrong(name: str, override: Any, why: str) -> OptionError:
+    return OptionError(f"TensorQuantOverrides[{name!r}] is {override!r:.120}", why, "correct the override")

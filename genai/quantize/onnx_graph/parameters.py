@@ -72,46 +72,49 @@ class ParameterRules:
 
     def activation(self, name: str, low: float, high: float, *, constant: bool = False) -> Quantisation:
         """Of a value with a range, between nodes or constant."""
-        override = self.options.overrides.get(name)
-        said = ChannelOverride() if override is None else override.common
-        kind = said.quant_type or self.activation_type
-        symmetric = self.options.activation_symmetric if said.symmetric is None else said.symmetric
-        reduced = self.reduce_range and constant if said.reduce_range is None else said.reduce_range
+        tensor_override = self.options.overrides.get(name)
+        override = ChannelOverride() if tensor_override is None else tensor_override.common
+        kind = override.quant_type or self.activation_type
+        symmetric = self.options.activation_symmetric if override.symmetric is None else override.symmetric
+        reduced = self.reduce_range and constant if override.reduce_range is None else override.reduce_range
         integers = kind.integers(symmetric=symmetric, reduce_range=reduced)
-        if said.scale is not None:
-            return Quantisation(kind, _given(said), integers)
-        low, high = (low if said.rmin is None else said.rmin), (high if said.rmax is None else said.rmax)
+        if override.scale is not None:
+            return Quantisation(kind, _exact(override), integers)
+        low, high = (
+            (low if override.rmin is None else override.rmin),
+            (high if override.rmax is None else override.rmax),
+        )
         least = self.options.minimum_real_range
         snapped = self.options.activation_restricted_asymmetric and not constant
         if snapped and kind is QuantType.QUInt8 and not symmetric:
             return Quantisation(kind, snapped_parameters(low, high, integers, least_range=least), integers)
-        found = affine_parameters(
+        parameters = affine_parameters(
             np.asarray(low, np.float32), np.asarray(high, np.float32), integers, symmetric=symmetric, least_range=least
         )
-        return Quantisation(kind, found, integers)
+        return Quantisation(kind, parameters, integers)
 
     def constant(self, use: ConstantUse) -> Quantisation:
         """Of a constant that is no bias, by its values."""
         if use.kind == "data":
             return self.data_constant(use.name)
         override = self.options.overrides.get(use.name)
-        said = ChannelOverride() if override is None else override.common
-        kind = said.quant_type or self.weight_type
+        shared_override = ChannelOverride() if override is None else override.common
+        kind = shared_override.quant_type or self.weight_type
         axis = use.axis if override is None or override.axis is None else override.axis % max(1, self._rank(use.name))
-        symmetric = self.options.weight_symmetric if said.symmetric is None else said.symmetric
+        symmetric = self.options.weight_symmetric if shared_override.symmetric is None else shared_override.symmetric
         # Operators on integers have one zero point for all channels.
         symmetric = axis is not None or (kind.is_signed if symmetric is None else symmetric)
-        reduced = self.reduce_range if said.reduce_range is None else said.reduce_range
+        reduced = self.reduce_range if shared_override.reduce_range is None else shared_override.reduce_range
         integers = kind.integers(symmetric=symmetric, reduce_range=reduced)
         low, high = self._constant_range(use.name, axis)
         if override is not None:
-            found = _overridden(use.name, override, low, high)
-            if isinstance(found, AffineParameters):
-                return Quantisation(kind, found, integers, axis)
-            low, high = found
+            parameters = _overridden(use.name, override, low, high)
+            if isinstance(parameters, AffineParameters):
+                return Quantisation(kind, parameters, integers, axis)
+            low, high = parameters
         least = self.options.minimum_real_range
-        found = affine_parameters(low, high, integers, symmetric=symmetric, least_range=least)
-        return Quantisation(kind, found, integers, axis)
+        parameters = affine_parameters(low, high, integers, symmetric=symmetric, least_range=least)
+        return Quantisation(kind, parameters, integers, axis)
 
     def data_constant(self, name: str) -> Quantisation:
         """Of a constant among activations, which has their type."""
@@ -161,16 +164,16 @@ class ParameterRules:
         return low, high
 
     def _array(self, name: str) -> NDArray[Any]:
-        found = self.graph.constant(name)
-        assert found is not None
-        return found
+        array = self.graph.constant(name)
+        assert array is not None
+        return array
 
     def _rank(self, name: str) -> int:
         return self._array(name).ndim
 
 
-def _given(said: ChannelOverride) -> AffineParameters:
-    return AffineParameters(np.asarray(said.scale, np.float32), np.asarray(said.zero_point, np.int32))
+def _exact(override: ChannelOverride) -> AffineParameters:
+    return AffineParameters(np.asarray(override.scale, np.float32), np.asarray(override.zero_point, np.int32))
 
 
 def _overridden(
@@ -221,50 +224,50 @@ class Parameters:
 
 def find_parameters(placement: Placement, ranges: TensorsData, rules: ParameterRules) -> Parameters:
     """Scales and zero points of what was placed."""
-    found = Parameters()
+    parameters = Parameters()
     _check_overrides(placement, rules.options.overrides)
     for name in placement.activations:
         root = placement.root(name)
         if root not in placement.activations:  # a table that a Gather looks up
             if rules.is_mask(root):
-                found.float_values.append(name)
+                parameters.float_values.append(name)
             else:
-                found.activations[name] = rules.data_constant(root)
+                parameters.activations[name] = rules.data_constant(root)
             continue
         fixed = placement.activations[root].range
-        said = rules.options.overrides.get(root)
+        override = rules.options.overrides.get(root)
         if fixed is not None:
             how = rules.activation(root, *fixed)
-            found.activations[name] = how.rounded() if placement.activations[root].rounds_scale else how
+            parameters.activations[name] = how.rounded() if placement.activations[root].rounds_scale else how
         elif (seen := placement.activations[root].bounded_by or root) in ranges:
-            found.activations[name] = rules.activation(root, *map(float, ranges[seen].range_value))
-        elif said is not None and said.common.scale is not None:
-            found.activations[name] = rules.activation(root, 0.0, 0.0)
+            parameters.activations[name] = rules.activation(root, *map(float, ranges[seen].range_value))
+        elif override is not None and override.common.scale is not None:
+            parameters.activations[name] = rules.activation(root, 0.0, 0.0)
         else:
-            found.float_values.append(name)
-    _find_constants(placement, rules, found)
-    return found
+            parameters.float_values.append(name)
+    _find_constants(placement, rules, parameters)
+    return parameters
 
 
-def _find_constants(placement: Placement, rules: ParameterRules, found: Parameters) -> None:
+def _find_constants(placement: Placement, rules: ParameterRules, parameters: Parameters) -> None:
     """Weights, and with each the bias behind it. Nodes that use a constant alike share its integers."""
-    uses, made = placement.constants, dict[tuple[Any, ...], QuantisedConstant]()
+    uses, shared = placement.constants, dict[tuple[Any, ...], QuantisedConstant]()
     for use, following in zip(uses, [*uses[1:], None], strict=True):
         if use.kind == "bias":
             continue
         if use.kind == "data" and rules.is_mask(use.name):
-            found.float_values.append(use.name)
+            parameters.float_values.append(use.name)
             continue
         how = rules.constant(use)
-        x = found.activations.get(use.node.inputs[0])
+        x = parameters.activations.get(use.node.inputs[0])
         if following is not None and following.kind == "bias" and x is not None:
             if rules.options.adjust_weight_for_bias:
                 how = rules.fitted_to_bias(how, x, following)
-            found.constants[id(following.node), following.index] = rules.bias(following, x, how)
+            parameters.constants[id(following.node), following.index] = rules.bias(following, x, how)
         key = (use.name, use.kind, how.axis, how.parameters.scale.tobytes())
-        if key not in made:
-            made[key] = rules.steps(use.name, how)
-        found.constants[id(use.node), use.index] = made[key]
+        if key not in shared:
+            shared[key] = rules.steps(use.name, how)
+        parameters.constants[id(use.node), use.index] = shared[key]
 
 
 def _check_overrides(placement: Placement, overrides: Mapping[str, TensorOverride]) -> None:

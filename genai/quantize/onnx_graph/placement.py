@@ -71,10 +71,10 @@ class Placement:
 
     def root(self, name: str) -> str:
         """The value that has the scale and zero point of this one."""
-        found = self.activations.get(name)
-        while found is not None and found.shares is not None:
-            name = found.shares
-            found = self.activations.get(name)
+        activation = self.activations.get(name)
+        while activation is not None and activation.shares is not None:
+            name = activation.shares
+            activation = self.activations.get(name)
         return name
 
 
@@ -138,8 +138,8 @@ class Placer:
         if rule.bias in constant and by_channel is not None and options.quantize_bias and 0 not in constant:
             self._bias(node, rule.bias)
         if rule.follows and only_user(graph, node.input(0)) is node and node.input(0) in self.placement.activations:
-            found = self.placement.activations[node.input(0)]
-            if found.shares is None and found.range is None:
+            activation = self.placement.activations[node.input(0)]
+            if activation.shares is None and activation.range is None:
                 self.placement.activations[node.input(0)] = Activation(bounded_by=node.output(0))
         self._results(node, rule, Activation(range=rule.range, rounds_scale=rule.rounds_scale))
 
@@ -193,10 +193,12 @@ class Placer:
         They do if the range of the result, which lies within the bounds, is all that the integers stand for.
         """
         graph, source, result = self.graph, node.input(0), node.output(0)
-        given = [number(graph, name) if name else None for name in (node.input(1), node.input(2))]
-        if any(name and value is None for name, value in zip((node.input(1), node.input(2)), given, strict=True)):
+        bounds_given = [number(graph, name) if name else None for name in (node.input(1), node.input(2))]
+        if any(
+            name and value is None for name, value in zip((node.input(1), node.input(2)), bounds_given, strict=True)
+        ):
             return False
-        bounds = result_bounds(node, *given)
+        bounds = result_bounds(node, *bounds_given)
         if bounds is None or self.options.keep_removable_activations or not bounds[0] <= 0 <= bounds[1]:
             return False
         is_symmetric = None in self.symmetric or result in self.symmetric

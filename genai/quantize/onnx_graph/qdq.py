@@ -27,7 +27,7 @@ class QdqWriter:
     parameters: Parameters
     options: StaticOptions
     _names: dict[Any, Any] = field(default_factory=dict)
-    _made: list[Node] = field(default_factory=list)
+    _nodes: list[Node] = field(default_factory=list)
 
     def write(self) -> None:
         """Insert the nodes, and take out what they stand for."""
@@ -41,7 +41,7 @@ class QdqWriter:
                 graph.update(use.node)
         for name, how in self.parameters.activations.items():
             self._activation(name, how)
-        graph.append(*self._made)
+        graph.append(*self._nodes)
         graph.topological_sort()
         remove_unused(graph)
 
@@ -76,10 +76,10 @@ class QdqWriter:
             self._pair(name, before, after, how)
             return
         for number, user in enumerate(users, 1):
-            own = graph.fresh_name(f"{after}_{number}")
-            user.inputs[:] = [own if one == name else one for one in user.inputs]
+            dequantized = graph.fresh_name(f"{after}_{number}")
+            user.inputs[:] = [dequantized if one == name else one for one in user.inputs]
             graph.update(user)
-            self._pair(name, before, own, how)
+            self._pair(name, before, dequantized, how)
 
     def _pair(self, name: str, before: str, after: str, how: Quantisation) -> None:
         """before -> QuantizeLinear -> DequantizeLinear -> after, with the parameters of the value's root."""
@@ -118,8 +118,8 @@ class QdqWriter:
             graph.add_initializer(OnnxTensor.from_array(scale, parameters.scale.astype(np.float32)))
             graph.add_initializer(OnnxTensor.from_array(point, parameters.zero_point, dtype))
             self._names[key] = (scale, point)
-        found: tuple[str, str] = self._names[key]
-        return found
+        names: tuple[str, str] = self._names[key]
+        return names
 
     def _node(self, op_type: str, name: str, inputs: list[str], output: str, dtype: DataType, axis: int | None) -> None:
         # onnxruntime's operators of that name know 4 and 16 bits also where ONNX's own do not yet.
@@ -128,7 +128,7 @@ class QdqWriter:
         if ours:
             self.model.opset_imports.setdefault(MS, 1)
         node_name = self.model.graph.fresh_name(f"{name}_{op_type}")
-        self._made.append(make_node(op_type, inputs, [output], domain=MS if ours else "", name=node_name, axis=axis))
+        self._nodes.append(make_node(op_type, inputs, [output], domain=MS if ours else "", name=node_name, axis=axis))
 
 
 def remove_unused(graph: Graph) -> None:

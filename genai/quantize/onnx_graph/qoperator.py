@@ -67,13 +67,13 @@ def _join(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if node.op_type not in _JOINED or len(ends) != 1 or ends[0] is None:
         return False
     names = node.inputs[1:] if node.op_type == "Where" else [name for name in node.inputs if name]
-    given = [triple for name in names if (triple := _triple(graph, name)) is not None]
-    if len(given) != len(names) or (node.op_type == "Gemm" and node.attribute("beta", 1.0) != 1.0):
+    operand_triples = [triple for name in names if (triple := _triple(graph, name)) is not None]
+    if len(operand_triples) != len(names) or (node.op_type == "Gemm" and node.attribute("beta", 1.0) != 1.0):
         return False
     end, (domain, operands) = ends[0], _JOINED[node.op_type]
     joined = node.copy()
     joined.op_type, joined.domain = _OTHER_NAMES.get(node.op_type, f"QLinear{node.op_type}"), domain
-    joined.inputs = operands(node, given, _Triple(end.outputs[0], *end.inputs[1:3]))
+    joined.inputs = operands(node, operand_triples, _Triple(end.outputs[0], *end.inputs[1:3]))
     joined.outputs, joined.name = list(end.outputs), graph.fresh_name(f"{node.name or node.op_type}_quant")
     joined.attributes.pop("beta", None)
     for name, value in _attributes(model, node).items():
@@ -89,9 +89,9 @@ def _join(model: OnnxModel, graph: Graph, node: Node) -> bool:
 def _join_move(model: OnnxModel, graph: Graph, node: Node) -> bool:
     """An operator that moves values: integers instead, where scale and zero point stay the same."""
     source = _triple(graph, node.input(0))
-    found = [followed_by(graph, name, "QuantizeLinear") for name in node.outputs if name]
-    ends = [end for end in found if end is not None]
-    if source is None or len(ends) != len(found) or (model.opset_version() or 0) < _MOVES[node.op_type]:
+    followers = [followed_by(graph, name, "QuantizeLinear") for name in node.outputs if name]
+    ends = [end for end in followers if end is not None]
+    if source is None or len(ends) != len(followers) or (model.opset_version() or 0) < _MOVES[node.op_type]:
         return False
     if any(end.inputs[1:3] != source.parameters for end in ends):
         return False
@@ -123,26 +123,26 @@ def _triple(graph: Graph, name: str) -> _Triple | None:
     return None if node is None else _Triple(*node.inputs[:3])
 
 
-def _conv(node: Node, given: Sequence[_Triple], result: _Triple) -> list[str]:
-    x, weight, *bias = given
+def _conv(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
+    x, weight, *bias = triples
     return [*x.names, *weight.names, *result.parameters, *(one.value for one in bias)]
 
 
-def _gemm(node: Node, given: Sequence[_Triple], result: _Triple) -> list[str]:
-    bias = given[2].value if len(given) > 2 else ""
-    return [*given[0].names, *given[1].names, bias, *result.parameters]
+def _gemm(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
+    bias = triples[2].value if len(triples) > 2 else ""
+    return [*triples[0].names, *triples[1].names, bias, *result.parameters]
 
 
-def _in_order(node: Node, given: Sequence[_Triple], result: _Triple) -> list[str]:
-    return [*(name for one in given for name in one.names), *result.parameters]
+def _in_order(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
+    return [*(name for triple in triples for name in triple.names), *result.parameters]
 
 
-def _concat(node: Node, given: Sequence[_Triple], result: _Triple) -> list[str]:
-    return [*result.parameters, *(name for one in given for name in one.names)]
+def _concat(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
+    return [*result.parameters, *(name for triple in triples for name in triple.names)]
 
 
-def _where(node: Node, given: Sequence[_Triple], result: _Triple) -> list[str]:
-    return [node.inputs[0], *_in_order(node, given, result)]
+def _where(node: Node, triples: Sequence[_Triple], result: _Triple) -> list[str]:
+    return [node.inputs[0], *_in_order(node, triples, result)]
 
 
 _JOINED: dict[str, tuple[str, Operands]] = {

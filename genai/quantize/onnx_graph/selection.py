@@ -34,10 +34,10 @@ def require_float_model(model: OnnxModel, opset: int, why: str) -> None:
                     "quantising what was rounded before rounds it twice",
                     "give the float model that it was made from",
                 )
-    found = model.opset_version() or 0
-    if found < opset:
+    version = model.opset_version() or 0
+    if version < opset:
         raise GraphError(
-            f"the model is of operator set {found}, and {opset} is needed",
+            f"the model is of operator set {version}, and {opset} is needed",
             why,
             f"convert it first: onnx.version_converter.convert_version(model, {max(opset, 13)})",
         )
@@ -60,20 +60,22 @@ def chosen_nodes(
         OptionError: a name that no node has.
     """
     names = {node.name for node in graph.nodes if node.name}
-    for option, given in ((include_option, include), ("nodes_to_exclude", exclude)):
-        _require_names(option, given or (), names)
-    kept, left = set(include or ()), set(exclude or ())
+    for option, node_names in ((include_option, include), ("nodes_to_exclude", exclude)):
+        _require_names(option, node_names or (), names)
+    included, excluded = set(include or ()), set(exclude or ())
     return [
         node
         for node in graph.nodes
-        if node.op_type in op_types and (not kept or node.name in kept) and node.name not in left
+        if node.op_type in op_types and (not included or node.name in included) and node.name not in excluded
     ]
 
 
-def _require_names(option: str, given: Sequence[str], names: Collection[str]) -> None:
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
-        raise OptionError(f"{option} is {given!r:.100}", "it is a list of names of nodes", f"pass {option}=['...']")
-    for name in given:
+def _require_names(option: str, node_names: Sequence[str], names: Collection[str]) -> None:
+    if isinstance(node_names, str) or not all(isinstance(name, str) for name in node_names):
+        raise OptionError(
+            f"{option} is {node_names!r:.100}", "it is a list of names of nodes", f"pass {option}=['...']"
+        )
+    for name in node_names:
         if name not in names:
             raise OptionError(
                 f"{option} names {name!r}",
@@ -83,7 +85,7 @@ def _require_names(option: str, given: Sequence[str], names: Collection[str]) ->
 
 
 def checked_op_types(
-    given: Sequence[str] | None, default: Sequence[str], graph: Graph, passed_over: Collection[str] = ()
+    requested: Sequence[str] | None, default: Sequence[str], graph: Graph, passed_over: Collection[str] = ()
 ) -> set[str]:
     """The operators to quantise.
 
@@ -95,13 +97,15 @@ def checked_op_types(
         OptionError: no such operator.
         NotSupportedYetError: one that onnxruntime quantises and we do not, and the model has it.
     """
-    if not given:
+    if not requested:
         return set(default)
-    if isinstance(given, str):
-        raise OptionError(f"op_types_to_quantize is {given!r}", "it is a list of operators", f"pass [{given!r}]")
+    if isinstance(requested, str):
+        raise OptionError(
+            f"op_types_to_quantize is {requested!r}", "it is a list of operators", f"pass [{requested!r}]"
+        )
     present = {node.op_type for node in graph.nodes}
     known = {*default, *ELSEWHERE, *STATIC_OPERATORS, *passed_over}
-    for name in given:
+    for name in requested:
         if name in default or (name in known and name not in present):
             continue
         if name in passed_over:
@@ -117,7 +121,7 @@ def checked_op_types(
             f"there is no rule for such an operator, and the model has none; known are {', '.join(sorted(known))}",
             did_you_mean(name, known, "correct the name"),
         )
-    return {name for name in given if name in default}
+    return {name for name in requested if name in default}
 
 
 def excluded_by(nodes_to_exclude: Any, model: Any, nodes: Sequence[Any]) -> list[str] | None:

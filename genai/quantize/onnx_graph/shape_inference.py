@@ -14,7 +14,7 @@ from ...optimize.base import Level, run_rewrites
 from ...optimize.constant_folding import lift_constants
 from ...optimize.shapes import infer_shapes
 from ...optimize.standard import SESSION_RULES
-from .writing import require_place
+from .writing import require_writable_path
 
 # By this entry onnxruntime sees that a model went through such a step.
 _MARK = {"onnx.quant.pre_process": "onnxruntime.quant"}
@@ -78,7 +78,7 @@ def quant_pre_process(
             "a model is read from the one and written to the other",
             "pass both",
         )
-    require_place(output_model_path)
+    require_writable_path(output_model_path)
     model = read_model(input_model)
     if not skip_optimization:
         run_rewrites(model, (lift_constants,), Level.BASIC)

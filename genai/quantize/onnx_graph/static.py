@@ -115,23 +115,23 @@ def _symmetric_values(options: StaticOptions) -> set[str | None]:
 def _ranges(source: Any, request: StaticRequest, placement: Placement) -> TensorsData:
     """Ranges from the file, if it is there; else from the data, and into the file."""
     if request.cache is not None and request.cache.exists():
-        found = load_tensors_data(request.cache)
-        if found.calibration_method is not request.method:
+        ranges = load_tensors_data(request.cache)
+        if ranges.calibration_method is not request.method:
             raise InputError(
-                f"the ranges in {str(request.cache)!r} were found by {found.calibration_method}",
+                f"the ranges in {str(request.cache)!r} were found by {ranges.calibration_method}",
                 f"calibrate_method is {request.method}",
                 "remove the file, or ask for that method",
             )
-        return found
+        return ranges
     calibrator = make_calibrator(source, request)
     if request.cache is None:  # a file serves other choices of nodes too, so it has all values
         known = placement.activations
         calibrator.only([known[name].bounded_by or name for name in known if placement.root(name) == name])
     calibrator.collect_data(request.reader)
-    found = calibrator.compute_data()
+    ranges = calibrator.compute_data()
     if request.cache is not None:
-        save_tensors_data(found, request.cache)
-    return found
+        save_tensors_data(ranges, request.cache)
+    return ranges
 
 
 def make_calibrator(source: Any, request: StaticRequest) -> CalibraterBase:
@@ -148,10 +148,10 @@ def make_calibrator(source: Any, request: StaticRequest) -> CalibraterBase:
 
 def _tell_what_stays_float(parameters: Parameters) -> None:
     if parameters.float_values:
-        shown = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
+        names = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
         warnings.warn(
             f"{len(parameters.float_values)} values stay float, since they were infinite, beyond 1e30 (as masks are) "
-            f"or never computed: {shown}",
+            f"or never computed: {names}",
             stacklevel=5,
         )
 

@@ -99,12 +99,14 @@ class TensorsData:
         self.data = {name: self._entry(name, one) for name, one in data.items()}
 
     @staticmethod
-    def _entry(name: str, given: Any) -> TensorData:
-        if isinstance(given, TensorData):
-            return given
-        if isinstance(given, tuple | list) and len(given) >= 2:
-            return TensorData(lowest=given[0], highest=given[1])
-        raise InputError(f"the range of {name!r} is {given!r:.80}", "it is (lowest, highest)", "pass a TensorData")
+    def _entry(name: str, value_range: Any) -> TensorData:
+        if isinstance(value_range, TensorData):
+            return value_range
+        if isinstance(value_range, tuple | list) and len(value_range) >= 2:
+            return TensorData(lowest=value_range[0], highest=value_range[1])
+        raise InputError(
+            f"the range of {name!r} is {value_range!r:.80}", "it is (lowest, highest)", "pass a TensorData"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.data)
@@ -182,17 +184,17 @@ def load_tensors_data(path: str | Path) -> TensorsData:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             raise InputError(f"{str(path)!r} has {size} bytes", "ranges take far less", "check the path")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"the ranges in {str(path)!r} cannot be read", str(error), "check the path") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{str(path)!r} holds no ranges", f"it is not JSON: {error}", "calibrate again") from error
-    if not isinstance(found, dict):
-        raise InputError(f"{str(path)!r} holds no ranges", f"it is a {type(found).__name__}", "calibrate again")
-    if found.get("smooth_quant"):
+    if not isinstance(content, dict):
+        raise InputError(f"{str(path)!r} holds no ranges", f"it is a {type(content).__name__}", "calibrate again")
+    if content.get("smooth_quant"):
         raise InputError(
             f"the ranges in {str(path)!r} were found with SmoothQuant",
             "they are those of a model that was changed first",
             "calibrate again without it",
         )
-    return TensorsData.from_dict(found)
+    return TensorsData.from_dict(content)

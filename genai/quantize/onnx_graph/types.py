@@ -1,4 +1,4 @@
-"""Types of quantised values, and forms of the result."""
+"""Types of quantised values, and formats of the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class QuantizationMode(Enum):
 
 
 class QuantFormat(Enum):
-    """The form of a statically quantised model.
+    """The format of a statically quantised model.
 
     QDQ: float operators between DequantizeLinear and QuantizeLinear, which runtimes join. QOperator: operators on
     integers, many of them of the domain com.microsoft.
@@ -36,7 +36,7 @@ class QuantFormat(Enum):
 
     @staticmethod
     def from_string(format: str) -> QuantFormat:
-        """The form of a name. Raises OptionError: there is none."""
+        """The format of a name. Raises OptionError: there is none."""
         return _by_name(QuantFormat, format)
 
 

@@ -40,12 +40,12 @@ def _by(name: str) -> BlockMethod:
     """A method of `genai.quant`; a table, which has no inputs, has its scales searched."""
 
     def quantize(
-        weight: NDArray[Any], form: BlockFormat, half_scales: bool, inputs: InputStatistics | None
+        weight: NDArray[Any], block_format: BlockFormat, half_scales: bool, inputs: InputStatistics | None
     ) -> QuantizedWeight:
         method = ARRAY_METHODS[name]
         if inputs is None and method.needs != "nothing":
             method = ARRAY_METHODS["search"]
-        grid = UniformGrid(form.bits, form.block_size, form.is_symmetric, half_scales)
+        grid = UniformGrid(block_format.bits, block_format.block_size, block_format.is_symmetric, half_scales)
         return method.quantize(weight, grid, inputs).packed
 
     return quantize
@@ -82,9 +82,9 @@ class _InputCalibrater(CalibraterBase):
     def products(self, name: str) -> _Products:
         """Those of a value."""
         assert self._observations is not None
-        found = self._observations.observers[name]
-        assert isinstance(found, _Products)
-        return found
+        observer = self._observations.observers[name]
+        assert isinstance(observer, _Products)
+        return observer
 
 
 def input_statistics(
@@ -102,7 +102,7 @@ def input_statistics(
     calibrater = _InputCalibrater(model)
     calibrater.only(sorted({name for names in values.values() for name in names}))
     calibrater.collect_data(reader)
-    found = {}
+    statistics = {}
     for weight, names in values.items():
         parts = [calibrater.products(name) for name in sorted(names)]
         for name, part in zip(sorted(names), parts, strict=True):
@@ -116,5 +116,5 @@ def input_statistics(
                 )
         count = sum(part.count for part in parts)
         gram: NDArray[np.float64] = np.sum([part.sums for part in parts], axis=0) / count
-        found[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
-    return found
+        statistics[weight] = InputStatistics(count, np.diag(gram).copy(), gram)
+    return statistics

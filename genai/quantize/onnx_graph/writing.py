@@ -40,7 +40,7 @@ def weight_bytes(model: OnnxModel) -> int:
     return sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
 
 
-def require_place(path: object) -> None:
+def require_writable_path(path: object) -> None:
     """Raise OptionError unless a model can be written there, before hours are spent on it."""
     if not isinstance(path, str | Path):
         raise OptionError(

@@ -72,7 +72,13 @@ class ReplyGrammar:
         return self._whole("@body", "")
 
     def of_calls(
-        self, form: CallFormat, tools: Sequence[CalledTool], *, most: int, is_free: bool = False, body: bool = False
+        self,
+        call_format: CallFormat,
+        tools: Sequence[CalledTool],
+        *,
+        most: int,
+        is_free: bool = False,
+        body: bool = False,
     ) -> str:
         """Calls of tools.
 
@@ -85,20 +91,20 @@ class ReplyGrammar:
         rules = [f"call: {names}"]
         for index, tool in enumerate(tools):
             name = json.dumps(tool.name, ensure_ascii=False)[1:-1]
-            before, after = form.before_name + name + form.before_arguments, form.after
+            before, after = call_format.before_name + name + call_format.before_arguments, call_format.after
             arguments = f"%json {json.dumps(tool.schema, ensure_ascii=False)}"
             rules.append(f"call_{index}: {self._literal(before)} {arguments} {self._literal(after)}")
-        more = f"({self._literal(form.between)} call){{0,{most - 1}}}" if most > 1 else ""
-        rules.append(f"calls: {self._literal(form.start)} call {more} {self._literal(form.end)}")
-        opening = self._literal(form.opening)
+        more = f"({self._literal(call_format.between)} call){{0,{most - 1}}}" if most > 1 else ""
+        rules.append(f"calls: {self._literal(call_format.start)} call {more} {self._literal(call_format.end)}")
+        opening = self._literal(call_format.opening)
         if not is_free:
             rules.append(f"reply: {opening} calls")
         elif body:
             rules.append(f"reply: @body | {opening} calls")
-        elif form.is_alone:
-            first = re.escape(form.opening[0])
+        elif call_format.is_alone:
+            first = re.escape(call_format.opening[0])
             rules += [f"reply: ANSWER? | {opening} calls", f"ANSWER: /[^{first}](.|\\n)*/"]
-        elif any(form.opening.startswith(marker) for marker in self._special):
+        elif any(call_format.opening.startswith(marker) for marker in self._special):
             rules.append(f"reply: TEXT? ({opening} calls)?")
         else:
             rules += ["reply: TEXT? | head calls", f"head[lazy]: ANY_TEXT {opening}"]

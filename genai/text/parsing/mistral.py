@@ -53,8 +53,8 @@ def _read_named(source: Source, part: PartialCall) -> Reader[ToolCall]:
 def _take_word(source: Source, part: PartialCall) -> Reader[str]:
     word = ""
     while True:
-        found = _WORD.match(source.text)
-        word += source.take(found.end() if found else 0)
+        match = _WORD.match(source.text)
+        word += source.take(match.end() if match else 0)
         if source.text or source.ended:
             part.raw += word
             return word

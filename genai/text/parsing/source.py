@@ -31,8 +31,8 @@ class Source:
 
     def take(self, length: int) -> str:
         """Read `length` characters."""
-        taken, self.text = self.text[:length], self.text[length:]
-        return taken
+        piece, self.text = self.text[:length], self.text[length:]
+        return piece
 
     def give_back(self, text: str) -> None:
         """Undo a `take`."""
@@ -45,14 +45,14 @@ def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Eve
     Returns:
         The marker found, with the line breaks in front of it, read; None at the end of the reply.
     """
-    while (found := find_first(source.text, markers)) is None:
+    while (marker_at := find_first(source.text, markers)) is None:
         held = 0 if source.ended else held_length(source.text, markers)
-        if shown := source.take(len(source.text) - held):
-            yield show(shown)
+        if piece := source.take(len(source.text) - held):
+            yield show(piece)
         if source.ended:
             return None
         yield None
-    start, marker = found
+    start, marker = marker_at
     end = start + len(marker)
     start = len(source.text[:start].rstrip("\n"))
     if start:
@@ -62,11 +62,11 @@ def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Eve
 
 def take_until(source: Source, markers: Sequence[str]) -> Reader[tuple[str, str | None]]:
     """Read up to a marker or the end, showing nothing; returns the text, and the marker behind it (unread) or None."""
-    while (found := find_first(source.text, markers)) is None:
+    while (marker_at := find_first(source.text, markers)) is None:
         if source.ended:
             return source.take(len(source.text)), None
         yield None
-    start, marker = found
+    start, marker = marker_at
     return source.take(start), marker
 
 
@@ -144,8 +144,8 @@ def show_failed(
 
 def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
     """Where the first marker in `text` starts, and which it is."""
-    found = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
-    return min(found, default=None)
+    matches = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
+    return min(matches, default=None)
 
 
 def held_length(text: str, markers: Sequence[str]) -> int:

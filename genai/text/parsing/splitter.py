@@ -153,9 +153,9 @@ def merge_pieces(events: Iterable[Event]) -> list[Event]:
     return merged
 
 
-def _join_spans(events: list[Event], wanted: type[Event]) -> str:
+def _join_spans(events: list[Event], event_type: type[Event]) -> str:
     """The text of all runs of one kind of event; flagged text continues the text beside it."""
-    runs = ("".join(event.raw for event in run) for kind, run in groupby(events, key=type) if kind is wanted)
+    runs = ("".join(event.raw for event in run) for kind, run in groupby(events, key=type) if kind is event_type)
     return _BETWEEN_SPANS.join(run for run in runs if run)
 
 

@@ -1,1 +1,1 @@
-"""Tokenizers in the forms in which publishers write them, one file per form: each becomes a tokenizer.json."""
+"""Tokenizers in the formats in which publishers write them, one file per format: each becomes a tokenizer.json."""

@@ -1,4 +1,4 @@
-"""Which form of a tokenizer a folder has: the first of these. Where there is a tokenizer.json, that is the one."""
+"""Which format of a tokenizer a folder has: the first of these. Where there is a tokenizer.json, that is the one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .word_piece import convert_word_piece
 
 
 @dataclass(frozen=True)
-class TokenizerForm:
-    """A form of tokenizers: in words, as patterns of file names, and what reads such a file."""
+class TokenizerFormat:
+    """A format of tokenizers: in words, as patterns of file names, and what reads such a file."""
 
     title: str
     patterns: tuple[str, ...]
@@ -27,29 +27,31 @@ class TokenizerForm:
 
 
 SENTENCEPIECE_NAMES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model.v*")
-_TIKTOKEN = TokenizerForm("a tiktoken file", ("*.tiktoken", "tiktoken.model"), convert_tiktoken)
-_SENTENCEPIECE = TokenizerForm("a SentencePiece model", SENTENCEPIECE_NAMES, convert_sentencepiece)
-FORMS = (
-    TokenizerForm("a tekken file", ("tekken.json",), convert_tekken),
+_TIKTOKEN = TokenizerFormat("a tiktoken file", ("*.tiktoken", "tiktoken.model"), convert_tiktoken)
+_SENTENCEPIECE = TokenizerFormat("a SentencePiece model", SENTENCEPIECE_NAMES, convert_sentencepiece)
+FORMATS = (
+    TokenizerFormat("a tekken file", ("tekken.json",), convert_tekken),
     _TIKTOKEN,
     _SENTENCEPIECE,
-    TokenizerForm("a byte-level vocabulary", ("vocab.json",), convert_vocab_merges),
-    TokenizerForm("a WordPiece vocabulary", ("vocab.txt",), convert_word_piece),
+    TokenizerFormat("a byte-level vocabulary", ("vocab.json",), convert_vocab_merges),
+    TokenizerFormat("a WordPiece vocabulary", ("vocab.txt",), convert_word_piece),
 )
-PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for form in FORMS for pattern in form.patterns))
+PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for format in FORMATS for pattern in format.patterns))
 """Names of all files that tokenizers are read from."""
-_KNOWN = ", ".join(pattern for form in FORMS for pattern in form.patterns)
+_KNOWN = ", ".join(pattern for format in FORMATS for pattern in format.patterns)
 
 
-def find_form(folder: Path) -> tuple[TokenizerForm, Path] | None:
-    """The form of a folder that has no tokenizer.json, and its file; None if it has none."""
-    places = ((form, path) for form in FORMS for pattern in form.patterns for path in sorted(folder.glob(pattern)))
-    return next((found for found in places if found[1].is_file()), None)
+def find_format(folder: Path) -> tuple[TokenizerFormat, Path] | None:
+    """The format of a folder that has no tokenizer.json, and its file; None if it has none."""
+    candidates = (
+        (format, path) for format in FORMATS for pattern in format.patterns for path in sorted(folder.glob(pattern))
+    )
+    return next((candidate for candidate in candidates if candidate[1].is_file()), None)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer in any form."""
-    return (folder / TOKENIZER_NAME).is_file() or find_form(folder) is not None
+    """Whether a folder has a tokenizer in any format."""
+    return (folder / TOKENIZER_NAME).is_file() or find_format(folder) is not None
 
 
 def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
@@ -58,22 +60,22 @@ def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
     Raises:
         TokenizerError: there is none, or it cannot be used.
     """
-    found = find_form(facts.folder)
-    data = file_bytes(found[1], TokenizerError) if found is not None else None
-    if found is None or data is None:
+    match = find_format(facts.folder)
+    data = file_bytes(match[1], TokenizerError) if match is not None else None
+    if match is None or data is None:
         raise TokenizerError(
             f"{facts.folder}: {TOKENIZER_NAME} is missing",
             f"text is encoded with that file, or with one of {_KNOWN}",
             "copy it from the original model, or save it with transformers' save_pretrained()",
         )
-    form, path = found
-    if form is _SENTENCEPIECE and is_tiktoken(data):
-        form = _TIKTOKEN
+    format, path = match
+    if format is _SENTENCEPIECE and is_tiktoken(data):
+        format = _TIKTOKEN
     try:
-        return path, form.convert(path, data, facts)
+        return path, format.convert(path, data, facts)
     except ModelFormatError as error:
         raise TokenizerError(
-            f"{path}: is not {form.title} that can be used",
+            f"{path}: is not {format.title} that can be used",
             str(error),
             f"copy it again, or save {TOKENIZER_NAME} with transformers' save_pretrained()",
         ) from error

@@ -1,4 +1,4 @@
-"""What every form of a tokenizer becomes: the text of a tokenizer.json, and the parts that it is put together from."""
+"""What every format of a tokenizer becomes: the text of a tokenizer.json, and the parts that it is put together of."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ MAX_BYTES = 2**22
 
 
 class ModelFormatError(ValueError):
-    """A file is no tokenizer of the form that it should have, or one that cannot be converted."""
+    """A file is no tokenizer of the format that it should have, or one that cannot be converted."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a tokenizer in another form becomes.
+    """What a tokenizer in another format becomes.
 
     Attributes:
         text: of a tokenizer.json with the same ids.
-        special: special tokens by role, such as {"eos_token": "</s>"}, as the form itself has them.
+        special: special tokens by role, such as {"eos_token": "</s>"}, as the format itself has them.
         begins: whether texts begin with the bos_token, unless tokenizer_config.json says otherwise.
     """
 
@@ -51,9 +51,11 @@ def surrounded(before: Mapping[str, int], after: Mapping[str, int]) -> Json | No
     single = [*special(before), {"Sequence": {"id": "A", "type_id": 0}}, *special(after)]
     if len(single) == 1:
         return None
-    listed = {token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in (*before.items(), *after.items())}
+    special_tokens = {
+        token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in (*before.items(), *after.items())
+    }
     pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}]
-    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": listed}
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens}
 
 
 def byte_level(*, prefix: bool = False, regex: bool = False) -> Json:

@@ -105,11 +105,11 @@ def ranked_tokenizer(
         ModelFormatError: an added token has the id of another.
     """
     vocab = {printable_bytes(token): rank + before for token, rank in ranks.items()}
-    taken = set(vocab.values())
+    used_ids = set(vocab.values())
     for token in added:
-        if vocab.setdefault(token["content"], token["id"]) != token["id"] or token["id"] in taken:
+        if vocab.setdefault(token["content"], token["id"]) != token["id"] or token["id"] in used_ids:
             raise ModelFormatError(f"{token['content']!r:.60} has the id {token['id']}, which belongs to another token")
-        taken.add(token["id"])
+        used_ids.add(token["id"])
     return byte_pairs(
         vocab, _merges(ranks), added=added, pre_tokenizer=cut_by([expression]), normalizer=normalizer,
         ignore_merges=True,

@@ -1,4 +1,4 @@
-"""A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the form of a tokenizer.json.
+"""A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the format of a tokenizer.json.
 
 Its bytes are the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that decide ids and texts
 are declared here, so that the sentencepiece library is not needed.
@@ -245,8 +245,8 @@ def _check_supported(model: SentencePieceModel) -> None:
     if not 0 <= model.trainer.unk_id < len(model.pieces):
         raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, and there are {len(model.pieces)} pieces")
     if model.trainer.byte_fallback:
-        there = {piece.text for piece in model.pieces if piece.type == PieceType.BYTE}
-        if missing := [name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in there]:
+        byte_pieces = {piece.text for piece in model.pieces if piece.type == PieceType.BYTE}
+        if missing := [name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in byte_pieces]:
             why = f"{len(missing)} of the 256 pieces for bytes are missing, beginning with {missing[0]}"
             raise ModelFormatError(f"characters that it does not know are to become bytes, and {why}")
 

@@ -1,4 +1,4 @@
-"""tekken.json, Mistral's form: tokens with ranks as in tiktoken, special tokens before them, and the expression.
+"""tekken.json, Mistral's format: tokens with ranks as in tiktoken, special tokens before them, and the expression.
 
 Ids of plain text equal the mistral-common library's. As in transformers, special tokens such as [INST] that stand in a
 text become their ids.
@@ -47,13 +47,13 @@ def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
         raise ModelFormatError(f"config is {config!r:.60}, an object is expected")
     size, reserved = (_count(config, name) for name in ("default_vocab_size", "default_num_special_tokens"))
     special = _special(values.get("special_tokens"), reserved)
-    listed = values.get("vocab")
-    if not isinstance(listed, list) or not 0 < size - reserved <= len(listed):
-        held = len(listed) if isinstance(listed, list) else 0
+    vocab = values.get("vocab")
+    if not isinstance(vocab, list) or not 0 < size - reserved <= len(vocab):
+        held = len(vocab) if isinstance(vocab, list) else 0
         raise ModelFormatError(
             f"default_vocab_size is {size}, of which {reserved} are special, and vocab has {held} tokens"
         )
-    ranks = checked_ranks(_entries(listed[: size - reserved]), {})
+    ranks = checked_ranks(_entries(vocab[: size - reserved]), {})
     text = ranked_tokenizer(ranks, special, _expression(config.get("pattern")), before=reserved)
     known = {token["content"] for token in special}
     return Conversion(text, {role: token for role, token in _ROLES.items() if token in known}, begins="<s>" in known)
@@ -69,35 +69,41 @@ def _count(config: Mapping[str, Any], name: str) -> int:
 def _expression(pattern: Any) -> str:
     if not isinstance(pattern, str) or not 0 < len(pattern) <= _LONGEST_EXPRESSION:
         raise ModelFormatError(f"config.pattern is {pattern!r:.60}, an expression is expected")
-    if found := _DIFFERENT.search(_QUOTED.sub("", pattern)):
-        raise ModelFormatError(f"config.pattern has {found[0]!r}, which means something else in the library underneath")
+    if match := _DIFFERENT.search(_QUOTED.sub("", pattern)):
+        raise ModelFormatError(f"config.pattern has {match[0]!r}, which means something else in the library underneath")
     return pattern
 
 
-def _special(listed: Any, reserved: int) -> list[Json]:
+def _special(special_tokens: Any, reserved: int) -> list[Json]:
     """The tokens before the ranks; those that nothing is said of have names all the same."""
-    entries = [{"rank": id_, "token_str": token} for id_, token in enumerate(_OLDEST)] if listed is None else listed
+    entries = (
+        [{"rank": id_, "token_str": token} for id_, token in enumerate(_OLDEST)]
+        if special_tokens is None
+        else special_tokens
+    )
     if not isinstance(entries, list):
         raise ModelFormatError(f"special_tokens is {entries!r:.60}, a list is expected")
-    found: dict[int, Json] = {}
+    by_id: dict[int, Json] = {}
     for entry in entries:
         entry = entry if isinstance(entry, Mapping) else {}
         id_, token, control = entry.get("rank"), entry.get("token_str"), entry.get("is_control", True)
         if type(id_) is not int or not 0 <= id_ < reserved or not isinstance(token, str) or not token:
             raise ModelFormatError(f"the special token {entry!r:.80} has no rank below {reserved}, or no token_str")
-        if id_ in found:
+        if id_ in by_id:
             raise ModelFormatError(f"two special tokens have the rank {id_}")
-        found[id_] = added_token(id_, token, special=control is not False)
-    filled = [found.get(id_) or added_token(id_, f"<SPECIAL_{id_}>") for id_ in range(reserved)]
+        by_id[id_] = added_token(id_, token, special=control is not False)
+    filled = [by_id.get(id_) or added_token(id_, f"<SPECIAL_{id_}>") for id_ in range(reserved)]
     if len({token["content"] for token in filled}) < len(filled):
         raise ModelFormatError("two special tokens have the same text")
     return filled
 
 
-def _entries(listed: list[Any]) -> Iterator[tuple[bytes, int]]:
-    for place, entry in enumerate(listed):
+def _entries(vocab: list[Any]) -> Iterator[tuple[bytes, int]]:
+    for position, entry in enumerate(vocab):
         rank = entry.get("rank") if isinstance(entry, Mapping) else None
         token = entry.get("token_bytes") if isinstance(entry, Mapping) else None
-        if rank != place or not isinstance(token, str):
-            raise ModelFormatError(f"vocab[{place}] is {entry!r:.80}; token_bytes and the rank {place} are expected")
-        yield decoded(token, f"token {place}"), place
+        if rank != position or not isinstance(token, str):
+            raise ModelFormatError(
+                f"vocab[{position}] is {entry!r:.80}; token_bytes and the rank {position} are expected"
+            )
+        yield decoded(token, f"token {position}"), position

@@ -1,7 +1,7 @@
 """Files of the tiktoken library: on each line the base64 of a token's bytes, and its rank.
 
 They hold no expression and no special tokens: these are written in the code of whoever made the model, and here for the
-models that are published in this form. Ids of texts equal the tiktoken library's.
+models that are published in this format. Ids of texts equal the tiktoken library's.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class RankedKind:
 def _llama3_special() -> dict[int, str]:
     named = {0: "begin_of_text", 1: "end_of_text", 4: "finetune_right_pad_id", 6: "start_header_id"}
     named |= {7: "end_header_id", 8: "eom_id", 9: "eot_id", 10: "python_tag"}
-    rest = [place for place in range(256) if place not in named]
-    named |= {place: f"reserved_special_token_{number}" for number, place in enumerate(rest)}
-    return {place: f"<|{name}|>" for place, name in sorted(named.items())}
+    rest = [index for index in range(256) if index not in named]
+    named |= {index: f"reserved_special_token_{number}" for number, index in enumerate(rest)}
+    return {index: f"<|{name}|>" for index, name in sorted(named.items())}
 
 
 _QWEN_SPECIAL = (_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
@@ -82,7 +82,7 @@ def convert_tiktoken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
     kind = _kind(path, facts)
     entries = list(_entries(data))
     behind = 1 + max((rank for _, rank in entries), default=-1)
-    named = {behind + place: token for place, token in kind.special.items()}
+    named = {behind + index: token for index, token in kind.special.items()}
     declared = facts.declared
     if declared:  # the model may have put reserved ones to use
         contents = {token["content"] for token in declared.values()}
@@ -98,15 +98,15 @@ def convert_tiktoken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
 
 
 def _kind(path: Path, facts: FolderFacts) -> RankedKind:
-    found = _BY_FILE.get(path.stem) or _BY_CLASS.get(facts.tokenizer_class)
-    found = found or (_BY_MODEL_TYPE.get(facts.model_type) if path.suffix == ".model" else None)
-    if found is None:
-        asked = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
+    kind = _BY_FILE.get(path.stem) or _BY_CLASS.get(facts.tokenizer_class)
+    kind = kind or (_BY_MODEL_TYPE.get(facts.model_type) if path.suffix == ".model" else None)
+    if kind is None:
+        named = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
         raise ModelFormatError(
-            f"how texts are cut is written in code that comes with the model, and not known here for {asked}; known "
+            f"how texts are cut is written in code that comes with the model, and not known here for {named}; known "
             f"are the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)} and Llama 3's"
         )
-    return found
+    return kind
 
 
 def _entries(data: bytes) -> Iterator[tuple[bytes, int]]:

@@ -84,13 +84,13 @@ def convert_vocab_merges(path: Path, data: bytes, facts: FolderFacts) -> Convers
 
 def _kind(facts: FolderFacts) -> PairsKind:
     name = facts.tokenizer_class
-    found = _BY_CLASS.get(name or _CLASS_OF_MODEL.get(facts.model_type, ""))
-    if found is None:
+    kind = _BY_CLASS.get(name or _CLASS_OF_MODEL.get(facts.model_type, ""))
+    if kind is None:
         raise ModelFormatError(
             f"how texts are cut is not written in it, and not known here for tokenizer_class {name!r:.60} and "
             f"model_type {facts.model_type!r:.60}; known are the classes {', '.join(_BY_CLASS)}"
         )
-    return found
+    return kind
 
 
 def _vocabulary(data: bytes) -> dict[str, int]:

@@ -164,7 +164,7 @@ except ImportError as error:
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     with pytest.raises(NoDevice, match=r"^CuPy cannot be imported: ImportError: libnvrtc.so.13: no such file$"):
         cupy_driver.open_driver()
-    found = checkup.check_gpu(checkup.Place(tmp_path))
+    found = checkup.check_gpu(checkup.Machine(tmp_path))
     assert "libnvrtc.so.13" in found.text and "not installed" not in found.text
 
 
@@ -188,7 +188,7 @@ def test_a_cupy_that_ends_the_process_is_one_that_is_broken(
     assert str(found.value) == f"CuPy cannot be imported: SystemExit{said}"
     with pytest.raises(DeviceError, match="CuPy cannot be imported: SystemExit"):
         genai.LLM(bundled_folder, device="cuda")
-    assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Place(tmp_path)).text
+    assert not is_cuda_available() and "SystemExit" in checkup.check_gpu(checkup.Machine(tmp_path)).text
     with genai.LLM(bundled_folder, device="auto") as llm:
         assert llm.model.device_type == "CPU"
     assert "computing on the CPU: CuPy cannot be imported: SystemExit" in str(logged())
@@ -218,7 +218,7 @@ def test_doctor_lives_where_importing_cupy_ends_the_process(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(checkup, "_IMPORT_SECONDS", 2)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
-    found = checkup.check_gpu(checkup.Place(tmp_path))
+    found = checkup.check_gpu(checkup.Machine(tmp_path))
     assert f"importing cupy ends the process with {said}" in found.text and "install it again" in found.fix
 
 
@@ -264,10 +264,10 @@ def test_a_gpu_keeps_its_number(monkeypatch: pytest.MonkeyPatch, bundled_folder:
         with pytest.raises(CacheCapacityError, match=f"are free on the device {named}\n"):
             genai.Model(bundled_folder, device=device)
     assert cupy_driver.open_driver(1).name == "a made-up GPU (cuda:1)"
-    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda")
+    assert checkup.check_gpu(checkup.Machine(tmp_path)).text.endswith("--device cuda")
     cupy.cuda.runtime.deviceGetAttribute = lambda what, index: ((9, 0) if index else (7, 5))[what - 75]
     assert describe(bundled_folder, device="auto", available_bytes=1 << 30)["memory"]["device"] == "cuda:1"
-    assert checkup.check_gpu(checkup.Place(tmp_path)).text.endswith("--device cuda:1")
+    assert checkup.check_gpu(checkup.Machine(tmp_path)).text.endswith("--device cuda:1")
     monkeypatch.setattr(cupy_driver, "OLDEST_CAPABILITY", 91)
     with pytest.raises(DeviceError, match="GPU 1 is of compute"):
         describe(bundled_folder, device="cuda:1")
@@ -479,7 +479,7 @@ def test_drafts_are_where_the_model_is(
     found = list[str]()
     for target, draft in ((asking, bundled_folder), (bundled_folder, asking), (genai.Model(config), asking)):
         with genai.LLM(target, speculation=genai.Speculation(draft=draft)) as llm:
-            made = llm._guessing._draft  # type: ignore[union-attr]
+            made = llm._speculation._draft  # type: ignore[union-attr]
             assert made is not None
             assert made.decoder.executor.device == llm.model.decoder.executor.device
             found.append(llm.model.decoder.executor.device)

@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 from genai.errors import InputError, MissingPackageError, OptionError
 from genai.llm.batch import input_file, lines as lines_module
 from genai.llm.batch.lines import Lines, open_lines
-from genai.llm.batch.requests import Asking, PromptTemplate
+from genai.llm.batch.requests import PromptFormat, PromptTemplate
 
 
 def fields(lines: Lines) -> list[Any]:
@@ -172,17 +172,17 @@ def test_cells_of_parquet_that_cannot_be_read_are_errors_of_the_lines_that_need_
         "exact": pa.array([1, 0, 2**40], pa.timestamp("ns")),
     }
     lines = parquet_rows(tmp_path / "t.parquet", columns)
-    by_template = Asking(PromptTemplate("{text} {exact}"))
+    by_template = PromptFormat(PromptTemplate("{text} {exact}"))
     found = [row for _, row in fields(lines)]
     assert [len(str(by_template.item(row)[0]["prompt"])) > 20 for row in found] == [True] * 3
     assert found[1]["image"] == "fine" and found[1]["far"].startswith("1970-01-01")
     for row, number in ((found[0], 1), (found[2], 3)):
         with pytest.raises(InputError, match=rf"row {number}: 'image' cannot be read") as caught:
-            Asking(PromptTemplate("{image}")).item(row)
+            PromptFormat(PromptTemplate("{image}")).item(row)
         assert "utf-8" in caught.value.why and caught.value.fix
         with pytest.raises(InputError, match="cannot be read"):
-            Asking().item(row)
-        assert Asking().custom_id(row, number) == f"line-{number}" and list(row) == list(columns)
+            PromptFormat().item(row)
+        assert PromptFormat().custom_id(row, number) == f"line-{number}" and list(row) == list(columns)
     assert [line.content for line in lines] == [line.content for line in open_lines(tmp_path / "t.parquet")]
 
 

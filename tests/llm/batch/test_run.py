@@ -19,9 +19,10 @@ import pytest
 
 import genai
 from genai.errors import InputError, OptionError
+from genai.llm.batch.journal import digest
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.page import page, write_page
-from genai.llm.batch.requests import Asking, PromptTemplate
+from genai.llm.batch.requests import Asking, PromptFormat, PromptTemplate
 from genai.llm.batch.run import BatchProgress, run_batch
 from tests.drawing import Draw
 
@@ -117,8 +118,8 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
         assert caught.value.why and caught.value.fix
     for arguments in (
         {"max_tokens": 3},
-        {"asking": Asking(PromptTemplate("{prompt}"))},
-        {"asking": Asking(as_chat=True)},
+        {"prompt_format": PromptFormat(PromptTemplate("{prompt}"))},
+        {"prompt_format": PromptFormat(as_chat=True)},
     ):
         with pytest.raises(InputError, match="other options"):
             run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume", **arguments)  # type: ignore[arg-type]
@@ -129,6 +130,22 @@ def test_another_input_or_other_options_are_refused(tmp_path: Path, fake: Any) -
         more.write('{"prompt": "more"}\n')
     report = run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", begin="resume")
     assert (report.kept, report.figures.done) == (30, 1)
+
+
+def test_outputs_of_earlier_versions_are_resumed(tmp_path: Path, fake: Any) -> None:
+    """The settings in a line's id are those that versions wrote which called the format `Asking`."""
+    write_input(tmp_path / "in.jsonl", 1)
+    run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", max_tokens=5)
+    asking = "Asking(template=None, as_chat=False, adapter=None)"
+    settings = {"model": fake.model.identity().model, "asking": asking, "options": [("max_tokens", "5")]}
+    number = digest(json.dumps(settings, sort_keys=True).encode(), 4)
+    assert read(tmp_path / "out")[0]["id"].startswith(f"batch_req_{number:08x}_1_")
+
+
+def test_the_earlier_name_of_the_prompt_format(tmp_path: Path, fake: Any) -> None:
+    write_input(tmp_path / "in.jsonl", 1)
+    with pytest.warns(DeprecationWarning, match=r"run_batch\(asking=…\)"):
+        run_batch(fake, open_lines(tmp_path / "in.jsonl"), tmp_path / "out", asking=Asking())
 
 
 def test_another_model_of_the_same_name_is_refused(tmp_path: Path, fake: Any) -> None:
@@ -266,7 +283,7 @@ def test_the_bundled_model(llm: genai.LLM, tmp_path: Path) -> None:
     assert report.other_models == {"other"} and report.figures.generated_tokens > 40
     table = tmp_path / "table.csv"
     table.write_text("a,b\n3,4\n5,6\n")
-    asking = Asking(PromptTemplate("What is {a} + {b}?"), as_chat=True)
+    asking = PromptFormat(PromptTemplate("What is {a} + {b}?"), as_chat=True)
     run_batch(llm, open_lines(table), tmp_path / "sums", asking, in_order=True)
     sums = [line["response"]["body"]["choices"][0]["message"]["content"] for line in read(tmp_path / "sums")]
     assert sums == ["7", "11"]

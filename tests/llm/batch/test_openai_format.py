@@ -11,13 +11,13 @@ import pytest
 
 from genai.engine.sampling.batch import TokenLogprob
 from genai.errors import GenaiError, InputError
-from genai.llm.batch.openai_format import CHAT, COMPLETIONS, AnswerForm, read_body
+from genai.llm.batch.openai_format import CHAT, COMPLETIONS, ResponseWriter, read_body
 from genai.llm.completion import ChatReply, Completion, Timings
 from genai.llm.mapping import Answer
 from genai.text.parsing import Reply, ToolCall
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
-FORM = AnswerForm("pebble", SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"))  # type: ignore[arg-type]
+FORM = ResponseWriter("pebble", SimpleNamespace(decode=lambda ids: f"<{ids[0]}>"))  # type: ignore[arg-type]
 
 
 def chat(**body: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every form that can be asked for: the folder has the operators that it should, and runs here and in onnxruntime."""
+"""Every format that can be asked for: the folder has the operators that it should, and runs here and in onnxruntime."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from genai.cli.app import run
 from genai.convert.spec import ExpertsSpec
 from genai.errors import InputError, OptionError
 from genai.onnx.reader import read_model
 from genai.quant.methods import METHODS
 from genai.quantize import Report, quantize_model
-from genai.quantize.choices import FORMS, FormatChoice
+from genai.quantize.choices import FORMATS, FormatChoice, read_recipe
+from genai.quantize.compare import Variant
+from genai.quantize.options import QuantizeOptions
+from genai.quantize.report import NAME as REPORT, read_report
 
-from .conftest import quick, small_folder
+from .conftest import CHECKPOINT, quick, small_folder
 from .test_float_models import engine_logits
 from .test_quantize import divergence_of_folders
 
@@ -39,12 +43,12 @@ CASES: dict[str, tuple[dict[str, Any], str, str, bool]] = {
     "5 bits, zero points": ({"bits": 5, "symmetric": False, "embedding_bits": 5}, OWN, OWN_TABLE, False),
     "6 bits by 256": ({"bits": 6, "block_size": 256}, OWN, TABLE, False),
     "8 bits by 16": ({"bits": 8, "block_size": 16}, "com.microsoft::MatMulNBits", TABLE, True),
-    "NF4": ({"form": "nf4", "block_size": 32}, "com.microsoft::MatMulBnb4", TABLE, True),
-    "FP4 in blocks that do not fill rows": ({"form": "fp4"}, OWN, TABLE, False),
+    "NF4": ({"format": "nf4", "block_size": 32}, "com.microsoft::MatMulBnb4", TABLE, True),
+    "FP4 in blocks that do not fill rows": ({"format": "fp4"}, OWN, TABLE, False),
     "QDQ": ({"qdq": True, "method": "gptq"}, "::MatMul", TABLE, True),
     "QDQ of 8 bits, zero points": ({"qdq": True, "bits": 8, "symmetric": False}, "::MatMul", TABLE, True),
     "QDQ by row": ({"qdq": True, "bits": 8, "block_size": 0, "embedding_bits": 0}, "::MatMul", "::Gather", True),
-    **{name: ({"form": name}, OWN, TABLE, False) for name in FORMS[1:] if name not in ("nf4", "fp4")},
+    **{name: ({"format": name}, OWN, TABLE, False) for name in FORMATS[1:] if name not in ("nf4", "fp4")},
 }  # fmt: skip
 
 
@@ -129,9 +133,9 @@ def test_head_and_embedding_in_one_are_stored_once(name: str, tied: Path, tmp_pa
     agree(tmp_path / "out", tokens)
 
 
-@pytest.mark.parametrize("form", ["NF4", "q6_k", "2 bits, table of 2"])
-def test_what_is_measured_is_what_is_written(form: str, small: Path, tmp_path: Path) -> None:
-    report = quantize_model(small, tmp_path / "out", quick(**CASES[form][0]))
+@pytest.mark.parametrize("format", ["NF4", "q6_k", "2 bits, table of 2"])
+def test_what_is_measured_is_what_is_written(format: str, small: Path, tmp_path: Path) -> None:
+    report = quantize_model(small, tmp_path / "out", quick(**CASES[format][0]))
     assert report.quality is not None
     assert report.quality.kld == pytest.approx(divergence_of_folders(small, tmp_path / "out"), rel=0.02)
 
@@ -180,7 +184,7 @@ def test_experts_that_do_not_fit_their_operator(mixture: Path, tmp_path: Path) -
     (tmp_path / "recipe.yaml").write_text('rules:\n  - {match: "*experts.down*", block_size: 16}')
     for options, message in (
         ({"bits": 3}, "experts.* 3 bits"),
-        ({"form": "q4_k"}, "experts.* q4_k"),
+        ({"format": "q4_k"}, "experts.* q4_k"),
         ({"block_size": 0}, "experts.* scale per row"),
         ({"recipe": tmp_path / "recipe.yaml"}, "blocks of 32 and of 16"),
     ):
@@ -191,12 +195,12 @@ def test_experts_that_do_not_fit_their_operator(mixture: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "q4k"}, "form is 'q4k'.*"),
-        ({"form": "q4_k", "bits": 8}, "bits is 8"),
-        ({"form": "q4_k", "block_size": 64}, "block_size is 64"),
-        ({"form": "nl4", "block_size": 128}, "block_size is 128"),
-        ({"form": "nf4", "symmetric": False}, "nf4 with zero points"),
-        ({"form": "iq4_nl", "qdq": True}, "iq4_nl as QDQ"),
+        ({"format": "q4k"}, "format is 'q4k'.*"),
+        ({"format": "q4_k", "bits": 8}, "bits is 8"),
+        ({"format": "q4_k", "block_size": 64}, "block_size is 64"),
+        ({"format": "nl4", "block_size": 128}, "block_size is 128"),
+        ({"format": "nf4", "symmetric": False}, "nf4 with zero points"),
+        ({"format": "iq4_nl", "qdq": True}, "iq4_nl as QDQ"),
         ({"qdq": True, "bits": 3}, "qdq with 3 bits"),
         ({"bits": 7}, "bits is 7"),
         ({"block_size": 48}, "block_size is 48"),
@@ -210,10 +214,47 @@ def test_forms_that_there_are_not(options: dict[str, Any], message: str) -> None
 
 
 def test_changes_of_a_form() -> None:
-    """New bits alone mean uniform ones; a new form has its own bits."""
-    start = FormatChoice(form="q4_k", method="gptq")
+    """New bits alone mean uniform ones; a new format has its own bits."""
+    start = FormatChoice(format="q4_k", method="gptq")
     assert start.changed({"bits": 8}) == FormatChoice(bits=8, method="gptq")
-    assert start.changed({"form": "q6_k"}) == FormatChoice(form="q6_k", method="gptq")
-    assert start.changed({"method": "rtn"}) == FormatChoice(form="q4_k", method="rtn")
-    assert FormatChoice(form="nf4").changed({"block_size": 128}).bits == 4
-    assert FormatChoice(symmetric=False).changed({"form": "nl3"}).symmetric
+    assert start.changed({"format": "q6_k"}) == FormatChoice(format="q6_k", method="gptq")
+    assert start.changed({"method": "rtn"}) == FormatChoice(format="q4_k", method="rtn")
+    assert FormatChoice(format="nf4").changed({"block_size": 128}).bits == 4
+    assert FormatChoice(symmetric=False).changed({"format": "nl3"}).symmetric
+
+
+def test_the_earlier_name_of_the_argument() -> None:
+    for kind in (QuantizeOptions, FormatChoice, Variant):
+        make: Any = kind
+        with pytest.warns(DeprecationWarning, match=r"form=…\) is now .*format=…"):
+            made = make(**({"method": "rtn"} | {"form": "nl3"}))
+        assert made.format == "nl3"
+
+
+def test_the_earlier_name_of_the_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["quantize", str(CHECKPOINT), "-o", "nowhere/out"]
+    assert run([*command, "--form", "nl9"]) == 2
+    assert "--form (GENAI_FORM) is now --format (GENAI_FORMAT)" in (said := capsys.readouterr().err)
+    assert "format is 'nl9'" in said
+    assert run([*command, "--form", "nl3", "--format", "nl4"]) == 2
+    assert "the second is an earlier name of the first" in capsys.readouterr().err
+    monkeypatch.setenv("GENAI_FORM", "nl9")
+    assert run(command) == 2
+    assert "format is 'nl9' (of the variable GENAI_FORM)" in capsys.readouterr().err
+    assert run(["quantize", "--help"]) == 0 and "--form " not in capsys.readouterr().out
+
+
+def test_the_earlier_name_of_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("default: {form: q4_k}\nrules:\n  - {match: '*o_proj*', form: nl3}\n")
+    recipe = read_recipe(path, FormatChoice())
+    assert (recipe.default.format, recipe.rules) == ("q4_k", (("*o_proj*", {"format": "nl3"}),))
+    assert "recipe.yaml: the key form is now format" in capsys.readouterr().err
+    path.write_text("default: {form: q4_k, format: q4_k}\n")
+    with pytest.raises(InputError, match="earlier name"):
+        read_recipe(path, FormatChoice())
+
+
+def test_a_report_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / f"{REPORT}.json").write_text('{"options": {"form": "nl3", "bits": 3}}')
+    assert read_report(tmp_path)["options"] == {"format": "nl3", "bits": 3}

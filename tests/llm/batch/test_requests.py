@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai.errors import GenaiError, InputError, OptionError
-from genai.llm.batch.requests import Asking, PromptTemplate
+from genai.llm.batch.requests import PromptFormat, PromptTemplate
 
 
 def test_templates() -> None:
@@ -30,15 +30,15 @@ def test_templates_that_are_none(text: str) -> None:
 
 
 def test_lines_with_a_template_are_data() -> None:
-    asking = Asking(PromptTemplate("Sum up: {text}"))
+    asking = PromptFormat(PromptTemplate("Sum up: {text}"))
     fields = {"text": "T", "temperature": "hot", "body": 3, "messages": 4}
     assert asking.item(fields) == ({"prompt": "Sum up: T"}, "")
-    chat = Asking(PromptTemplate("Sum up: {text}"), as_chat=True)
+    chat = PromptFormat(PromptTemplate("Sum up: {text}"), as_chat=True)
     assert chat.item(fields)[0] == {"messages": [{"role": "user", "content": "Sum up: T"}]}
 
 
 def test_simple_lines() -> None:
-    asking, chat = Asking(), Asking(as_chat=True)
+    asking, chat = PromptFormat(), PromptFormat(as_chat=True)
     assert asking.item({"prompt": "a", "max_tokens": 3, "custom_id": "x", "seed": None})[0] == {
         "prompt": "a",
         "max_tokens": 3,
@@ -64,17 +64,17 @@ def test_simple_lines() -> None:
 )
 def test_lines_that_ask_nothing(fields: dict[str, Any], word: str) -> None:
     with pytest.raises(GenaiError, match=word) as caught:
-        Asking().item(fields)
+        PromptFormat().item(fields)
     assert caught.value.why and caught.value.fix
 
 
 def test_a_user_message_is_a_text() -> None:
     with pytest.raises(InputError, match="the prompt is"):
-        Asking(as_chat=True).item({"prompt": [1, 2]})
+        PromptFormat(as_chat=True).item({"prompt": [1, 2]})
 
 
 def test_cells() -> None:
-    asking = Asking()
+    asking = PromptFormat()
     cells = {"prompt": "12", "max_tokens": "3", "stop": "4", "ignore_eos": "true", "seed": ""}
     expected = {"prompt": "12", "max_tokens": 3, "stop": "4", "ignore_eos": True}
     assert asking.item(cells, are_cells=True)[0] == expected
@@ -83,7 +83,7 @@ def test_cells() -> None:
 
 
 def test_names_of_lines() -> None:
-    asking = Asking()
+    asking = PromptFormat()
     assert [asking.custom_id(one, 7) for one in ({}, {"custom_id": "a"}, {"custom_id": 5}, {"custom_id": ""})] == [
         "line-7", "a", "5", "line-7",
     ]  # fmt: skip
@@ -95,5 +95,5 @@ def test_names_of_lines() -> None:
 @pytest.mark.parametrize(("value", "word"), [(None, "null"), (float("nan"), "NaN")])
 def test_a_template_asks_nothing_about_nothing(value: object, word: str) -> None:
     with pytest.raises(InputError, match=f"'text' is {word}") as caught:
-        Asking(PromptTemplate("Summarise: {text}")).item({"text": value})
+        PromptFormat(PromptTemplate("Summarise: {text}")).item({"text": value})
     assert caught.value.why and caught.value.fix

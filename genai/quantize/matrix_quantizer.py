@@ -19,10 +19,10 @@ from genai.quant.methods.base import output_error
 from ..errors import InputError
 from .calibration import CalibrationText
 from .choices import FormatChoice
-from .flow import Flow
 from .folding import Fold, find_fold
 from .sites import Site
 from .source import FloatModel
+from .stage_values import StageValues
 from .statistics import gather
 from .streaming import ProgramStage, StreamedDecoder, batches_of
 from .workspace import FinishedMatrices, Stored
@@ -34,7 +34,7 @@ _TIED_TOKENS = 8
 _ERROR_ROWS = 1024
 
 
-class Quantising:
+class MatrixQuantizer:
     """One run over a model.
 
     Args:
@@ -71,9 +71,9 @@ class Quantising:
         """Where the columns of a site can be scaled; None where its method does not want that, or nothing can."""
         if site.name not in self._folds:
             group = self._group(site)
-            folds = all(self._choice_folds(one) for one in group)
-            found = find_fold(self.source.model.graph, self.source.config, group, self._of_products) if folds else None
-            self._folds.update((one.name, found) for one in group)
+            folds = all(self._choice_folds(other) for other in group)
+            fold = find_fold(self.source.model.graph, self.source.config, group, self._of_products) if folds else None
+            self._folds.update((other.name, fold) for other in group)
         return self._folds[site.name]
 
     def _choice_folds(self, site: Site) -> bool:
@@ -85,7 +85,7 @@ class Quantising:
         if not site.products:
             return [site]
         value = site.products[0].input(0)
-        return [one for one in self.source.sites if any(node.input(0) == value for node in one.products)]
+        return [other for other in self.source.sites if any(node.input(0) == value for node in other.products)]
 
     def packed(self, site: Site) -> QuantizedWeight | None:
         """A finished site as it will be written: with its rows scaled where a later matrix's factors ask for it."""
@@ -128,7 +128,7 @@ class Quantising:
             matrix /= stored.factors
         return matrix
 
-    def during(self, site: Site) -> NDArray[np.float32] | None:
+    def effective_so_far(self, site: Site) -> NDArray[np.float32] | None:
         """As `effective`, while what comes after may not be finished: nothing is scaled for it yet."""
         stored = self.stored(site)
         if stored is None:
@@ -140,54 +140,54 @@ class Quantising:
 
     # The run
 
-    def without_data(self) -> None:
+    def quantize_without_data(self) -> None:
         """All sites, in order."""
         for site in self.source.sites:
             self._finish(site, None)
 
-    def with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+    def quantize_with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         """All sites, stage by stage, each with the inputs that the quantised layers before it give."""
         crossed = any(self.choices[use.site].method == "distill" for use in decoder.uses)
         batches = batches_of(text.tokens)
-        self._tied(decoder, text)
-        flow = Flow(batches, self.workspace.folder / "texts")
-        exact = Flow(batches, self.workspace.folder / "float-texts") if crossed else None
+        self._finish_tied(decoder, text)
+        flow = StageValues(batches, self.workspace.folder / "texts")
+        exact = StageValues(batches, self.workspace.folder / "float-texts") if crossed else None
         for stage in decoder.stages:
             for site in stage.lookups:
                 self._finish(site, None)
             for value, sites in _by_input(stage).items():
                 self._finish_group(decoder, stage, value, sites, flow, exact)
             if stage is not decoder.stages[-1]:
-                flow.advance(decoder, stage, instead=self.during, narrow=True)
+                flow.advance(decoder, stage, instead=self.effective_so_far, narrow=True)
                 if exact is not None:
                     exact.advance(decoder, stage, narrow=True)
         flow.close()
         if exact is not None:
             exact.close()
 
-    def _tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
+    def _finish_tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         """Matrices that are looked up before they are multiplied with: the float model says with what.
 
         A part of the texts will do, as they pass all layers for one matrix.
         """
-        tied = [site for site in self.source.sites if site.lookups and site.products and self._waits(site)]
+        tied = [site for site in self.source.sites if site.lookups and site.products and self._is_unfinished(site)]
         tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
         if not tied:
             return
         enough = _TIED_TOKENS * max(site.columns for site in tied)
         part = text.tokens[: -(-enough // text.tokens.shape[1])]
-        flow = Flow(batches_of(part), self.workspace.folder / "texts")
+        flow = StageValues(batches_of(part), self.workspace.folder / "texts")
         for stage in decoder.stages:
             for value, sites in _by_input(stage).items():
-                if wanted := [site for site in sites if site in tied]:
-                    found = gather(decoder, stage, [value], flow, None, gram=True)[value]
-                    for site in wanted:
-                        self._finish(site, _as_table(found))
+                if tied_sites := [site for site in sites if site in tied]:
+                    statistics = gather(decoder, stage, [value], flow, None, gram=True)[value]
+                    for site in tied_sites:
+                        self._finish(site, _as_table(statistics))
             if stage is not decoder.stages[-1]:
                 flow.advance(decoder, stage, narrow=True)
         flow.close()
 
-    def _waits(self, site: Site) -> bool:
+    def _is_unfinished(self, site: Site) -> bool:
         return bool(self.choices[site].bits) and self.stored(site) is None
 
     def _finish_group(
@@ -196,10 +196,10 @@ class Quantising:
         stage: ProgramStage,
         value: str,
         sites: Sequence[Site],
-        flow: Flow,
-        exact: Flow | None,
+        flow: StageValues,
+        exact: StageValues | None,
     ) -> None:
-        waiting = [site for site in sites if self._waits(site)]
+        waiting = [site for site in sites if self._is_unfinished(site)]
         if not waiting:
             for site in sites:
                 self._finish(site, None)
@@ -209,12 +209,12 @@ class Quantising:
             for site in sites:
                 self._finish(site, None)
             return
-        found = gather(
-            decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.during
+        statistics = gather(
+            decoder, stage, [value], flow, exact, gram="gram" in needs, instead=self.effective_so_far
         )[value]  # fmt: skip
-        factors = self._factors(sites, replace(found, cross=None))
+        factors = self._factors(sites, replace(statistics, cross=None))
         for site in sites:
-            self._finish(site, found, *factors)
+            self._finish(site, statistics, *factors)
 
     def _factors(
         self, sites: Sequence[Site], inputs: InputStatistics
@@ -222,8 +222,8 @@ class Quantising:
         """By which the columns of some matrices with one input are multiplied first, and notes."""
         fold = self.fold(sites[0])
         if fold is None:
-            wanted = any(self._choice_folds(site) for site in sites)
-            return None, {"folded": "nowhere: others read the same input"} if wanted else {}
+            folds = any(self._choice_folds(site) for site in sites)
+            return None, {"folded": "nowhere: others read the same input"} if folds else {}
         done = [stored.factors for site in sites if (stored := self.stored(site)) is not None]
         if done:  # of the same group, in an interrupted run
             return done[0], {}
@@ -238,7 +238,7 @@ class Quantising:
     ) -> None:  # fmt: skip
         """Quantise a site, unless that is done."""
         choice = self.choices[site]
-        if self._waits(site):
+        if self._is_unfinished(site):
             start = time.perf_counter()
             method = METHODS[choice.method]
             if inputs is None and method.needs != "nothing":
@@ -284,10 +284,10 @@ def _errors(
         return float(np.vdot(lost, lost)), float(np.vdot(exact, exact))
 
     lost, exact = np.sum([*in_parallel(squares, row_slices(*weight.shape))], axis=0).tolist()
-    found = {"weight_error": lost / exact if exact else 0.0}
+    errors = {"weight_error": lost / exact if exact else 0.0}
     if inputs is not None:
-        found["output_error"] = output_error(*both(slice(None, None, -(-len(weight) // _ERROR_ROWS))), inputs)
-    return found
+        errors["output_error"] = output_error(*both(slice(None, None, -(-len(weight) // _ERROR_ROWS))), inputs)
+    return errors
 
 
 def _with_rows_divided(
@@ -315,12 +315,12 @@ def _as_table(inputs: InputStatistics) -> InputStatistics:
 
 def _by_input(stage: ProgramStage) -> dict[str, list[Site]]:
     """The sites that a stage multiplies with, by the value that they are multiplied with, in order."""
-    found: dict[str, list[Site]] = {}
+    sites_of: dict[str, list[Site]] = {}
     for use in stage.uses:
-        sites = found.setdefault(use.value, [])
+        sites = sites_of.setdefault(use.value, [])
         if use.site not in sites:
             sites.append(use.site)
-    return found
+    return sites_of
 
 
 def _unshared(factors: NDArray[np.float32], fold: Fold, count: int) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from .streaming import Override, ProgramStage, StreamedDecoder, Tokens, Values, 
 from .workspace import save_array
 
 
-class Flow:
+class StageValues:
     """What the later stages read, per batch.
 
     Args:
@@ -31,16 +31,16 @@ class Flow:
 
     def read(self, index: int, names: Collection[str] | None = None) -> Values:
         """Values of a batch, one row per token; of some names only if these are given."""
-        kept = self._values[index]
+        values = self._values[index]
         return {
             name: np.load(value, allow_pickle=False) if isinstance(value, Path) else value
-            for name, value in kept.items()
+            for name, value in values.items()
             if names is None or name in names
         }
 
-    def copy(self) -> Flow:
+    def copy(self) -> StageValues:
         """Another one, in memory, that begins where this is."""
-        other = Flow(self.batches)
+        other = StageValues(self.batches)
         for index in range(len(self.batches)):
             other._values[index].update(self.read(index))
         return other
@@ -58,23 +58,23 @@ class Flow:
         most = max(batch.size for batch in self.batches)
         with decoder.running(stage, instead=instead, tokens=most, narrow=narrow) as running:
             for index, batch in enumerate(self.batches):
-                made = running.run(batch, self.read(index, stage.program.given))
-                self._replace(index, {name: value for name, value in made.items() if name in later}, later)
+                results = running.run(batch, self.read(index, stage.program.given))
+                self._replace(index, {name: value for name, value in results.items() if name in later}, later)
 
-    def _replace(self, index: int, made: Values, later: Collection[str]) -> None:
-        kept = self._values[index]
-        for name in [name for name in kept if name not in later]:
-            if isinstance(value := kept.pop(name), Path):
+    def _replace(self, index: int, results: Values, later: Collection[str]) -> None:
+        values = self._values[index]
+        for name in [name for name in values if name not in later]:
+            if isinstance(value := values.pop(name), Path):
                 value.unlink()
-        for name, array in made.items():
+        for name, array in results.items():
             if self._files is None:
-                kept[name] = array
+                values[name] = array
                 continue
             self._written += 1
             path = self._files.with_name(f"{self._files.name}.{self._written}.npy")
             with path.open("wb") as file:
                 save_array(file, array)
-            kept[name] = path
+            values[name] = path
 
     def close(self) -> None:
         """Remove what is left on disk."""

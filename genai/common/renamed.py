@@ -1,0 +1,67 @@
+"""Earlier names of arguments and fields: they still work, with a DeprecationWarning that says today's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+
+def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let callers of a function name its arguments as they were called before.
+
+    >>> @renamed_arguments(form="format")
+    ... def write(*, format: str) -> str:
+    ...     return format
+    >>> write(form="text")
+    'text'
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            _rename(function.__name__, kwargs, new_names)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def renamed_fields(**new_names: str) -> Callable[[C], C]:
+    """Let users of a dataclass give and read its fields as they were called before; stands above `@dataclass`."""
+
+    def decorate(cls: C) -> C:
+        initialise = cls.__init__  # type: ignore[misc]
+
+        @wraps(initialise)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            _rename(cls.__name__, kwargs, new_names)
+            initialise(self, *args, **kwargs)
+
+        cls.__init__ = init  # type: ignore[misc]
+        for old, new in new_names.items():
+            setattr(cls, old, property(partial(_read, cls.__name__, old, new)))
+        return cls
+
+    return decorate
+
+
+def _rename(owner: str, kwargs: dict[str, Any], new_names: dict[str, str]) -> None:
+    for old in new_names.keys() & kwargs.keys():
+        new = new_names[old]
+        if new in kwargs:
+            raise TypeError(f"{owner}: {old} is the earlier name of {new}; give {new} alone")
+        # The caller of the wrapper that calls this.
+        warnings.warn(f"{owner}({old}=…) is now {owner}({new}=…)", DeprecationWarning, stacklevel=3)
+        kwargs[new] = kwargs.pop(old)
+
+
+def _read(owner: str, old: str, new: str, instance: Any) -> Any:
+    warnings.warn(f"{owner}.{old} is now {owner}.{new}", DeprecationWarning, stacklevel=2)
+    return getattr(instance, new)
