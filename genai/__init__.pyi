@@ -74,11 +74,11 @@ from .compat.onnxruntime_genai.engine import (
 )
 from .compat.onnxruntime_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
 from .compat.onnxruntime_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
-from .compat.onnxruntime_genai.search_options import SearchOptions as SearchOptions
 from .compat.onnxruntime_genai.tensor import NamedTensors as NamedTensors, Tensor as Tensor
 from .compat.onnxruntime_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
 from .convert.resolve import pull as pull
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
+from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
     AccessError as AccessError,
     CacheCapacityError as CacheCapacityError,

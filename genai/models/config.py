@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..common.reading import json_object
-from ..compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, checked
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean, whole_number
 from ..hub.local import model_folder_of
 from ..onnx.decoder_names import GraphNames

@@ -29,6 +29,7 @@ from ...engine.sampling.batch import stacked
 from ...engine.sampling.grammar import Grammar
 from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
+from ...engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ...engine.sampling.state import SamplerState
 from ...engine.state_file import SavedState, read_state, state_path, write_state
 from ...errors import (
@@ -47,7 +48,6 @@ from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, REASONS, refusing_method
 from .guidance import guidance_grammar
 from .log import log
-from .search_options import SEARCH_OPTIONS, SearchOptions, checked
 from .token_rows import LastRun, PaddedRows, token_rows
 
 _GUESSES = "a Generator takes a token per step; LLM(speculation=…) guesses ahead"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.sampling.grammar import Grammar
 from ...engine.sampling.params import SamplingParams
+from ...engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ...errors import InputError, OptionError
 from .guidance import guidance_grammar
-from .search_options import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
     from .engine import Request
