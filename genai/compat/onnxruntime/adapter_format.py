@@ -19,8 +19,10 @@ from .values import OrtValue
 class AdapterFormat:
     """The contents of an adapter file; as in onnxruntime."""
 
+    _file: AdapterFile
+
     def __init__(self, adapter: AdapterFormat | None = None) -> None:
-        self._file = AdapterFile() if adapter is None else replace(adapter._file, arrays=dict(adapter._file.arrays))
+        self._file = AdapterFile() if adapter is None else replace(adapter._file, arrays=dict(adapter.arrays))
 
     @staticmethod
     def read_adapter(file_path: str | os.PathLike[str]) -> AdapterFormat:

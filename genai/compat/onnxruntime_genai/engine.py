@@ -25,10 +25,10 @@ from ...engine.sampling.strings import StopStrings
 from ...engine.sequence import DecoderSequence, Logits
 from ...errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError, kind_of
 from ...models.model import Model
+from ...text.token_ids import token_row
 from ...text.tokenizer import Tokenizer, TokenizerStream
 from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, refusing_method
-from .token_rows import token_row
 from .turn_options import RequestOptions, TurnOptions
 
 # As many turns as onnxruntime-genai runs side by side where a folder does not say.
