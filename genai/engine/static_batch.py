@@ -86,11 +86,11 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         self.ranges = {i: (start, start + len(rows[i])) for i, start in enumerate(starts)}
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Cut each sequence to so many tokens; what remains stays cached."""
+        """Cut each sequence to so many tokens; what remains stays cached, and those that had ended go on."""
         for length, sequence, row in zip(lengths, self.sequences, self.rows, strict=True):
             sequence.rewind(length)
             row.rewind(length)
-        self.ranges = {}
+        self.ended, self.ranges = [False] * len(self.sequences), {}
 
     def step(self, *, is_last: bool = False) -> dict[int, int]:
         """Choose the next token of every sequence that has not ended, and append it unless it is a stop token.

@@ -251,7 +251,6 @@ class Generator(Single, AbstractContextManager["Generator"]):
             why = f"a rewind only shortens, and the sequences have {width} tokens"
             raise InputError(f"rewind_to({length!r})", why, f"pass how many to keep, a whole number from 0 to {width}")
         self._batch.rewind(self._shown.rewind(int(length)))
-        self._batch.ended = [False] * len(self._sequences)
         self._note_padding()
         self._next_tokens = None
 

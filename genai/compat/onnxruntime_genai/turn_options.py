@@ -36,9 +36,9 @@ class TurnOptions:
     """
 
     def __init__(self, request: Request) -> None:
-        from .engine import Request as Class
+        from .engine import Request
 
-        if not isinstance(request, Class):
+        if not isinstance(request, Request):
             raise InputError(
                 f"TurnOptions needs a Request, not {type(request).__name__}", "turns belong to one", "pass it"
             )
