@@ -61,6 +61,7 @@ from .compat.onnxruntime.values import (
     OrtValue as OrtValue,
     copy_tensors as copy_tensors,
 )
+from .compat.onnxruntime_genai.config import Config as Config
 from .compat.onnxruntime_genai.engine import (
     Engine as Engine,
     EngineCapabilities as EngineCapabilities,
@@ -74,11 +75,13 @@ from .compat.onnxruntime_genai.engine import (
 )
 from .compat.onnxruntime_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
 from .compat.onnxruntime_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
-from .compat.onnxruntime_genai.search_options import SearchOptions as SearchOptions
+from .compat.onnxruntime_genai.model import Model as Model
 from .compat.onnxruntime_genai.tensor import NamedTensors as NamedTensors, Tensor as Tensor
+from .compat.onnxruntime_genai.tokenizer import Tokenizer as Tokenizer
 from .compat.onnxruntime_genai.turn_options import RequestOptions as RequestOptions, TurnOptions as TurnOptions
 from .convert.resolve import pull as pull
 from .engine.sampling.params import SamplingOptions as SamplingOptions, SamplingParams as SamplingParams
+from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
     AccessError as AccessError,
     CacheCapacityError as CacheCapacityError,
@@ -116,11 +119,10 @@ from .llm.speculation import Speculation as Speculation
 from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats
 from .lora.store import Adapters as Adapters
-from .models.config import Config as Config
-from .models.model import Model as Model, ModelOptions as ModelOptions
+from .models.model import ModelOptions as ModelOptions
 from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .session.custom_ops import register_op as register_op
-from .text.tokenizer import Tokenizer as Tokenizer, TokenizerStream as TokenizerStream
+from .text.tokenizer import TokenizerStream as TokenizerStream
 
 __version__: str
 from .compat.refused import (

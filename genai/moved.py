@@ -22,7 +22,6 @@ MOVED = {
     "engine.mix": "engine.adapter_mix",
     "engine.pace": "engine.scheduler",
     "engine.sampling.ref_chains": "engine.sampling.schema_depth",
-    "engine.sampling.search_options": "compat.onnxruntime_genai.search_options",
     "engine.whole_files": "common.atomic_files",
     "graph": "onnx",
     "graph.elsewhere": "common.foreign_models",

@@ -106,6 +106,19 @@ def test_imports_go_one_way_inside_genai() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_nothing_below_imports_the_names_of_onnxruntime_genai() -> None:
+    """They load by genai/__init__.pyi, when they are asked for."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package in TOP
+        for path in files(package)
+        if not path.is_relative_to(ROOT / "genai" / "compat")
+        for name, line in imports(path)
+        if name.startswith(("genai.compat.onnxruntime_genai", "genai.compat.refused"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_common_imports_nothing_of_ours() -> None:
     found = {name for path in files("genai/common") for name, _ in imports(path)}
     ours = {name for name in found if name.split(".")[0] == "genai" and package_of(name) != "common"}

@@ -17,8 +17,9 @@ import numpy as np
 
 from genai.common.interrupts import temporary_folder
 
-from ..compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from ..engine.static_batch import StaticBatch
 from ..errors import ContextOverflowError, GenaiError
+from ..models.greedy import greedy_batch
 from ..models.model import Model
 from .ceilings import Ceiling, ceiling_of, traffic_of
 
@@ -134,34 +135,32 @@ def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progr
 
 def decode_seconds(model: Model, context: int, tokens: int, batch: int) -> float:
     """Seconds that `tokens` steps of `batch` sequences take, after prompts of `context` tokens."""
-    with _generator(model, batch, context + tokens + 1) as generator:
-        generator.append_tokens(_prompt(model, batch, context))
-        generator.generate_next_token()
+    with _batch(model, batch, context + tokens + 1) as sequences:
+        sequences.append_tokens(_prompt(model, batch, context))
+        sequences.step()
         begin = time.perf_counter()
-        for _ in range(tokens):
-            generator.generate_next_token()
+        for index in range(tokens):
+            sequences.step(is_last=index == tokens - 1)
         return time.perf_counter() - begin
 
 
 def prefill_seconds(model: Model, tokens: int) -> float:
     """Seconds until the logits after a prompt of `tokens` tokens are there."""
-    with _generator(model, 1, tokens + 1) as generator:
+    with _batch(model, 1, tokens + 1) as sequences:
         prompt = _prompt(model, 1, tokens)
         begin = time.perf_counter()
-        generator.append_tokens(prompt)
+        sequences.append_tokens(prompt)
         model.decoder.executor.wait()
         return time.perf_counter() - begin
 
 
-def _generator(model: Model, batch: int, length: int) -> Generator:
+def _batch(model: Model, batch: int, length: int) -> StaticBatch:
     """For so many tokens; min_length keeps an EOS from ending a run early."""
     if length > model.context_size:
         raise ContextOverflowError(
             f"the run needs {length} tokens", f"the context holds {model.context_size}", "ask for fewer tokens"
         )
-    params = GeneratorParams(model)
-    params.set_search_options(do_sample=False, batch_size=batch, max_length=length, min_length=length)
-    return Generator(model, params)
+    return greedy_batch(model, batch, min_length=length)
 
 
 def _prompt(model: Model, batch: int, tokens: int) -> list[list[int]]:
@@ -176,16 +175,14 @@ _WORKER = """
 import json, sys, time
 folder, tokens, threads, device, started = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], float(sys.argv[5])
 import genai
-from genai.compat.onnxruntime_genai.generator import Generator, GeneratorParams
+from genai.models.greedy import greedy_batch
 from genai.models.model import Model
 marks = [time.time() - started]
 model = Model(folder, threads=threads or None, device=device or None)
 marks.append(time.time() - started)
-params = GeneratorParams(model)
-params.set_search_options(do_sample=False, max_length=tokens + 2)
-generator = Generator(model, params)
-generator.append_tokens([[3 + i % 97 for i in range(tokens)]])
-generator.generate_next_token()
+batch = greedy_batch(model, 1)
+batch.append_tokens([[3 + i % 97 for i in range(tokens)]])
+batch.step()
 marks.append(time.time() - started)
 from genai.devices import compile_seconds
 marks.append(compile_seconds())

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common.paths import expanded
-from ..compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, checked
 from ..engine.sampling.params import model_defaults
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
 from ..lora.parameters import AdapterParameters
 from ..text.files import generation_defaults

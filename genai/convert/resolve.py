@@ -135,7 +135,7 @@ def _check(kind: str, folder: Path) -> None:
         config = without_quantisation(HFConfig(read_json(folder, CONFIG), more))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
-        Config(folder).check_providers()
+        Config(folder)  # which checks it
 
 
 def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = False) -> Path:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..common.reading import read_text_file
-from ..compat.onnxruntime_genai.generator import Generator, GeneratorParams
-from ..errors import InputError
+from ..errors import ContextOverflowError, InputError
+from ..models.greedy import greedy_batch
 from ..models.model import Model
 from ..text.tokenizer import Tokenizer
 
@@ -111,17 +111,24 @@ def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) 
         tokenizer.encode(tokenizer.apply_chat_template(list(q.messages), add_generation_prompt=True)).tolist()
         for q in questions
     ]
-    params = GeneratorParams(model)
-    params.set_search_options(do_sample=False, batch_size=len(prompts))
-    with Generator(model, params) as generator:
-        generator.append_tokens(prompts)
-        for _ in range(max(q.max_tokens for q in questions)):
-            if generator.is_done():
+    longest = max(map(len, prompts))
+    room = min(model.config.search.get("max_length") or model.context_size, model.context_size) - longest
+    if room < 0:
+        raise ContextOverflowError(
+            f"a question has {longest} tokens",
+            f"the context holds {longest + room}",
+            "shorten it, or load the model with a larger context",
+        )
+    steps = min(max(q.max_tokens for q in questions), room)
+    with greedy_batch(model, len(prompts)) as batch:
+        batch.append_tokens(prompts)
+        for index in range(steps):
+            if all(batch.ended):
                 break
-            generator.generate_next_token()
+            batch.step(is_last=index == steps - 1)
         tails = [
-            generator.get_sequence(i)[len(prompt) :][: q.max_tokens]
-            for i, (prompt, q) in enumerate(zip(prompts, questions, strict=True))
+            sequence.tokens[len(prompt) :][: q.max_tokens]
+            for sequence, prompt, q in zip(batch.sequences, prompts, questions, strict=True)
         ]
     return [tokenizer.decode(tail).strip() for tail in tails]
 

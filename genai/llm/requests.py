@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..compat.onnxruntime_genai.token_rows import token_row
+import numpy as np
+
 from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.grammar import grammar_of
 from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
@@ -16,6 +17,7 @@ from ..errors import ConfigError, ContextOverflowError, GenaiError, InputError, 
 from ..lora.store import AdapterChoice, Adapters
 from ..models.model import Model
 from ..text.files import generation_defaults
+from ..text.token_ids import token_row
 from ..text.tokenizer import Tokenizer
 from ..text.vocabulary import guidance_of
 from .beams import check_beam_params
@@ -322,7 +324,7 @@ def _as_list(prompts: Any) -> Sequence[Prompt]:
     """One prompt as a list of one. A row of ids is one prompt; a list of rows or texts is many."""
     if isinstance(prompts, (str, bytes)) or not _is_row(prompts):
         return [prompts]
-    rows = prompts.as_numpy() if hasattr(prompts, "as_numpy") else prompts
+    rows: Any = prompts if isinstance(prompts, Sequence) else np.asarray(prompts)
     if not len(rows):
         raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
     return [prompts] if isinstance(rows[0], (int, float)) or getattr(rows[0], "ndim", 1) == 0 else rows
@@ -330,4 +332,4 @@ def _as_list(prompts: Any) -> Sequence[Prompt]:
 
 def _is_row(value: Any) -> bool:
     """Whether it is text, or things in a row."""
-    return isinstance(value, Sequence) or hasattr(value, "as_numpy") or getattr(value, "ndim", 0) > 0
+    return isinstance(value, Sequence) or (hasattr(value, "__array__") and np.ndim(value) > 0)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compat.onnxruntime.adapter_format import AdapterFormat
 from ..errors import InputError, ModelFolderError
 from ..weight_files.gguf import is_gguf
 from .names import module_of
+from .onnx_adapter import AdapterFile, read_adapter_file, write_adapter_file
 
 SUFFIX = ".onnx_adapter"
 # Nobody trains larger ones; a step's memory grows with the ranks of its adapters.
@@ -163,7 +163,7 @@ def narrowed(array: NDArray[np.float32], dtype: Any, source: Path, module: str) 
 
 def read_onnx_adapter(path: Path) -> AdapterParameters:
     """An adapter file of onnxruntime: factors as graphs have them, [inputs, rank] and [rank, outputs], scaled."""
-    arrays, halves = AdapterFormat.read_adapter(path).arrays, {}
+    arrays, halves = read_adapter_file(path).arrays, {}
     values: dict[str, NDArray[Any]] = {}
     for name, array in arrays.items():
         if ".quant." in name:
@@ -209,7 +209,7 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
         arrays[f"{base}.lora_B.MatMul.weight"] = narrowed(b.T, dtype, adapter.source, module)
     if path.exists():
         raise already_exists(path)
-    AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
+    write_adapter_file(path, AdapterFile({**arrays, **adapter.values}, adapter_version=1, model_version=1))
 
 
 def already_exists(path: Path) -> InputError:

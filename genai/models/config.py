@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..common.reading import json_object
-from ..compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, checked
-from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean, whole_number
+from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
+from ..errors import ConfigError, InputError, NotSupportedYetError, OptionError, did_you_mean
 from ..hub.local import model_folder_of
 from ..onnx.decoder_names import GraphNames
 from . import config_schema
-from .chosen_device import CPU, CUDA, ChosenDevice, folder_device
+from .chosen_device import ChosenDevice, folder_device
 from .config_schema import Key, Use
 from .folders import folder_json, no_config
 
@@ -67,15 +66,13 @@ class Config:
     def __init__(self, path: str | Path) -> None:
         self.folder = model_folder_of(path)
         self.model_data: dict[str, bytes] = {}
-        self.providers: list[str] = []
-        self._gpu = ""
         self.raw: dict[str, Any] = folder_json(self.folder, CONFIG_NAME, ConfigError, no_config)
         self._check()
 
     def _check(self) -> None:
         self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
-        self._requested_device = folder_device(self.raw)
-        if self._requested_device:  # of these the providers have an effect
+        self.folder_device = folder_device(self.raw)
+        if self.folder_device:  # of these the providers have an effect
             others = [f"{_SESSION}.{name}" for name in self._session_options if name != _PROVIDERS]
             self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
         self.model = _model_config(self.raw)
@@ -97,15 +94,6 @@ class Config:
             self.raw = before
             self._check()
             raise
-
-    @classmethod
-    def from_package_ep(cls, path: str, ep: str) -> NoReturn:
-        """Not supported: models are read from folders, not from packages of several."""
-        raise NotSupportedYetError(
-            f"{path}: model packages are not read",
-            "a model is a folder with a genai_config.json",
-            "give one of the package's folders to Config",
-        )
 
     def add_model_data(self, model_filename: str, model_data: bytes | bytearray | memoryview) -> None:
         """Read a file of the model from memory instead of the folder, in models that are loaded later.
@@ -136,68 +124,17 @@ class Config:
             raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {names}", "give one of these")
         del self.model_data[model_filename]
 
-    def append_provider(self, name: str) -> None:
-        """Choose an execution provider: "cpu", or "cuda" for a GPU, unless Model is told a device; others are refused
-        when a model is loaded. What the folder asks for counts no more."""
-        self.providers.append(str(name))
-
-    def clear_providers(self) -> None:
-        """Forget chosen providers, those that the folder asks for as well; the CPU remains."""
-        self.providers.clear()
-        if self._requested_device:
-            self.overlay(json.dumps({"model": {"decoder": {"session_options": {_PROVIDERS: []}}}}))
-
-    def set_provider_option(self, name: str, key: str, value: str) -> None:
-        """An option of a provider: "device_id" of "cuda" is the GPU's number, others have no effect.
-
-        Raises:
-            OptionError: that is no number.
-        """
-        if name.lower() in CUDA and key == "device_id":
-            if whole_number(str(value)) is None:
-                raise OptionError(
-                    f"device_id = {value!r:.80} of provider {name!r}",
-                    "the number of a GPU is expected, in plain digits",
-                    'such as "0", the first one',
-                )
-            self._gpu = str(int(value))
-
-    def _hardware(self, provider: str, value: Any = None) -> None:
-        """Which device a provider other than the CPU would use: no effect as long as it is not chosen."""
-
-    set_decoder_provider_options_hardware_device_type = _hardware
-    set_decoder_provider_options_hardware_device_id = _hardware
-    set_decoder_provider_options_hardware_vendor_id = _hardware
-    clear_decoder_provider_options_hardware_device_type = _hardware
-    clear_decoder_provider_options_hardware_device_id = _hardware
-    clear_decoder_provider_options_hardware_vendor_id = _hardware
-
-    def check_providers(self) -> None:
-        """Whether the chosen providers are known. Raises NotSupportedYetError: one of them is not."""
-        for name in self.providers:
-            if name.lower() not in (*CPU, *CUDA):
-                raise NotSupportedYetError(
-                    f"provider {name!r} is not available",
-                    "this version runs on the CPU and on GPUs of NVIDIA",
-                    'use "cpu" or "cuda", or none',
-                )
-
     @property
     def device(self) -> str:
-        """The device that the chosen providers stand for, as Model takes it; "" = none was chosen."""
-        chosen = [name.lower() for name in self.providers]
-        if any(name in CUDA for name in chosen):
-            return f"cuda:{self._gpu}" if self._gpu else "cuda"
-        return "cpu" if chosen else ""
+        """The device that was chosen for models of this configuration, as Model takes it; "" = none was."""
+        return ""
 
     def choose_device(self, device: str | None) -> ChosenDevice:
-        """Where the model is to be loaded: the caller's word, chosen providers, what the folder asks for, the CPU."""
+        """Where the model is to be loaded: the caller's word, what was chosen, what the folder asks for, the CPU."""
         if device is not None or self.device:
             return ChosenDevice(device or self.device)
-        if self._requested_device and self._gpu:  # the caller says which
-            return ChosenDevice(f"cuda:{self._gpu}")
-        if self._requested_device:
-            return ChosenDevice(self._requested_device, str(self.folder / CONFIG_NAME))
+        if self.folder_device:
+            return ChosenDevice(self.folder_device, str(self.folder / CONFIG_NAME))
         return ChosenDevice("cpu", is_default=True)
 
     @property

@@ -12,7 +12,6 @@ from genai.common.forks import renew_locks
 
 from ..common.paths import expanded
 from ..common.single import Single
-from ..compat.refused import GENERATING_PAGE, refusing_method
 from ..errors import OptionError, StateError, did_you_mean, whole_number
 from .config import Config
 from .folders import folder_errors
@@ -95,7 +94,6 @@ class Model(Single, AbstractContextManager["Model"]):
             for name, value in options.items()
         }
         self.config = source if isinstance(source, Config) else Config(source)
-        self.config.check_providers()
         self.folder, self.accuracy = self.config.folder, accuracy
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None
@@ -119,7 +117,7 @@ class Model(Single, AbstractContextManager["Model"]):
 
     @property
     def device_type(self) -> str:
-        """Where it runs: "CPU" or "CUDA", as onnxruntime-genai writes it."""
+        """Where it runs: "CPU" or "CUDA"."""
         return "CUDA" if self._decoder is not None and self.decoder.executor.name == "cuda" else "CPU"
 
     @property
@@ -216,13 +214,6 @@ class Model(Single, AbstractContextManager["Model"]):
     def threads(self) -> int:
         """CPU threads that its kernels use."""
         return self.decoder.executor.threads
-
-    create_multimodal_processor = refusing_method(
-        "create_multimodal_processor", "this version runs text models", GENERATING_PAGE
-    )
-    create_streaming_processor = refusing_method(
-        "create_streaming_processor", "this version runs text models", GENERATING_PAGE
-    )
 
     def close(self) -> None:
         """Give weights and cache back. Generators of this model cannot be used afterwards."""

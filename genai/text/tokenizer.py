@@ -1,4 +1,4 @@
-"""Text to token ids and back, as onnxruntime-genai's Tokenizer does it, on Hugging Face's tokenizer.json."""
+"""Text to token ids and back, and conversations to prompts, on Hugging Face's tokenizer.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..compat.onnxruntime_genai.tensor import Tensor
 from ..errors import GenaiError, InputError, OptionError, TokenizerError, kind_of
 from ..models.folders import folder_errors
 from .backend import Encoder, library_errors, load_tokenizer
@@ -25,25 +24,8 @@ if TYPE_CHECKING:
     from ..models.model import Model
 
 
-def _marker(name: str, marks: str) -> property:
-    """A property: an id that genai_config.json may give."""
-
-    def read(self: Tokenizer) -> int:
-        if name not in self._markers:
-            raise TokenizerError(
-                f"{name} is not defined for this model",
-                "the model block of its genai_config.json does not give it",
-                "add it there, or read the marker's id with to_token_id()",
-            )
-        return self._markers[name]
-
-    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json gives none."
-    return property(read)
-
-
 # Characters of a text's beginning for each token that may be: common texts have four or five in one.
 _CHARACTERS_JUDGED = 16
-_MARKERS = ("bot_token_id", "eot_token_id", "bor_token_id", "eor_token_id")
 
 
 class Tokenizer:
@@ -70,8 +52,6 @@ class Tokenizer:
         self._backend, names = loaded.backend, loaded.special
         self._encoder = Encoder(self._backend)
         self._ids = configured_ids(config) if config is not None else folder_ids(self.folder, names, self._backend)
-        model = config.raw["model"] if config is not None else {}
-        self._markers = {name: int(model[name]) for name in _MARKERS if model.get(name, -1) >= 0}
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
@@ -106,18 +86,12 @@ class Tokenizer:
         """The id that fills short rows of a batch: the configured one, else the first of eos_token_ids, else None."""
         return self._ids.pad
 
-    bot_token_id = _marker("bot_token_id", "begins a tool call")
-    eot_token_id = _marker("eot_token_id", "ends a tool call")
-    bor_token_id = _marker("bor_token_id", "begins reasoning")
-    eor_token_id = _marker("eor_token_id", "ends reasoning")
-
-    def update_options(self, **options: bool | str) -> None:
+    def update_options(self, **options: bool) -> None:
         """Change how later calls work.
 
         Args:
             options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
-                False), skip_special_tokens (decode leaves special tokens out; default True). Booleans, or the texts
-                "true" and "false" that onnxruntime-genai takes.
+                False), skip_special_tokens (decode leaves special tokens out; default True).
 
         Raises:
             OptionError: no option, an unknown one, or a value that is not a boolean.
@@ -130,7 +104,9 @@ class Tokenizer:
                 raise OptionError(
                     f"unknown tokenizer option {name!r} = {value!r}", "it is not part of the API", self._known_options()
                 )
-            checked[name] = _as_bool(name, value)
+            if not isinstance(value, bool):
+                raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
+            checked[name] = value
         self._options |= checked
 
     def _known_options(self) -> str:
@@ -190,18 +166,23 @@ class Tokenizer:
             text = self._encoder.decode(ids.tolist(), skip_special_tokens=self._options["skip_special_tokens"])
         return clean_up(text) if self._cleanup else text
 
-    def encode_batch(self, texts: Sequence[str]) -> Tensor:
+    def encode_batch(self, texts: Sequence[str]) -> NDArray[np.int32]:
         """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
 
         Raises:
             InputError: not a list of texts, or an empty one.
             TokenizerError: rows differ in length and there is no id to fill them with.
         """
+        return self._filled(self._encoded_rows(texts))
+
+    def _encoded_rows(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         if isinstance(texts, (str, bytes)) or not isinstance(texts, Sequence):
             raise InputError(f"encode_batch: got {kind_of(texts)}", "a list of texts is expected", "pass [text]")
         if not texts:
             raise InputError("encode_batch: the list is empty", "a batch has at least one text", "pass at least one")
-        rows = [self.encode(text) for text in texts]
+        return [self.encode(text) for text in texts]
+
+    def _filled(self, rows: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
         length = max(map(len, rows))
         if self._ids.pad is None and any(len(row) < length for row in rows):
             raise TokenizerError(
@@ -212,17 +193,15 @@ class Tokenizer:
         batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
         for target, row in zip(batch, rows, strict=True):
             target[: len(row)] = row
-        tensor = Tensor(batch)
-        tensor.row_lengths = tuple(map(len, rows))
-        return tensor
+        return batch
 
-    def decode_batch(self, batch: Tensor | ArrayLike | Sequence[ArrayLike]) -> list[str]:
+    def decode_batch(self, batch: ArrayLike | Sequence[ArrayLike]) -> list[str]:
         """The texts of token ids [B, L], or of a list of rows of different lengths.
 
         Raises:
             InputError: as decode, or not a batch.
         """
-        rows = batch.as_numpy() if isinstance(batch, Tensor) else batch
+        rows: Any = np.asarray(batch) if hasattr(batch, "__array__") else batch
         if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
             shape = f" of shape {list(rows.shape)}" if isinstance(rows, np.ndarray) else ""
             raise InputError(
@@ -264,8 +243,7 @@ class Tokenizer:
 
         Args:
             messages: a list of {"role", "content"}, or its JSON text.
-            template_str: a jinja2 template to use instead of the folder's; "" means none, as onnxruntime-genai's
-                examples write it.
+            template_str: a jinja2 template to use instead of the folder's; "" means none.
             template_name: one of the folder's named templates; None chooses "tool_use" where there are tools and the
                 folder has it, else "default".
             tools: tools the model may call: a list of JSON schemas, or its JSON text; empty means none.
@@ -411,15 +389,6 @@ class TokenizerStream:
     def flush(self) -> str:
         """The rest of the text: an unfinished character becomes U+FFFD. The next token starts a new text."""
         return self._detokenizer.flush()
-
-
-def _as_bool(name: str, value: object) -> bool:
-    known = {"true": True, "1": True, "false": False, "0": False}
-    if isinstance(value, str) and value.lower() in known:
-        return known[value.lower()]
-    if isinstance(value, bool):
-        return value
-    raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
 
 
 def _check_text(text: object, call: str) -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 import genai
 from genai.compat.onnxruntime_genai.generator import GeneratorParams
-from genai.compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.engine.sampling.params import SamplingOptions, SamplingParams
+from genai.engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions
 from genai.errors import OptionError
 from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM, ChatOptions

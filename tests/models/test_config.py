@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import genai
 from genai import Model
 from genai.cli.terminal import read_stdin
 from genai.common.reading import read_text_file
@@ -185,7 +186,7 @@ def test_overlay_merges_and_a_bad_one_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(write(tmp_path, minimal()))
+    config = genai.Config(write(tmp_path, minimal()))
     config.clear_providers()
     config.append_provider("cpu")
     config.check_providers()
@@ -211,7 +212,7 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config.set_provider_option("cpu", "x", "1")  # of no effect, as there
     config.check_providers()
     with pytest.raises(NotSupportedYetError, match="packages"):
-        Config.from_package_ep(str(tmp_path), "cpu")
+        genai.Config.from_package_ep(str(tmp_path), "cpu")
 
 
 def test_model_data_is_checked(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend, decoders
 
+from genai import Tokenizer
 from genai.compat.onnxruntime_genai.tensor import Tensor
 from genai.errors import ConfigError, GenaiError, InputError, ModelFolderError, OptionError, TokenizerError
 from genai.models.config import Config
+from genai.text import tokenizer as core
 from genai.text.files import generation_defaults
-from genai.text.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -139,6 +140,23 @@ def test_encode_batch_fills_on_the_right(model_folder):
     np.testing.assert_array_equal(rows[1, : len(short)], short)
     assert (rows[1, len(short) :] == 5).all()
     assert (rows[2] == 5).all()
+
+
+def test_batches_of_the_core_are_arrays(model_folder, tokenizer):
+    texts = ["the cat sat", "Hi"]
+    batch = core.Tokenizer(model_folder).encode_batch(texts)
+    assert isinstance(batch, np.ndarray)
+    np.testing.assert_array_equal(batch, tokenizer.encode_batch(texts).as_numpy())
+    assert core.Tokenizer(model_folder).decode_batch(tokenizer.encode_batch(texts)) == texts
+
+
+def test_markers_come_from_genai_config(model_folder):
+    edit_model(model_folder, bot_token_id=7, eot_token_id=-1)
+    tokenizer = Tokenizer(model_folder)
+    assert tokenizer.bot_token_id == 7
+    with pytest.raises(TokenizerError, match="eot_token_id is not defined") as caught:
+        _ = tokenizer.eot_token_id
+    assert_three_parts(caught.value)
 
 
 def test_batches_survive_encode_and_decode(tokenizer):

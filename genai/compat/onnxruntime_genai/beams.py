@@ -36,7 +36,7 @@ class BeamGenerator(Generator):
         )
         # What draws has no meaning, and the seed neither.
         sampling = SamplingParams.from_search_options({**options, "do_sample": False, "random_seed": -1})
-        self._plan = plan_sampling(sampling, vocab_size=self._decoder.vocab_size, eos_token_ids=self._eos)
+        self._plan = plan_sampling(sampling, vocab_size=model.decoder.vocab_size, eos_token_ids=self._eos)
         self._searches: list[BeamSearch] = []
         self._prompts: list[list[int]] = []
         self._beam_tokens: NDArray[np.int32] | None = None
@@ -69,7 +69,7 @@ class BeamGenerator(Generator):
         # Shorter prompts are filled up to the longest one there, and count with their fill.
         room = self.max_length - max(map(len, self._prompts)) + len(prompt)
         policy = OrtGenaiBeams[BeamOutput](self._beam_options, len(prompt), room, self._plan.stop_ids)
-        return BeamSearch(self._decoder, self._model.sampler, sequence, self._plan, policy)
+        return BeamSearch(self._batch.decoder, self._model.sampler, sequence, self._plan, policy)
 
     def generate_next_token(self) -> None:
         """One step of all beams; after the end, nothing.
@@ -81,8 +81,8 @@ class BeamGenerator(Generator):
         self._begun()
         if self.is_done():
             return
-        chosen = advance_all(self._decoder, self._searches, self._options["chunk_size"] or None)
-        self._open = [beam.sequence for search in self._searches for beam in search.beams]
+        chosen = advance_all(self._batch.decoder, self._searches, self._options["chunk_size"] or None)
+        self._batch.sequences = [beam.sequence for search in self._searches for beam in search.beams]
         pad, count = self._pad_token(), self._beam_options.num_beams
         shown = [[one.token for one in row] + [pad] * (count - len(row)) for row in chosen]
         self._beam_tokens = np.array(shown, np.int32).reshape(-1)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...common.single import Single
+from ...engine import engine as core
 from ...engine.adapter_mix import AdapterMix
-from ...engine.engine import Engine as Core
 from ...engine.sampling.batch import TokenLogprob
 from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
@@ -25,10 +25,10 @@ from ...engine.sampling.strings import StopStrings
 from ...engine.sequence import DecoderSequence, Logits
 from ...errors import CacheCapacityError, ContextOverflowError, InputError, OptionError, StateError, kind_of
 from ...models.model import Model
+from ...text.token_ids import token_row
 from ...text.tokenizer import Tokenizer, TokenizerStream
 from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, refusing_method
-from .token_rows import token_row
 from .turn_options import RequestOptions, TurnOptions
 
 # As many turns as onnxruntime-genai runs side by side where a folder does not say.
@@ -117,7 +117,7 @@ class EngineCapabilities:
     max_scheduled_tokens: int
 
 
-class RequestEngine(Single):
+class Engine(Single):
     """Runs requests of a model side by side. All calls come from the thread that made it.
 
     Args:
@@ -137,7 +137,7 @@ class RequestEngine(Single):
         if not isinstance(model, Model):
             raise InputError(f"Engine needs a Model, not {type(model).__name__}", "it runs one", "pass a Model")
         self.model = model
-        self._core = Core(model.decoder, model.sampler, _MOST_RUNNING)
+        self._core = core.Engine(model.decoder, model.sampler, _MOST_RUNNING)
         self._events: deque[EngineEvent] = deque()
         self._thread = threading.get_ident()
         self._tokenizer: Tokenizer | None = None
@@ -214,10 +214,6 @@ class RequestEngine(Single):
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.model)
         return self._tokenizer.create_stream()
-
-
-Engine = RequestEngine
-"""Its name in that API."""
 
 
 class Request(Single):
@@ -330,7 +326,7 @@ class Request(Single):
 
 
 class _Turn:
-    """A request of the engine; see genai.engine.engine.Request."""
+    """What the core's engine runs for a turn; see genai.engine.request.EngineRequest."""
 
     adapters: AdapterMix | None = None
     wants_prompt_logits = False

@@ -21,18 +21,17 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.common.memory_limits import available_memory
-
 from ...common.single import Single
-from ...engine.decoder import Decoder, compute
-from ...engine.sampling.batch import stacked
+from ...engine.decoder import Decoder
 from ...engine.sampling.grammar import Grammar
 from ...engine.sampling.params import SamplingParams
 from ...engine.sampling.plan import RowSampler, plan_sampling, request_seed
+from ...engine.sampling.search_options import SEARCH_OPTIONS, SearchOptions, checked
 from ...engine.sampling.state import SamplerState
+from ...engine.sequence import DecoderSequence, Logits
 from ...engine.state_file import SavedState, read_state, state_path, write_state
+from ...engine.static_batch import StaticBatch, check_batch_size
 from ...errors import (
-    CacheCapacityError,
     ContextOverflowError,
     InputError,
     NotSupportedYetError,
@@ -41,13 +40,11 @@ from ...errors import (
     StateMismatchError,
 )
 from ...lora.store import Adapters
-from ...models.decoder_graph import BLOCK_SIZE
 from ...models.model import Model
 from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, REASONS, refusing_method
 from .guidance import guidance_grammar
 from .log import log
-from .search_options import SEARCH_OPTIONS, SearchOptions, checked
 from .token_rows import LastRun, PaddedRows, token_rows
 
 _GUESSES = "a Generator takes a token per step; LLM(speculation=…) guesses ahead"
@@ -166,36 +163,32 @@ class Generator(Single, AbstractContextManager["Generator"]):
             )
         self._model = model
         self._eos = model.config.model.eos_token_ids
-        self._decoder, self._sampler = model.decoder, model.sampler
         _check_beams(self._options, guided=params._grammar is not None)
-        _check_batch(self._options["batch_size"] * self._options["num_beams"], model)
-        self._open: list[Any] | None = [self._decoder.open() for _ in range(self._options["batch_size"])]
+        count = self._options["batch_size"]
+        check_batch_size(model.decoder, count * self._options["num_beams"])
         sampling = SamplingParams.from_search_options(self._options)
         matcher = None if params._grammar is None else guidance_of(model).matcher(params._grammar)
-        vocab_size = self._decoder.vocab_size
+        vocab_size = model.decoder.vocab_size
         plan = plan_sampling(sampling, vocab_size=vocab_size, eos_token_ids=self._eos, matcher=matcher)
-        self._appends_forced = params._appends_forced and len(self._sequences) == 1
-        seed = request_seed(sampling)
-        self._rows = [
-            RowSampler(plan, sequence.tokens, seed=seed, row=row) for row, sequence in enumerate(self._sequences)
-        ]
-        self._shown = PaddedRows(len(self._sequences), self._pad_token())
-        self._ended = [False] * len(self._sequences)
+        self._appends_forced = params._appends_forced and count == 1
+        seed, budget = request_seed(sampling), self._options["chunk_size"] or None
+        self._batch = StaticBatch(model.decoder, model.sampler, plan, count, seed=seed, token_budget=budget)
+        self._shown = PaddedRows(count, self._pad_token())
         self._next_tokens: NDArray[np.int32] | None = None
-        # Whether the logits are those that set_logits was given, which cannot be computed again.
-        self._is_given = False
-        self._logits = self._no_logits = np.zeros((len(self._sequences), self._decoder.vocab_size), np.float32)
-        names, inputs = model.config.model.decoder.names, model.info.inputs
-        self._last_run = LastRun(self._decoder, self._sequences, names, inputs, self._pad_token())
         self._terminated = False
         self._adapters: Adapters | None = None
         self._active: list[str] = []
 
     @property
-    def _sequences(self) -> list[Any]:
-        if self._open is None:
+    def _sequences(self) -> list[DecoderSequence]:
+        if not self._batch.is_open:
             raise StateError("the generator is closed", "close() gave its cached state back", "make a new Generator")
-        return self._open
+        return self._batch.sequences
+
+    @property
+    def _last_run(self) -> LastRun:
+        names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
+        return LastRun(self._batch, names, inputs, self._pad_token())
 
     @property
     def max_length(self) -> int:
@@ -234,23 +227,17 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 f"the model's context_length is {config.context_length}, and shorter rows count as the longest one",
                 "shorten the prompt, or raise max_length if the context allows",
             )
-        ended, starts, shown = self._ended, [len(row.tokens) for row in self._sequences], self._last_run.ranges
-        for row, sequence in zip(rows, self._sequences, strict=True):
-            sequence.append(row)
         self._shown.append(rows)
-        self._ended = [False] * len(rows)
         try:
-            self._compute(range(len(rows)))
+            self._batch.append_tokens(rows)
         except BaseException:
-            self._rewind(before)
-            self._ended, self._last_run.ranges = ended, shown
+            self._shown.rewind(before)
             raise
-        self._last_run.ranges = {i: (start, start + len(rows[i])) for i, start in enumerate(starts)}
         self._next_tokens = self._shown.last()
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=self._shown.width)
-        for index, sampler in enumerate(self._rows):
-            sampler.padding = self._shown.padding(index)
-            sampler.begin_grammar()
+        self._note_padding()
+        for row in self._batch.rows:
+            row.begin_grammar()
 
     def rewind_to(self, length: int) -> None:
         """Forget all tokens from `length` on; what remains stays cached.
@@ -263,17 +250,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or not 0 <= length <= width:
             why = f"a rewind only shortens, and the sequences have {width} tokens"
             raise InputError(f"rewind_to({length!r})", why, f"pass how many to keep, a whole number from 0 to {width}")
-        self._rewind(int(length))
-        self._ended = [False] * len(self._sequences)
+        self._batch.rewind(self._shown.rewind(int(length)))
+        self._note_padding()
         self._next_tokens = None
 
-    def _rewind(self, width: int) -> None:
-        kept = self._shown.rewind(width)
-        for index, (length, sequence, sampler) in enumerate(zip(kept, self._sequences, self._rows, strict=True)):
-            sequence.rewind(length)
-            sampler.rewind(length)
-            self._last_run.ranges = {}
-            sampler.padding = self._shown.padding(index)
+    def _note_padding(self) -> None:
+        """What is shown of a row, fill included, counts in min_length."""
+        for index, row in enumerate(self._batch.rows):
+            row.padding = self._shown.padding(index)
 
     # --- generation ----------------------------------------------------------------------------------------------
 
@@ -293,63 +277,15 @@ class Generator(Single, AbstractContextManager["Generator"]):
             return
         if self._appends_forced and not self._append_forced():
             return
-        active = [i for i, ended in enumerate(self._ended) if not ended]
-        picked, pad = self._pick(active), self._pad_token()
-        shown = [pad if ended else token for token, ended in zip(picked, self._ended, strict=True)]
+        picked, pad = self._batch.step(is_last=self._shown.width + 1 >= self.max_length), self._pad_token()
+        shown = [picked.get(index, pad) for index in range(len(self._batch.ended))]
         self._next_tokens = np.array(shown, np.int32)
-        going_on = {i for i in active if picked[i] not in self._eos}
-        for index in active:
-            self._ended[index] = index not in going_on
-        for index in going_on:
-            self._sequences[index].append([picked[index]])
-            self._rows[index].follow(picked[index])
-        if ended := [index for index in active if index not in going_on]:
+        if ended := [index for index in picked if self._batch.ended[index]]:
             log("hit_eos", "sequences {ended}", ended=ended)
-        if len(going_on) == len(self._ended):
-            self._logits = self._no_logits  # nobody asks for them again: the next step may write over them
-        else:
-            self._settle()
-        if going_on:
+        if going_on := picked.keys() - ended:
             self._shown.append_column(shown, going_on)
             if self._shown.width >= self.max_length:
                 log("hit_max_length", "{length}", length=self.max_length)
-
-    def _pick(self, active: Sequence[int]) -> list[int]:
-        """The next token of each sequence; of those that are not active, nobody's.
-
-        Where the device can, it computes these tokens while they are read (`Decoder.step_ahead`). They are then
-        computed when they are appended, and the logits behind them are there for the next call: whoever asks for
-        something else in between takes that back. The logits that the tokens were chosen from are gone, and computed
-        again if somebody asks for them, who can do so for a sequence that has ended.
-        """
-        logits, count = self._compute(active), len(self._ended)
-        rows = [None if ended else row for row, ended in zip(self._rows, self._ended, strict=True)]
-        goes_on = len(active) == count and self._shown.width + 1 < self.max_length and not self._is_given
-        has_room = count <= (self._options["chunk_size"] or self._decoder.token_budget)
-        can_run = goes_on and has_room and self._decoder.runs_ahead
-        begun = self._sampler.begin(logits, self._rows) if can_run else None
-        if begun is None:
-            picked: list[int] = self._sampler.sample(logits, rows).tokens.tolist()
-            return picked
-        try:
-            self._logits = logits = self._no_logits
-            self._decoder.step_ahead(self._sequences, begun.choice, range(count))
-            outcomes = begun.outcomes()
-            for _, error in outcomes:
-                if error is not None:
-                    raise error
-        except BaseException:
-            for sequence in self._sequences:
-                sequence.drop_cache(len(sequence.tokens) - 1)
-            raise
-        return [token for token, _ in outcomes]
-
-    def _settle(self) -> None:
-        """Leave the sequences as if nothing had been started ahead."""
-        for sequence in self._sequences:
-            sequence.take_back()
-            if self._logits is self._no_logits and 0 < len(sequence.tokens) <= sequence.num_computed:
-                sequence.drop_cache(len(sequence.tokens) - 1)
 
     def _append_forced(self) -> bool:
         """Append the tokens that the grammar leaves no choice about behind a chosen one.
@@ -357,7 +293,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Returns:
             Whether another one is to be chosen.
         """
-        (row,), (sequence,) = self._rows, self._sequences
+        (row,), (sequence,) = self._batch.rows, self._sequences
         for token in row.matcher.forced() if row.matcher is not None and row.matcher.num_followed else ():
             sequence.append([token])
             row.follow(token)
@@ -373,42 +309,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
             return config.pad_token_id
         return self._eos[0] if self._eos else 0
 
-    def _compute(self, indices: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [B, V], brought up to date for the sequences `indices` by computing their pending tokens."""
-        decoder = self._open_decoder()
-        if any(not self._sequences[i].tokens for i in indices):
-            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
-        if any(sequence.ahead is not None for sequence in self._sequences):
-            self._take_ahead()
-        behind = [i for i in indices if self._sequences[i].num_computed < len(self._sequences[i].tokens)]
-        if behind:
-            budget = self._options["chunk_size"] or None
-            ranges = {i: (self._sequences[i].num_computed, len(self._sequences[i].tokens)) for i in behind}
-            computed = compute(decoder, [self._sequences[i] for i in behind], token_budget=budget)
-            if len(behind) == len(self._sequences):
-                self._logits = stacked([logits[-1] for logits in computed])
-            else:
-                self._logits = np.array(self._logits)  # a device's logits are not written to
-                self._logits[behind] = np.stack([logits[-1] for logits in computed])
-            self._is_given = False
-            # Of a sequence that has ended only its last logits are wanted again.
-            self._last_run.ranges = {i: own for i, own in ranges.items() if not self._ended[i]} or self._last_run.ranges
-        return self._logits
-
-    def _take_ahead(self) -> None:
-        """Take the logits of what was started ahead; nothing else is started for some of the sequences alone."""
-        found = [sequence.take_ahead() for sequence in self._sequences]
-        rows = [logits[-1] for logits in found if logits is not None]
-        if len(rows) < len(found):  # an interrupt came between
-            self._settle()
-            return
-        self._logits = stacked(rows)
-        ends = [len(sequence.tokens) for sequence in self._sequences]
-        self._last_run.ranges = {i: (end - 1, end) for i, end in enumerate(ends)}
+    def _compute(self, indices: Sequence[int]) -> Logits:
+        """Logits [B, V]; see StaticBatch.logits."""
+        self._open_decoder()
+        return self._batch.logits(indices)
 
     def is_done(self) -> bool:
         """Whether every sequence has ended (EOS), or they have max_length tokens."""
-        return all(self._ended) or self._shown.width >= self.max_length
+        return all(self._batch.ended) or self._shown.width >= self.max_length
 
     # --- results -------------------------------------------------------------------------------------------------
 
@@ -433,9 +341,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Raises:
             InputError: index outside 0..batch_size - 1.
         """
-        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < len(self._rows):
-            why = f"the batch has {len(self._rows)} sequences"
-            raise InputError(f"get_sequence({index!r})", why, f"use 0 to {len(self._rows) - 1}")
+        count = len(self._batch.rows)
+        if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < count:
+            raise InputError(f"get_sequence({index!r})", f"the batch has {count} sequences", f"use 0 to {count - 1}")
         return self._shown.row(int(index))
 
     def token_count(self) -> int:
@@ -478,7 +386,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Raises:
             InputError: the graph has no such input, or the value is no array or Tensor.
         """
-        array = np.asarray(value.as_numpy() if hasattr(value, "as_numpy") else value)
+        array = np.asarray(value)
         if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
             raise InputError(f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass one")
         for sequence in self._sequences:
@@ -507,10 +415,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "load all adapters of a generator into one Adapters",
             )
         self._open_decoder()
-        self._settle()
+        self._batch.settle()
         # What was computed before stays as it is, and so do the last logits of sequences that have ended.
         if lost := [
-            i for i, one in enumerate(self._sequences) if self._ended[i] and one.num_computed < len(one.tokens)
+            i for i, one in enumerate(self._sequences) if self._batch.ended[i] and one.num_computed < len(one.tokens)
         ]:
             self._compute(lost)
         if adapters.values(name):
@@ -537,22 +445,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 "the one runs in the graph as it was exported, the other beside the base's products",
                 "use them in two generators",
             )
-        decoder = self._model.decoder_as_exported()
-        if self._decoder is not decoder:
-            fresh = [decoder.open() for _ in self._sequences]
-            for own, sequence in zip(fresh, self._sequences, strict=True):
-                own.append(sequence.tokens[: sequence.num_computed])
-            compute(decoder, [own for own in fresh if own.tokens])
-            for own, sequence in zip(fresh, self._sequences, strict=True):
-                own.append(sequence.tokens[sequence.num_computed :])
-            for row, sequence in zip(self._rows, fresh, strict=True):
-                row.tokens = sequence.tokens
-            for sequence in self._sequences:
-                sequence.close()
-            self._open, self._decoder, ranges = fresh, decoder, self._last_run.ranges
-            names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
-            self._last_run = LastRun(decoder, fresh, names, inputs, self._pad_token())
-            self._last_run.ranges = ranges
+        self._batch.move_to(self._model.decoder_as_exported())
         for sequence in self._sequences:
             for input_name, value in adapters.values(name).items():
                 sequence.give(input_name, value)
@@ -570,12 +463,12 @@ class Generator(Single, AbstractContextManager["Generator"]):
             )
         self._terminated = value == "1"
         if self._terminated:
-            self._decoder.interrupt(self._sequences)
+            self._batch.decoder.interrupt(self._sequences)
 
     def _open_decoder(self) -> Decoder:
         """The decoder, or StateError where the generator or its model was closed."""
         _ = self._sequences, self._model.decoder
-        return self._decoder
+        return self._batch.decoder
 
     def _check_running(self) -> None:
         self._open_decoder()
@@ -592,17 +485,16 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Raises:
             InputError: another number of values, or not numbers.
         """
-        array = np.asarray(logits.as_numpy() if hasattr(logits, "as_numpy") else logits)
-        size = len(self._sequences) * self._decoder.vocab_size
+        array = np.asarray(logits)
+        size = len(self._sequences) * self._batch.decoder.vocab_size
         if array.dtype.kind not in "fiu" or array.size != size:
             raise InputError(
                 f"set_logits: got {array.dtype} {list(array.shape)}",
-                f"{len(self._sequences)} x {self._decoder.vocab_size} = {size} numbers are expected",
+                f"{len(self._sequences)} x {self._batch.decoder.vocab_size} = {size} numbers are expected",
                 "change the array that get_logits returned and pass it back",
             )
-        self._compute(range(len(self._sequences)))
-        self._logits = np.array(array.reshape(len(self._sequences), -1), np.float32)
-        self._is_given = True
+        self._open_decoder()
+        self._batch.set_logits(array.reshape(len(self._sequences), -1))
 
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         """Generate until done, yielding the tokens of each step, int32 [B]."""
@@ -618,21 +510,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
         Blocks are copied where one of the two writes into them.
         """
         self._open_decoder()
-        self._settle()
         other = object.__new__(type(self._without_beams("fork")))
         other.__dict__.update(self.__dict__)
-        other._open = [sequence.fork() for sequence in self._sequences]
-        other._options, other._ended, other._active = dict(self._options), list(self._ended), list(self._active)
-        other._shown, other._logits = self._shown.copy(), self._logits.copy()
-        other._rows = [
-            RowSampler(row.plan, sequence.tokens, seed=row.seed, row=row.row, prompt_length=row.prompt_length)
-            for row, sequence in zip(self._rows, other._open, strict=True)
-        ]
-        for ours, theirs in zip(self._rows, other._rows, strict=True):
-            SamplerState.of(ours).put_into(theirs)
-        names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
-        other._last_run = LastRun(self._decoder, other._open, names, inputs, self._pad_token())
-        other._last_run.ranges = dict(self._last_run.ranges)
+        other._batch, other._shown, other._options = self._batch.fork(), self._shown.copy(), dict(self._options)
+        other._active = list(self._active)
         return other
 
     def save_state(self, path: str | Path) -> int:
@@ -648,11 +529,12 @@ class Generator(Single, AbstractContextManager["Generator"]):
         (sequence,) = self._only("save_state")
         if not sequence.tokens:
             raise StateError("there are no tokens yet", "there is nothing to save", "call append_tokens first")
-        self._settle()
-        notes = {"ended": self._ended[0], "prompt": self._rows[0].prompt_length}
+        self._batch.settle()
+        (row,) = self._batch.rows
+        notes = {"ended": self._batch.ended[0], "prompt": row.prompt_length}
         weights = dict.fromkeys(self._active, 1.0)
-        saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(self._rows[0]), notes)
-        return write_state(state_path(path), self._decoder, sequence, self._model.identity(), saved)
+        saved = SavedState(weights, self._adapter_key(sequence), SamplerState.of(row), notes)
+        return write_state(state_path(path), self._batch.decoder, sequence, self._model.identity(), saved)
 
     def load_state(self, path: str | Path) -> None:
         """Take the sequence of a file in the place of this generator's own; its options stay, but for the seed.
@@ -678,21 +560,19 @@ class Generator(Single, AbstractContextManager["Generator"]):
             )
         if sequence.num_computed == len(sequence.tokens):
             sequence.rewind(len(sequence.tokens))  # the last logits are needed again
-        state, plan = saved.sampler, self._rows[0].plan
-        seed, number = (self._rows[0].seed, 0) if state is None else (state.seed, state.row)
+        state, (own,) = saved.sampler, self._batch.rows
+        seed, number = (own.seed, 0) if state is None else (state.seed, state.row)
         length = len(sequence.tokens) if state is None else state.prompt_length
-        row = RowSampler(plan, sequence.tokens, seed=seed, row=number, prompt_length=length)
+        row = RowSampler(own.plan, sequence.tokens, seed=seed, row=number, prompt_length=length)
         if state is not None:
             state.put_into(row)
-        before.close()
-        self._open, self._rows, self._next_tokens = [sequence], [row], None
+        self._batch.replace(sequence, row)
+        self._batch.ended = [saved.notes.get("ended") is True]
+        self._next_tokens = None
         self._shown = PaddedRows(1, self._pad_token())
         self._shown.append([sequence.tokens])
-        self._ended = [saved.notes.get("ended") is True]
-        names, inputs = self._model.config.model.decoder.names, self._model.info.inputs
-        self._last_run = LastRun(decoder, self._open, names, inputs, self._pad_token())
 
-    def _only(self, call: str) -> list[Any]:
+    def _only(self, call: str) -> list[DecoderSequence]:
         """The sequence, in a list."""
         self._without_beams(call)
         if len(self._sequences) != 1:
@@ -714,12 +594,11 @@ class Generator(Single, AbstractContextManager["Generator"]):
 
     def close(self) -> None:
         """Give the cached state back; also done when the generator is dropped."""
-        for sequence in self._open or ():
-            sequence.close()
-            if self._active:
-                sequence.adapt(None)
-        self._open, self._active = None, []
-        self._last_run.ranges = {}
+        sequences = self._batch.sequences
+        self._batch.close()
+        for sequence in sequences if self._active else ():
+            sequence.adapt(None)
+        self._active = []
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -755,22 +634,5 @@ def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
         )
 
 
-def _check_batch(batch_size: int, model: Model) -> None:
-    """Whether so many sequences can be kept, before any of them is."""
-    bytes_each = _SEQUENCE_BYTES + 4 * model.config.model.vocab_size
-    most = available_memory() // bytes_each
-    if model.info.flattened:
-        most = min(most, model.info.cache_tokens // BLOCK_SIZE)
-    if batch_size > most:
-        raise CacheCapacityError(
-            f"batch_size = {batch_size}",
-            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and a block of "
-            "the KV cache",
-            "use a smaller batch_size, or give the model a larger cache (cache_bytes=…)",
-        )
-
-
-# What Python keeps of a sequence and its options.
-_SEQUENCE_BYTES = 4096
 _STEP = "do_sample {do_sample}, top_k {top_k}, top_p {top_p}, temperature {temperature}, token_count {width}"
 _TERMINATE = "use 'terminate_session' with '1' or '0', or leave the call out"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from ...errors import InputError, kind_of
 
@@ -50,6 +50,10 @@ class Tensor:
     def as_numpy(self) -> NDArray[Any]:
         """The array itself, not a copy."""
         return self._array
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """For NumPy, and for calls that take whatever it makes an array of: the array itself unless `copy` is set."""
+        return np.array(self._array, dtype) if copy else np.asarray(self._array, dtype)
 
     def data(self) -> memoryview:
         """The raw bytes, not a copy."""

@@ -1,4 +1,4 @@
-"""Rows of token ids: as callers give them, as a batch shows them, and what was computed of them last.
+"""Rows of token ids: as a batch is given them, as it shows them, and what was computed of them last.
 
 onnxruntime-genai computes on rows of one width, filled with pad_token_id where a sequence has no token of its own. Here
 a sequence computes and caches its own tokens only, so that its result does not depend on its company; the fill, and the
@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.decoder import Decoder, compute
+from ...engine.decoder import compute
 from ...engine.sequence import DecoderSequence
+from ...engine.static_batch import StaticBatch
 from ...errors import InputError, StateError
 from ...onnx.decoder_names import GraphNames
-
-
-def token_row(tokens: Any, vocab_size: int) -> list[int]:
-    """The ids of one sequence: a list, an array [L] or [1, L], or a Tensor; see token_rows."""
-    return token_rows(tokens, 1, vocab_size, None)[0]
+from ...text.token_ids import checked_rows, holds_rows, split_rows
 
 
 def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int | None) -> list[list[int]]:
@@ -40,62 +37,20 @@ def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int 
     Raises:
         InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
     """
-    value = tokens.as_numpy() if hasattr(tokens, "as_numpy") else tokens
     lengths = getattr(tokens, "row_lengths", None)
-    if isinstance(value, (list, tuple)) and any(isinstance(row, (list, tuple, np.ndarray)) for row in value):
-        rows = [_ids(row) for row in value]
-    elif lengths is not None and len(lengths) == batch_size:
-        rows = [_ids(row[:length]) for row, length in zip(value, lengths, strict=True)]
+    if lengths is not None and len(lengths) == batch_size:
+        rows = split_rows([row[:length] for row, length in zip(np.asarray(tokens), lengths, strict=True)], batch_size)
     else:
-        rows = _split(_ids(value), batch_size, pad_token_id)
-    if len(rows) != batch_size:
-        raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {batch_size}", "pass one row per sequence")
-    for index, row in enumerate(rows):
-        _check(row, index, vocab_size)
-    return [row.tolist() for row in rows]
+        rows = split_rows(tokens, batch_size)
+        if batch_size > 1 and pad_token_id is not None and not holds_rows(tokens):
+            rows = _without_fill(rows, pad_token_id)
+    return checked_rows(rows, batch_size, vocab_size)
 
 
-def _ids(value: Any) -> NDArray[np.int64]:
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
-    if array.size == 0:
-        raise InputError("there are no tokens", "a sequence needs at least one", "give a text, or tokens for each")
-    if array.dtype.kind not in "iu":
-        raise InputError(
-            f"token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"
-        )
-    return array.astype(np.int64)
-
-
-def _split(array: NDArray[np.int64], batch_size: int, pad_token_id: int | None) -> list[NDArray[np.int64]]:
-    if array.ndim > 2:
-        raise InputError(f"tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
-    if array.size % batch_size:
-        raise InputError(
-            f"{array.size} tokens cannot be split over {batch_size} sequences",
-            "a flat list is divided into equal rows",
-            "pass a list of lists, one per sequence",
-        )
-    batch = array if array.ndim == 2 and array.shape[0] == batch_size else array.reshape(batch_size, -1)
-    if batch_size == 1 or pad_token_id is None:
-        return list(batch)
-    lengths = [int(np.flatnonzero(row != pad_token_id).max(initial=-1)) + 1 for row in batch]
-    shared = batch.shape[1] - max(lengths)
-    return [row[: length + shared] if length else row for row, length in zip(batch, lengths, strict=True)]
-
-
-def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
-    if row.ndim != 1:
-        raise InputError(f"row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
-    bad = row[(row < 0) | (row >= vocab_size)]
-    if bad.size:
-        raise InputError(
-            f"token id {int(bad[0])} in row {index}",
-            f"the vocabulary has ids 0 to {vocab_size - 1}",
-            "use the model's own tokenizer",
-        )
+def _without_fill(rows: Sequence[NDArray[np.int64]], pad_token_id: int) -> list[NDArray[np.int64]]:
+    lengths = [int(np.flatnonzero(row != pad_token_id).max(initial=-1)) + 1 for row in rows]
+    shared = len(rows[0]) - max(lengths)
+    return [row[: length + shared] if length else row for row, length in zip(rows, lengths, strict=True)]
 
 
 class PaddedRows:
@@ -151,27 +106,15 @@ class PaddedRows:
 
 
 class LastRun:
-    """The tokens [start, end) of each sequence of a generator that were computed last; `pad` fills shorter rows.
+    """The tokens of each sequence of a batch that were computed last; `pad` fills shorter rows."""
 
-    Attributes:
-        ranges: these tokens.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        sequences: Sequence[DecoderSequence],
-        names: GraphNames,
-        types: Mapping[str, np.dtype[Any]],
-        pad: int,
-    ) -> None:
-        self._decoder, self._sequences, self._pad = decoder, sequences, pad
+    def __init__(self, batch: StaticBatch, names: GraphNames, types: Mapping[str, np.dtype[Any]], pad: int) -> None:
+        self._batch, self._pad = batch, pad
         self._names, self._types = names, types
-        self.ranges: dict[int, tuple[int, int]] = {}
 
     def output(self, name: str) -> NDArray[np.float32]:
         """The rows of an output, [B, T, width]; zeros where a row has no token."""
-        names = self._decoder.output_names
+        names = self._batch.decoder.output_names
         if name not in names:
             raise InputError(
                 f"Generator output {name!r} was not found",
@@ -179,19 +122,19 @@ class LastRun:
                 "ask for one of these",
             )
         self._check()
-        rows = {index: self._rows(index, name) for index in self.ranges}
+        rows = {index: self._rows(index, name) for index in self._ranges}
         shown = np.zeros((len(self._sequences), self._length, next(iter(rows.values())).shape[1]), np.float32)
         for index, row in rows.items():
             shown[index, : len(row)] = row
         return shown
 
     def _rows(self, index: int, name: str) -> NDArray[np.float32]:
-        (start, end), sequence = self.ranges[index], self._sequences[index]
+        (start, end), sequence = self._ranges[index], self._sequences[index]
         later = sequence.tokens[end:]
         try:
             sequence.rewind(end)
             sequence.drop_cache(start)
-            (rows,) = compute(self._decoder, [sequence], all_rows=True, output=name)
+            (rows,) = compute(self._batch.decoder, [sequence], all_rows=True, output=name)
             sequence.append(later)
         except BaseException:
             sequence.rewind(end)
@@ -215,24 +158,33 @@ class LastRun:
 
     def _ids(self) -> NDArray[np.int64]:
         ids = np.full((len(self._sequences), self._length), self._pad, np.int64)
-        for index, (start, end) in self.ranges.items():
+        for index, (start, end) in self._ranges.items():
             ids[index, : end - start] = self._sequences[index].tokens[start:end]
         return ids
 
     def _mask(self) -> NDArray[np.int64]:
-        ends = [self.ranges.get(index, (0, len(row.tokens)))[1] for index, row in enumerate(self._sequences)]
+        ends = [self._ranges.get(index, (0, len(row.tokens)))[1] for index, row in enumerate(self._sequences)]
         return (np.arange(max(ends)) < np.asarray(ends)[:, None]).astype(np.int64)
 
     def _positions(self) -> NDArray[np.int64]:
         positions = np.zeros((len(self._sequences), self._length), np.int64)
-        for index, (start, end) in self.ranges.items():
+        for index, (start, end) in self._ranges.items():
             positions[index, : end - start] = np.arange(start, end)
         return positions
 
     @property
+    def _sequences(self) -> list[DecoderSequence]:
+        return self._batch.sequences
+
+    @property
+    def _ranges(self) -> Mapping[int, tuple[int, int]]:
+        """The tokens [start, end)."""
+        return self._batch.ranges
+
+    @property
     def _length(self) -> int:
-        return max(end - start for start, end in self.ranges.values())
+        return max(end - start for start, end in self._ranges.values())
 
     def _check(self) -> None:
-        if not self.ranges:
+        if not self._ranges:
             raise StateError("nothing was computed yet", "there is nothing to show", "call append_tokens first")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.sampling.grammar import Grammar
 from ...engine.sampling.params import SamplingParams
+from ...engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ...errors import InputError, OptionError
 from .guidance import guidance_grammar
-from .search_options import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
     from .engine import Request
@@ -36,9 +36,9 @@ class TurnOptions:
     """
 
     def __init__(self, request: Request) -> None:
-        from .engine import Request as Class
+        from .engine import Request
 
-        if not isinstance(request, Class):
+        if not isinstance(request, Request):
             raise InputError(
                 f"TurnOptions needs a Request, not {type(request).__name__}", "turns belong to one", "pass it"
             )

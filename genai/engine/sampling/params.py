@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
-from ...compat.onnxruntime_genai.search_options import SEARCH_OPTIONS, checked
 from ...errors import NotSupportedYetError, OptionError, did_you_mean
 from . import grammar as grammars, option_rules as rules
+from .search_options import SEARCH_OPTIONS, checked
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import genai.engine.sampling.params
-from genai.compat.onnxruntime_genai.search_options import SEARCH_OPTIONS
 from genai.engine.sampling.option_rules import SAMPLERS
 from genai.engine.sampling.params import SamplingParams
+from genai.engine.sampling.search_options import SEARCH_OPTIONS
 from genai.errors import OptionError
 
 # Per option: values that are refused, and one that is fine (with what else it needs).

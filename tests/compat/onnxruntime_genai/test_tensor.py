@@ -39,3 +39,10 @@ def test_scalars_and_empty_arrays():
 def test_what_is_not_a_numeric_array_is_refused(value):
     with pytest.raises(InputError, match="Tensor"):
         Tensor(value)
+
+
+def test_numpy_makes_an_array_of_it():
+    tensor = Tensor(np.arange(3, dtype=np.int32))
+    assert np.asarray(tensor) is tensor.as_numpy()
+    assert np.array(tensor, copy=True) is not tensor.as_numpy()
+    assert np.asarray(tensor, np.float32).tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Search options: names, types, ranges and defaults, as onnxruntime-genai has them."""
+"""Search options, the "search" block of a genai_config.json: names, types, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ...engine.beams import MOST_BEAMS
-from ...engine.sampling import option_rules as rules
 from ...errors import OptionError, did_you_mean
+from ..beams import MOST_BEAMS
+from . import option_rules as rules
 
 
 @dataclass(frozen=True)

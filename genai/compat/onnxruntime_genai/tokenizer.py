@@ -1,0 +1,81 @@
+"""Tokenizer: the core's, with batches as Tensors, ids of markers, and options as texts."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import TokenizerError
+from ...models.config import Config
+from ...text import tokenizer as core
+from .tensor import Tensor
+
+
+def _marker(name: str, marks: str) -> property:
+    """A property: an id that genai_config.json may give."""
+
+    def read(self: Tokenizer) -> int:
+        if name not in self._markers:
+            raise TokenizerError(
+                f"{name} is not defined for this model",
+                "the model block of its genai_config.json does not give it",
+                "add it there, or read the marker's id with to_token_id()",
+            )
+        return self._markers[name]
+
+    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json gives none."
+    return property(read)
+
+
+_MARKERS = ("bot_token_id", "eot_token_id", "bor_token_id", "eor_token_id")
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _as_bool(value: Any) -> Any:
+    """A boolean that was written as a text; everything else as it is, for the check."""
+    return _BOOLEANS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+class Tokenizer(core.Tokenizer, metaclass=ABCMeta):
+    __doc__ = core.Tokenizer.__doc__
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """The core's tokenizers, such as LLM.tokenizer, count as this class."""
+        return core.Tokenizer in other.__mro__ if cls is Tokenizer else NotImplemented
+
+    def _load(self, config: Config | None) -> None:
+        super()._load(config)
+        model = config.raw["model"] if config is not None else {}
+        self._markers = {name: int(model[name]) for name in _MARKERS if model.get(name, -1) >= 0}
+
+    bot_token_id = _marker("bot_token_id", "begins a tool call")
+    eot_token_id = _marker("eot_token_id", "ends a tool call")
+    bor_token_id = _marker("bor_token_id", "begins reasoning")
+    eor_token_id = _marker("eor_token_id", "ends reasoning")
+
+    def update_options(self, **options: bool | str) -> None:
+        """Change how later calls work.
+
+        Args:
+            options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
+                False), skip_special_tokens (decode leaves special tokens out; default True). Booleans, or the texts
+                "true" and "false".
+
+        Raises:
+            OptionError: no option, an unknown one, or a value that is not a boolean.
+        """
+        super().update_options(**{name: _as_bool(value) for name, value in options.items()})
+
+    def encode_batch(self, texts: Sequence[str]) -> Tensor:  # type: ignore[override]  # a Tensor, as scripts expect it
+        """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
+
+        Raises:
+            InputError: not a list of texts, or an empty one.
+            TokenizerError: rows differ in length and there is no id to fill them with.
+        """
+        rows = self._encoded_rows(texts)
+        tensor = Tensor(self._filled(rows))
+        tensor.row_lengths = tuple(map(len, rows))
+        return tensor

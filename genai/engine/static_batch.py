@@ -1,0 +1,266 @@
+"""Static batching: sequences that advance together, a token each per step, until all of them have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.memory_limits import available_memory
+
+from ..common.single import Single
+from ..errors import CacheCapacityError, StateError
+from .decoder import Decoder, compute
+from .sampling.batch import BatchSampler, stacked
+from .sampling.plan import RowSampler, SamplingPlan
+from .sampling.state import SamplerState
+from .sequence import DecoderSequence, Logits
+
+# What Python keeps of a sequence and its options.
+_SEQUENCE_BYTES = 4096
+
+
+class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
+    """Sequences with one plan; requests that come and go are for `Engine`.
+
+    Args:
+        decoder: the model. sampler: for its vocabulary.
+        plan: how the tokens of every sequence are chosen.
+        count: of the sequences, which begin empty.
+        seed: of their random numbers, of which each sequence has its own.
+        token_budget: most tokens in one step of a long prompt; None = the decoder's own choice.
+
+    Attributes:
+        sequences: of the decoder. rows: what chooses the tokens of each.
+        ended: per sequence, whether a stop token was chosen behind the tokens that were appended last.
+        ranges: of the sequences that were computed last, the tokens [start, end) that were.
+        is_open: False once it was closed.
+
+    Raises:
+        CacheCapacityError: there is no memory for so many.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: BatchSampler,
+        plan: SamplingPlan,
+        count: int,
+        *,
+        seed: int = 0,
+        token_budget: int | None = None,
+    ) -> None:
+        check_batch_size(decoder, count)
+        self.decoder, self._sampler, self._plan, self._token_budget = decoder, sampler, plan, token_budget
+        self.sequences: list[DecoderSequence] = [decoder.open() for _ in range(count)]
+        self.rows = [RowSampler(plan, one.tokens, seed=seed, row=row) for row, one in enumerate(self.sequences)]
+        self.ended = [False] * count
+        self.ranges: dict[int, tuple[int, int]] = {}
+        self.is_open = True
+        self._logits: Logits = np.zeros((count, decoder.vocab_size), np.float32)
+        self._no_logits = self._logits
+        # Whether the logits are those that set_logits was given, which cannot be computed again.
+        self._is_given = False
+
+    # --- tokens --------------------------------------------------------------------------------------------------
+
+    def append_tokens(self, rows: Sequence[Sequence[int]]) -> None:
+        """Append tokens to each sequence and compute them; those that had ended go on. If that fails, nothing changes.
+
+        Raises:
+            CacheCapacityError: no room.
+        """
+        ended, ranges, starts = self.ended, self.ranges, [len(one.tokens) for one in self.sequences]
+        for row, sequence in zip(rows, self.sequences, strict=True):
+            sequence.append(row)
+        self.ended = [False] * len(rows)
+        try:
+            self.logits(range(len(rows)))
+        except BaseException:
+            self.rewind(starts)
+            self.ended, self.ranges = ended, ranges
+            raise
+        self.ranges = {i: (start, start + len(rows[i])) for i, start in enumerate(starts)}
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Cut each sequence to so many tokens; what remains stays cached, and those that had ended go on."""
+        for length, sequence, row in zip(lengths, self.sequences, self.rows, strict=True):
+            sequence.rewind(length)
+            row.rewind(length)
+        self.ended, self.ranges = [False] * len(self.sequences), {}
+
+    def step(self, *, is_last: bool = False) -> dict[int, int]:
+        """Choose the next token of every sequence that has not ended, and append it unless it is a stop token.
+
+        Args:
+            is_last: nothing is chosen behind these tokens, so that a device need not begin to compute them.
+
+        Returns:
+            The token of each of these sequences.
+
+        Raises:
+            StateError: there are no tokens yet. CacheCapacityError: no room. SamplingError: a row has no next token.
+        """
+        active = [i for i, ended in enumerate(self.ended) if not ended]
+        picked = self._pick(active, is_last=is_last)
+        going_on = {i: token for i, token in picked.items() if token not in self._plan.stop_ids}
+        for index in active:
+            self.ended[index] = index not in going_on
+        for index, token in going_on.items():
+            self.sequences[index].append([token])
+            self.rows[index].follow(token)
+        if len(going_on) == len(self.ended):
+            self._logits = self._no_logits  # nobody asks for them again: the next step may write over them
+        else:
+            self.settle()
+        return picked
+
+    def _pick(self, active: Sequence[int], *, is_last: bool) -> dict[int, int]:
+        """The next token of each sequence that is active.
+
+        Where the device can, it computes these tokens while they are read (`Decoder.step_ahead`). They are then
+        computed when they are appended, and the logits behind them are there for the next call: whoever asks for
+        something else in between takes that back. The logits that the tokens were chosen from are gone, and computed
+        again if somebody asks for them, who can do so for a sequence that has ended.
+        """
+        logits, count = self.logits(active), len(self.ended)
+        goes_on = len(active) == count and not is_last and not self._is_given
+        has_room = count <= (self._token_budget or self.decoder.token_budget)
+        can_run = goes_on and has_room and self.decoder.runs_ahead
+        begun = self._sampler.begin(logits, self.rows) if can_run else None
+        if begun is None:
+            rows = [None if ended else row for row, ended in zip(self.rows, self.ended, strict=True)]
+            picked = self._sampler.sample(logits, rows).tokens.tolist()
+            return {index: picked[index] for index in active}
+        try:
+            self._logits = logits = self._no_logits
+            self.decoder.step_ahead(self.sequences, begun.choice, range(count))
+            outcomes = begun.outcomes()
+            for _, error in outcomes:
+                if error is not None:
+                    raise error
+        except BaseException:
+            for sequence in self.sequences:
+                sequence.drop_cache(len(sequence.tokens) - 1)
+            raise
+        return {index: token for index, (token, _) in enumerate(outcomes)}
+
+    def settle(self) -> None:
+        """Leave the sequences as if nothing had been started ahead."""
+        for sequence in self.sequences:
+            sequence.take_back()
+            if self._logits is self._no_logits and 0 < len(sequence.tokens) <= sequence.num_computed:
+                sequence.drop_cache(len(sequence.tokens) - 1)
+
+    # --- logits --------------------------------------------------------------------------------------------------
+
+    def logits(self, indices: Sequence[int]) -> Logits:
+        """Logits [count, V], brought up to date for the sequences `indices` by computing their pending tokens.
+
+        Raises:
+            StateError: one of these has no tokens. CacheCapacityError: no room.
+        """
+        if any(not self.sequences[i].tokens for i in indices):
+            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+        if any(sequence.ahead is not None for sequence in self.sequences):
+            self._take_ahead()
+        behind = [i for i in indices if self.sequences[i].num_computed < len(self.sequences[i].tokens)]
+        if behind:
+            ranges = {i: (self.sequences[i].num_computed, len(self.sequences[i].tokens)) for i in behind}
+            computed = compute(self.decoder, [self.sequences[i] for i in behind], token_budget=self._token_budget)
+            if len(behind) == len(self.sequences):
+                self._logits = stacked([logits[-1] for logits in computed])
+            else:
+                self._logits = np.array(self._logits)  # a device's logits are not written to
+                self._logits[behind] = np.stack([logits[-1] for logits in computed])
+            self._is_given = False
+            # Of a sequence that has ended only its last logits are wanted again.
+            self.ranges = {i: own for i, own in ranges.items() if not self.ended[i]} or self.ranges
+        return self._logits
+
+    def set_logits(self, logits: NDArray[Any]) -> None:
+        """Choose the next tokens from other logits, [count, V]."""
+        self.logits(range(len(self.sequences)))
+        self._logits = np.array(logits, np.float32)
+        self._is_given = True
+
+    def _take_ahead(self) -> None:
+        """Take the logits of what was started ahead; nothing else is started for some of the sequences alone."""
+        found = [sequence.take_ahead() for sequence in self.sequences]
+        rows = [logits[-1] for logits in found if logits is not None]
+        if len(rows) < len(found):  # an interrupt came between
+            self.settle()
+            return
+        self._logits = stacked(rows)
+        ends = [len(sequence.tokens) for sequence in self.sequences]
+        self.ranges = {i: (end - 1, end) for i, end in enumerate(ends)}
+
+    # --- other sequences -----------------------------------------------------------------------------------------
+
+    def fork(self) -> StaticBatch:
+        """Another batch with the same sequences and random numbers, which shares their blocks."""
+        self.settle()
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.sequences = [sequence.fork() for sequence in self.sequences]
+        other.ended, other.ranges, other._logits = list(self.ended), dict(self.ranges), self._logits.copy()
+        other.rows = [
+            RowSampler(row.plan, sequence.tokens, seed=row.seed, row=row.row, prompt_length=row.prompt_length)
+            for row, sequence in zip(self.rows, other.sequences, strict=True)
+        ]
+        for ours, theirs in zip(self.rows, other.rows, strict=True):
+            SamplerState.of(ours).put_into(theirs)
+        return other
+
+    def replace(self, sequence: DecoderSequence, row: RowSampler) -> None:
+        """Go on with another sequence in place of the only one, which is closed."""
+        (before,) = self.sequences
+        before.close()
+        self.sequences, self.rows, self.ranges = [sequence], [row], {}
+
+    def move_to(self, decoder: Decoder) -> None:
+        """Go on with another decoder of the same weights, which computes anew what was computed."""
+        if decoder is self.decoder:
+            return
+        fresh = [decoder.open() for _ in self.sequences]
+        for own, sequence in zip(fresh, self.sequences, strict=True):
+            own.append(sequence.tokens[: sequence.num_computed])
+        compute(decoder, [own for own in fresh if own.tokens])
+        for own, sequence in zip(fresh, self.sequences, strict=True):
+            own.append(sequence.tokens[sequence.num_computed :])
+        for row, sequence in zip(self.rows, fresh, strict=True):
+            row.tokens = sequence.tokens
+        for sequence in self.sequences:
+            sequence.close()
+        self.sequences, self.decoder = fresh, decoder
+
+    def close(self) -> None:
+        """Give the cached state back."""
+        for sequence in self.sequences:
+            sequence.close()
+        self.sequences, self.ranges, self.is_open = [], {}, False
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_batch_size(decoder: Decoder, count: int) -> None:
+    """Whether so many sequences can be kept, before any of them is.
+
+    Raises:
+        CacheCapacityError: there is no memory for them.
+    """
+    bytes_each = _SEQUENCE_BYTES + 4 * decoder.vocab_size
+    most = available_memory() // bytes_each
+    if decoder.pool is not None:
+        most = min(most, decoder.pool.num_blocks)
+    if count > most:
+        raise CacheCapacityError(
+            f"batch_size = {count}",
+            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and a block of "
+            "the KV cache",
+            "use a smaller batch_size, or give the model a larger cache (cache_bytes=…)",
+        )

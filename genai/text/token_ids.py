@@ -1,0 +1,91 @@
+"""Rows of token ids, as callers give them: lists, arrays, or whatever NumPy makes an array of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError
+
+
+def token_row(tokens: Any, vocab_size: int) -> list[int]:
+    """The ids of one sequence.
+
+    Args:
+        tokens: a list, or an array [L] or [1, L].
+        vocab_size: ids must lie below it.
+
+    Raises:
+        InputError: not whole numbers, ids outside the vocabulary, several rows, or none.
+    """
+    return checked_rows(split_rows(tokens, 1), 1, vocab_size)[0]
+
+
+def split_rows(tokens: Any, count: int) -> list[NDArray[np.int64]]:
+    """Rows of ids as int64.
+
+    Args:
+        tokens: a list of `count` rows of any lengths; an array [L], [count, L], or flat [count * L].
+
+    Raises:
+        InputError: not whole numbers, or an array that is no such rows.
+    """
+    if holds_rows(tokens):
+        return [_ids(row) for row in tokens]
+    array = _ids(tokens)
+    if array.ndim > 2:
+        raise InputError(f"tokens of shape {list(array.shape)}", "[L] or [batch_size, L] is expected", "reshape them")
+    if array.size % count:
+        raise InputError(
+            f"{array.size} tokens cannot be split over {count} sequences",
+            "a flat list is divided into equal rows",
+            "pass a list of lists, one per sequence",
+        )
+    return list(array if array.ndim == 2 and array.shape[0] == count else array.reshape(count, -1))
+
+
+def holds_rows(tokens: Any) -> bool:
+    """Whether it is a list of rows, which says how long each is."""
+    return isinstance(tokens, (list, tuple)) and any(isinstance(row, (list, tuple, np.ndarray)) for row in tokens)
+
+
+def checked_rows(rows: Sequence[NDArray[np.int64]], count: int, vocab_size: int) -> list[list[int]]:
+    """The rows as lists.
+
+    Raises:
+        InputError: their number is not `count`, a row is not one-dimensional, or ids lie outside the vocabulary.
+    """
+    if len(rows) != count:
+        raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {count}", "pass one row per sequence")
+    for index, row in enumerate(rows):
+        _check(row, index, vocab_size)
+    return [row.tolist() for row in rows]
+
+
+def _ids(value: Any) -> NDArray[np.int64]:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
+    if array.size == 0:
+        raise InputError("there are no tokens", "a sequence needs at least one", "give a text, or tokens for each")
+    if array.dtype.kind not in "iu":
+        raise InputError(
+            f"token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"
+        )
+    return array.astype(np.int64)
+
+
+def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
+    if row.ndim != 1:
+        raise InputError(f"row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
+    bad = row[(row < 0) | (row >= vocab_size)]
+    if bad.size:
+        raise InputError(
+            f"token id {int(bad[0])} in row {index}",
+            f"the vocabulary has ids 0 to {vocab_size - 1}",
+            "use the model's own tokenizer",
+        )
