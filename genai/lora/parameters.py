@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compat.onnxruntime.adapter_format import AdapterFormat
 from ..errors import InputError, ModelFolderError
+from ..weight_files import onnx_adapter
 from ..weight_files.gguf import is_gguf
 from .names import module_of
 
@@ -163,7 +163,7 @@ def narrowed(array: NDArray[np.float32], dtype: Any, source: Path, module: str) 
 
 def read_onnx_adapter(path: Path) -> AdapterParameters:
     """An adapter file of onnxruntime: factors as graphs have them, [inputs, rank] and [rank, outputs], scaled."""
-    arrays, halves = AdapterFormat.read_adapter(path).arrays, {}
+    arrays, halves = onnx_adapter.read_onnx_adapter(path).arrays, {}
     values: dict[str, NDArray[Any]] = {}
     for name, array in arrays.items():
         if ".quant." in name:
@@ -209,7 +209,7 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
         arrays[f"{base}.lora_B.MatMul.weight"] = narrowed(b.T, dtype, adapter.source, module)
     if path.exists():
         raise written_already(path)
-    AdapterFormat.of({**arrays, **adapter.values}).export_adapter(path)
+    onnx_adapter.write_onnx_adapter(onnx_adapter.OnnxAdapter({**arrays, **adapter.values}, 1, 1), path)
 
 
 def written_already(path: Path) -> InputError:
