@@ -106,6 +106,20 @@ def test_imports_go_one_way_inside_genai() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_onnxruntime_is_a_layer_over_the_core() -> None:
+    """Only the stub of the public names, which is no module, names its shims from outside."""
+    shims = ("genai.compat.onnxruntime.", "genai.compat.onnxruntime_quantization.")
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package in TOP
+        for path in files(package)
+        if "compat" not in path.parts
+        for name, line in imports(path)
+        if f"{name}.".startswith(shims)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_common_imports_nothing_of_ours() -> None:
     found = {name for path in files("genai/common") for name, _ in imports(path)}
     ours = {name for name in found if name.split(".")[0] == "genai" and package_of(name) != "common"}

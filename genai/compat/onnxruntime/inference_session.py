@@ -60,10 +60,16 @@ class InferenceSession(Single):
                 f"sess_options is a {type(sess_options).__name__}", "it must be SessionOptions", "pass SessionOptions()"
             )
         self._options = sess_options or SessionOptions()
-        self._chosen = chosen_providers(self._options._providers if providers is None else providers, provider_options)
+        self._chosen = self._choose(providers, provider_options)
         self._session = _loaded(path_or_bytes, self._options, self._chosen)
         given = [*self._session.inputs, *self._session.overridable]
         self._containers = {value.name for value in given if not isinstance(value.type, TensorType)}
+
+    def _choose(
+        self, providers: Any, provider_options: Sequence[dict[str, Any]] | None, *, must_exist: bool = False
+    ) -> Chosen:
+        given = self._options._providers if providers is None else providers
+        return chosen_providers(given, provider_options, must_exist=must_exist)
 
     # What the model is
 
@@ -106,7 +112,7 @@ class InferenceSession(Single):
         Raises:
             InvalidArgument: a provider is unknown, or another than those of the session after loading.
         """
-        chosen = chosen_providers(providers, provider_options, must_exist=True)
+        chosen = self._choose(providers, provider_options, must_exist=True)
         if [name for name, _ in chosen] != self.get_providers():
             raise InvalidArgument(
                 f"providers {[name for name, _ in chosen]} after loading",
@@ -275,8 +281,9 @@ class InferenceSession(Single):
 
     def _checked(self, feed: Mapping[str, Any], options: RunOptions | None) -> Feeds:
         """A feed as the session below takes it, and the arrays of active adapters for inputs that it has not."""
-        if options is not None and options._adapters:
-            feed = {**options.adapter_values, **feed}
+        values = {} if options is None else options.adapter_values
+        if values:
+            feed = {**values, **feed}
         return self._session.checked(self._bare(feed))
 
     def _bare(self, feed: Mapping[str, Any]) -> Mapping[str, Any]:
