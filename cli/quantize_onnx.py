@@ -35,34 +35,42 @@ def quantize_onnx(
     """Quantise an ONNX model: its weights, and activations in each run or once (--calib). Prints the file's path."""
     from tempfile import TemporaryDirectory
 
-    from genai.compat import onnxruntime_quantization
+    from genai.onnx.reader import read_model
+    from genai.onnx.writer import write_model
+    from genai.quantize.onnx_graph.dynamic import DynamicRequest, quantize_dynamically
+    from genai.quantize.onnx_graph.preprocess import preprocess
+    from genai.quantize.onnx_graph.static import StaticRequest, quantize_statically
+    from genai.quantize.onnx_graph.types import QuantFormat, QuantType
+    from genai.quantize.onnx_graph.writing import quantize_file
 
     check_apart([("MODEL", model), ("--output", output)])
     options: dict[str, Any] = {
         "per_channel": per_channel,
         "reduce_range": reduce_range,
-        "weight_type": onnxruntime_quantization.QuantType.from_string(weight_type),
-        "nodes_to_exclude": exclude or None,
-        "op_types_to_quantize": op_type or None,
-        "use_external_data_format": external_data,
+        "weight_type": QuantType.from_string(weight_type),
+        "exclude": exclude or None,
+        "op_types": op_type or None,
     }
     with TemporaryDirectory() as folder:
         source = model
         if prepare:
-            source = Path(folder) / "prepared.onnx"
-            onnxruntime_quantization.quant_pre_process(model, source, save_as_external_data=True)
+            source, prepared = Path(folder) / "prepared.onnx", read_model(model)
+            preprocess(prepared)
+            write_model(prepared, source, external_data=f"{source.name}.data")
         if calib:
-            onnxruntime_quantization.quantize_static(
-                source,
-                output,
-                NpzReader(calib),
-                quant_format=onnxruntime_quantization.QuantFormat.from_string(format),
-                calibrate_method=_method(method),
-                activation_type=onnxruntime_quantization.QuantType.from_string(activation_type),
+            static = StaticRequest(
+                reader=NpzReader(calib),
+                format=QuantFormat.from_string(format),
+                method=_method(method),
+                activation_type=QuantType.from_string(activation_type),
                 **options,
             )
+            quantize_file(
+                source, output, lambda found: quantize_statically(found, source, static), external=external_data
+            )
         else:
-            onnxruntime_quantization.quantize_dynamic(source, output, **options)
+            dynamic = DynamicRequest(**options)
+            quantize_file(source, output, lambda found: quantize_dynamically(found, dynamic), external=external_data)
     before, after = (
         sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}.data")) if file.exists())
         for path in (model, output)
@@ -72,8 +80,8 @@ def quantize_onnx(
 
 
 def _method(name: str) -> Any:
-    from genai.compat.onnxruntime_quantization import CalibrationMethod
     from genai.errors import OptionError, did_you_mean
+    from genai.quantize.onnx_graph.tensors_data import CalibrationMethod
 
     known = list(CalibrationMethod.__members__)
     if name not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,10 @@ from genai.errors import OptionError, whole_number
 
 from .options import check_apart
 from .terminal import emit, emit_line, say
+
+if TYPE_CHECKING:
+    from genai.session.config import SessionConfig
+    from genai.session.session import Session
 
 Named = list[str] | None
 # Not named "model": GENAI_MODEL, a model folder, is no default of it.
@@ -35,17 +39,17 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
 ) -> None:
     """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
-    from genai.compat.onnxruntime.inference_session import InferenceSession
     from genai.devices import compile_seconds
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
+    from genai.session.session import Session
 
     _check_choice("--compare", compare, (None, *PEERS))
-    for source in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
-        check_apart([("what is read", Path(source)), ("--output", output)])
-    session = InferenceSession(file, _options(level, threads, profile))
+    for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
+        check_apart([("what is read", Path(given)), ("--output", output)])
+    session = Session(file, _config(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()
-    results = dict(zip((item.name for item in session.get_outputs()), session.run(None, feed), strict=True))
+    results = session.run(feed)
     took, compiling = time.perf_counter() - began, compile_seconds() - compiled
     say(
         f"{(took - compiling) * 1e3:.1f} ms"
@@ -59,25 +63,21 @@ def run(
         emit("largest differences from onnxruntime:", "\n")
         for name, absolute, relative in differences(results, Peer(str(file), threads).run(feed)):
             emit_line(f"  {name}: {absolute:.3g} ({relative:.2g} of its largest value)")
-    if profile:
-        totals = session.profile_totals()
+    if session.profiler is not None:
+        totals = session.profiler.totals()
         width = max(map(len, totals), default=0)
         for name, (calls, nanoseconds) in totals.items():
             emit(f"{name:<{width}} {calls:>6} calls {nanoseconds / 1e6:>10.3f} ms", "\n")
-        say(f"trace: {session.end_profiling()}")
+        say(f"trace: {session.profiler.write()}")
 
 
-def _options(level: str, threads: int, profile: bool) -> Any:
-    from genai.compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
+def _config(level: str, threads: int, profile: bool) -> SessionConfig:
+    from genai.optimize.base import Level
+    from genai.session.config import SessionConfig
 
-    levels = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
+    levels = {known.name.lower(): known for known in Level}
     _check_choice("--level", level, tuple(levels))
-    options = SessionOptions()
-    options.graph_optimization_level = GraphOptimizationLevel[f"ORT_{levels[level]}"]
-    options.intra_op_num_threads = threads
-    options.enable_profiling = profile
-    options.profile_file_prefix = "genai_profile_"
-    return options
+    return SessionConfig(level=levels[level], threads=threads, profile_prefix="genai_profile_" if profile else None)
 
 
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
@@ -98,10 +98,13 @@ def extents(dims: list[str]) -> dict[str, int]:
     return sizes
 
 
-def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int) -> dict[str, Any]:
+def _feed(
+    session: Session, file: Path, inputs: list[str], random: bool, dims: dict[str, int], seed: int
+) -> dict[str, Any]:
+    from genai.session.arguments import shape_of
     from genai.session.arrays import check_dims, load_arrays, random_feed
 
-    check_dims(session.get_inputs(), dims)
+    check_dims(session.inputs, dims)
     if dims and not random:
         raise OptionError(
             "--dim without --random", "it is for inputs that are made up", "add --random, or leave it out"
@@ -118,13 +121,13 @@ def _feed(session: Any, file: Path, inputs: list[str], random: bool, dims: dict[
             feed[name] = next(iter(arrays.values()))
         else:
             feed.update(load_arrays(Path(item)))
-    missing = [argument for argument in session.get_inputs() if argument.name not in feed]
+    missing = [value for value in session.inputs if value.name not in feed]
     if missing and not random:
-        described = [f"{input_.name} {input_.type}{input_.shape}" for input_ in missing[:_INPUTS_SHOWN]]
-        rest = f" and {len(missing) - len(described)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
+        shown = [f"{one.name} {one.type or ''}{shape_of(one)}" for one in missing[:_INPUTS_SHOWN]]
+        rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
         chat = f"; to chat with the model it belongs to, `genai chat {file.parent}`"
         fix = "give --input NAME=FILE.npy, or --random" + chat * (file.parent / "genai_config.json").is_file()
-        raise OptionError(f"no input for {', '.join(described)}{rest}", "every input needs a value", fix)
+        raise OptionError(f"no input for {', '.join(shown)}{rest}", "every input needs a value", fix)
     return {**random_feed(missing, dims, seed), **feed}
 
 

@@ -6,6 +6,7 @@ from .compat.onnxruntime.assignment import (
     OrtEpAssignedSubgraph as OrtEpAssignedSubgraph,
 )
 from .compat.onnxruntime.binding import IOBinding as IOBinding, SessionIOBinding as SessionIOBinding
+from .compat.onnxruntime.custom_ops import register_op as register_op
 from .compat.onnxruntime.errors import (
     EngineError as EngineError,
     EPFail as EPFail,
@@ -20,9 +21,9 @@ from .compat.onnxruntime.errors import (
     NoSuchFile as NoSuchFile,
     NotImplemented as NotImplemented,
     RuntimeException as RuntimeException,
-    SourceTypeError as SourceTypeError,
 )
 from .compat.onnxruntime.inference_session import InferenceSession as InferenceSession
+from .compat.onnxruntime.model_info import ModelMetadata as ModelMetadata, NodeArg as NodeArg
 from .compat.onnxruntime.module import (
     cuda_version as cuda_version,
     disable_telemetry_events as disable_telemetry_events,
@@ -84,6 +85,7 @@ from .engine.sampling.params import SamplingOptions as SamplingOptions, Sampling
 from .engine.sampling.search_options import SearchOptions as SearchOptions
 from .errors import (
     AccessError as AccessError,
+    ArgumentError as ArgumentError,
     CacheCapacityError as CacheCapacityError,
     ChatTemplateError as ChatTemplateError,
     ConfigError as ConfigError,
@@ -96,14 +98,22 @@ from .errors import (
     GrammarError as GrammarError,
     GraphError as GraphError,
     InputError as InputError,
+    InternalError as InternalError,
+    LoadCancelledError as LoadCancelledError,
     LogitsProcessorError as LogitsProcessorError,
     MissingPackageError as MissingPackageError,
     ModelFolderError as ModelFolderError,
     ModelOutputError as ModelOutputError,
+    NodeError as NodeError,
     NotSupportedYetError as NotSupportedYetError,
     OptionError as OptionError,
+    OutOfMemoryError as OutOfMemoryError,
+    ProtobufError as ProtobufError,
+    ProviderError as ProviderError,
     ReplyFormatError as ReplyFormatError,
+    RunStopped as RunStopped,
     SamplingError as SamplingError,
+    SourceTypeError as SourceTypeError,
     StateError as StateError,
     StateFileError as StateFileError,
     StateMismatchError as StateMismatchError,
@@ -120,8 +130,6 @@ from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats
 from .lora.store import Adapters as Adapters
 from .models.model import ModelOptions as ModelOptions
-from .session.arguments import ModelMetadata as ModelMetadata, NodeArg as NodeArg
-from .session.custom_ops import register_op as register_op
 from .text.tokenizer import TokenizerStream as TokenizerStream
 
 __version__: str

@@ -66,8 +66,20 @@ class ContextOverflowError(InputError):
     """The tokens asked for do not fit the model's context or the generator's max_length."""
 
 
+class SourceTypeError(InputError, TypeError):
+    """A model cannot be read from an object of this kind."""
+
+
+class ArgumentError(InputError):
+    """An argument of a session or of its run is unknown, of the wrong type or shape, or holds values out of range."""
+
+
 class GraphError(GenaiError):
     """The ONNX model is malformed: not protobuf, not a valid graph, or contradictory."""
+
+
+class ProtobufError(GraphError):
+    """The model is no protobuf message, or one without a graph."""
 
 
 class ExternalDataError(GraphError):
@@ -82,8 +94,32 @@ class UnsupportedModelError(GraphError):
     """The model is valid, but of a form that this engine cannot run."""
 
 
+class NodeError(GenaiError):
+    """A node of a graph failed while running, or is sure to."""
+
+
+class RunStopped(GenaiError):
+    """A session's run was stopped from outside."""
+
+
+class LoadCancelledError(GenaiError):
+    """The loading of a model was cancelled from outside."""
+
+
+class InternalError(GenaiError):
+    """A model or its inputs led to an error that was not foreseen, which is the cause of this one."""
+
+
 class DeviceError(GenaiError):
     """The device asked for cannot be used on this machine, or in this process."""
+
+
+class ProviderError(GenaiError):
+    """An execution provider cannot be set up, or failed."""
+
+
+class OutOfMemoryError(GenaiError):
+    """The memory of the machine, or of a device, does not suffice to load or run a graph."""
 
 
 class NotSupportedYetError(GenaiError, NotImplementedError):
@@ -199,4 +235,22 @@ def no_threads(error: Exception) -> StateError:
         "a thread cannot be started",
         str(error),
         "use fewer threads (threads=…), or raise the limit of processes (ulimit -u, or that of the container)",
+    )
+
+
+def out_of_memory(where: str, error: MemoryError) -> OutOfMemoryError:
+    """The error of memory, of the host or of a GPU, that does not suffice."""
+    return OutOfMemoryError(
+        f"out of memory {where}",
+        str(error) or "an allocation failed",
+        "use smaller inputs or a smaller model, or let go of values that are not needed any more",
+    )
+
+
+def gpu_failed(where: str, error: Exception) -> DeviceError:
+    """The error of a GPU that failed while values were copied."""
+    return DeviceError(
+        f"the GPU failed in {where}",
+        str(error),
+        "make sessions and values again; genai doctor shows what is there",
     )

@@ -92,6 +92,7 @@ MOVED = {
     "session.inference_session": "compat.onnxruntime.inference_session",
     "session.islands": "session.partition",
     "session.machine": "compat.onnxruntime.module",
+    "session.observing": "session.session",
     "session.options": "compat.onnxruntime.options",
     "session.preparing": "session.prepare",
     "session.providers": "compat.onnxruntime.providers",

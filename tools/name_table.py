@@ -143,14 +143,13 @@ QUANTIZATION = NameTable(
 
 def _instance(value: Any) -> Any:
     """Options are attributes of instances."""
-    from genai.compat.onnxruntime import options
-    from genai.session import arguments
+    from genai.compat.onnxruntime import model_info, options
 
     if value in (options.RunOptions, options.SessionOptions):
         return value()
-    if value is arguments.NodeArg:
+    if value is model_info.NodeArg:
         return value("", "")
-    if value is arguments.ModelMetadata:
+    if value is model_info.ModelMetadata:
         return value("", "", "", "", "", 0, {})
     return value
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..compat.onnxruntime.inference_session import InferenceSession
-from ..compat.onnxruntime.options import SessionOptions
 from ..session.arrays import Peer, check_dims, random_feed
+from ..session.config import SessionConfig
+from ..session.session import Session
 
 # A measurement ends after this, however many runs it was asked for.
 MAX_SECONDS = 30.0
@@ -32,14 +32,13 @@ def bench_session(
     Raises:
         GenaiError: the model cannot be loaded or run.
     """
-    options = SessionOptions()
-    options.intra_op_num_threads = threads
-    session = InferenceSession(model, options)
+    config = SessionConfig(threads=threads)
+    session = Session(model, config)
     peer = Peer(str(model), threads) if compare else None
-    makers: list[Callable[[], Any]] = [lambda: InferenceSession(model, options)]
-    check_dims(session.get_inputs(), dims)
-    feed = random_feed(session.get_inputs(), dims)
-    runs: list[Callable[[], Any]] = [lambda: session.run(None, feed)]
+    makers: list[Callable[[], Any]] = [lambda: Session(model, config)]
+    check_dims(session.inputs, dims)
+    feed = random_feed(session.inputs, dims)
+    runs: list[Callable[[], Any]] = [lambda: session.run(feed)]
     if peer is not None:
         makers.append(lambda: Peer(str(model), threads))
         runs.append(lambda: peer.run(feed))

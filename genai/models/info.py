@@ -13,8 +13,9 @@ from ..devices import tell_of_the_cpu
 from ..doctor import PROGRAM_BYTES
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..lowering.rules import find_lowering_rule
+from ..onnx.ir import Value
 from ..onnx.reader import read_model
-from ..session.arguments import ModelMetadata, NodeArg
+from ..session.arguments import shape_of
 from ..session.plan import missing_operators
 from ..text.chat_template import ChatTemplates
 from ..text.parsing import detect, get_parser
@@ -211,17 +212,17 @@ def describe_onnx(path: Path) -> dict[str, Any]:
         GraphError: it is not an ONNX model.
     """
     model = read_model(path)
-    graph, meta = model.graph, ModelMetadata.of(model)
+    graph = model.graph
     constants = set(graph.initializers)
     nodes = [node for inner in model.graphs(functions=True) for node in inner.nodes]
     operators = Counter(f"{node.domain}::{node.op_type}" if node.key[0] else node.op_type for node in nodes)
     return {
         "file": str(path),
-        "producer": meta.producer_name or None,
+        "producer": model.producer_name or None,
         "ir_version": model.ir_version,
         "operator_sets": ", ".join(f"{name or 'ai.onnx'} {version}" for name, version in model.opset_imports.items()),
-        "inputs": "; ".join(_argument(NodeArg.of(v)) for v in graph.inputs if v.name not in constants),
-        "outputs": "; ".join(_argument(NodeArg.of(value)) for value in graph.outputs),
+        "inputs": "; ".join(_argument(v) for v in graph.inputs if v.name not in constants),
+        "outputs": "; ".join(_argument(value) for value in graph.outputs),
         "nodes": len(nodes),
         "functions": len(model.functions),
         "parameters": sum(tensor.num_elements for tensor in graph.initializers.values()),
@@ -230,6 +231,6 @@ def describe_onnx(path: Path) -> dict[str, Any]:
     }
 
 
-def _argument(argument: NodeArg) -> str:
-    shape = ", ".join(str(dim if dim is not None else "?") for dim in argument.shape)
-    return f"{argument.name} {argument.type}[{shape}]"
+def _argument(value: Value) -> str:
+    shape = ", ".join(str(dim if dim is not None else "?") for dim in shape_of(value))
+    return f"{value.name} {value.type or ''}[{shape}]"

@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from ..common.foreign_models import foreign_model_error
-from ..errors import GraphError, ModelFolderError
+from ..errors import GraphError, ModelFolderError, ProtobufError
 from .deserialize import Deserializer
 from .external_data import ExternalData
 from .ir import OnnxModel
@@ -129,18 +129,18 @@ def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
 
 def _parse(data: bytes, origin: str) -> onnx.ModelProto:
     if not data:
-        raise _not_a_model(origin, "it is empty")
+        raise _not_a_model(origin, "it is empty", ProtobufError)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
     except DecodeError:
-        raise _not_a_model(origin, "it is not a protobuf message, or it is truncated") from None
+        raise _not_a_model(origin, "it is not a protobuf message, or it is truncated", ProtobufError) from None
     return proto
 
 
 def _check_header(proto: onnx.ModelProto, origin: str) -> None:
     if not proto.HasField("graph"):
-        raise _not_a_model(origin, "it has no graph")
+        raise _not_a_model(origin, "it has no graph", ProtobufError)
     if not proto.HasField("ir_version") or proto.ir_version < 1:
         raise _not_a_model(origin, f"its IR version is {proto.ir_version}")
     if proto.ir_version > onnx.IR_VERSION:
@@ -153,8 +153,8 @@ def _check_header(proto: onnx.ModelProto, origin: str) -> None:
         raise _not_a_model(origin, "it imports no operator set")
 
 
-def _not_a_model(origin: str, why: str) -> GraphError:
-    return GraphError(f"{origin} is not an ONNX model", why, "check that the file is the .onnx file and complete")
+def _not_a_model(origin: str, why: str, kind: type[GraphError] = GraphError) -> GraphError:
+    return kind(f"{origin} is not an ONNX model", why, "check that the file is the .onnx file and complete")
 
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9

@@ -1,9 +1,10 @@
-"""A general ONNX session with onnxruntime's API: any model, arrays in, arrays out.
+"""A general ONNX session: any model, arrays in, arrays out.
 
-Knows: sessions, their options and inputs, onnxruntime's names for classes and errors, profiling, providers.
-Does not know: how a graph is compiled or an operator computed (`genai.runtime`, `genai.kernels`), nor decoders.
+Knows: sessions, their settings, inputs and results, execution providers, profiling.
+Does not know: how an operator is computed (`genai.ops`, `genai.kernels`), decoders, nor onnxruntime's names for all
+this, which are a layer over it (`genai.compat.onnxruntime`).
 
-`inference_session` holds InferenceSession; `arguments` describes and checks inputs and outputs; `values` has OrtValue,
-devices and DLPack; `binding` the I/O binding; `options` the options; `providers` the plug-ins; `preparing` turns a
-source into a plan; `errors` the typed errors.
+`session` has Session and `config` its settings; `prepare` turns a source into a plan (`plan`, `loop`); `arguments`
+checks inputs and results, `tensors` knows DLPack and device memory; `execution_providers` are the plug-ins, and
+`cuda_partition` the one for GPUs; `custom_ops` are operators in Python.
 """

@@ -2,72 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from genai.common.warning import warn_caller
 from genai.kernels.cuda.arrays.memory import DeviceTensor
 
-from ..compat.onnxruntime.errors import Fail, InvalidArgument
-from ..compat.onnxruntime.values import OrtValue, type_name, value_from_dlpack
-from ..onnx.ir import OnnxModel, Value
-from ..onnx.types import ArrayTypes, DataType, MapType, OptionalType, SequenceType, TensorType, Type
-
-_NO_VERSION = 2**63 - 1
+from ..errors import ArgumentError, NodeError
+from ..onnx.ir import Value
+from ..onnx.types import ArrayTypes, DataType, Dim, MapType, OptionalType, SequenceType, TensorType, Type
+from .tensors import type_name, value_from_dlpack
 
 
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or output.
-
-    Attributes:
-        name: as in the graph.
-        type: such as "tensor(float)", "seq(tensor(int64))" or "" where the model does not say.
-        shape: extents, symbols, or None where unknown; empty for a scalar and where the rank is unknown.
-    """
-
-    name: str
-    type: str
-    shape: list[int | str | None] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, value: Value) -> NodeArg:
-        """From a value of a graph."""
-        known = value.type
-        shape = list(known.shape or ()) if isinstance(known, ArrayTypes) else []
-        return cls(value.name, "" if known is None else str(known), shape)
-
-    def __str__(self) -> str:
-        return f"NodeArg(name='{self.name}', type='{self.type}', shape={self.shape})"
-
-
-@dataclass(frozen=True)
-class ModelMetadata:
-    """The model's header."""
-
-    producer_name: str
-    graph_name: str
-    domain: str
-    description: str
-    graph_description: str
-    version: int
-    custom_metadata_map: dict[str, str]
-
-    @classmethod
-    def of(cls, model: OnnxModel) -> ModelMetadata:
-        """From a model."""
-        return cls(
-            model.producer_name,
-            model.graph.name,
-            model.domain,
-            model.doc_string,
-            model.graph.doc_string,
-            model.model_version or _NO_VERSION,
-            dict(model.metadata),
-        )
+def shape_of(value: Value) -> list[Dim]:
+    """Extents, symbols, or None where unknown; empty for a scalar, and where the rank is unknown."""
+    return list(value.type.shape or ()) if isinstance(value.type, ArrayTypes) else []
 
 
 class InputCheck:
@@ -94,8 +45,6 @@ class InputCheck:
         return array
 
     def _array(self, value: Any) -> Any:
-        if isinstance(value, OrtValue):
-            value = value.value
         if not isinstance(value, np.ndarray | np.generic | DeviceTensor):
             if value is None and self.type is not None:
                 raise _wrong_kind(self.name, "tensor", value)
@@ -113,7 +62,7 @@ class InputCheck:
         elif not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if self._dtype is not None and array.dtype != self._dtype:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"input {self.name!r}: unexpected data type. Actual: {type_name(array)}, expected: {self.type}",
                 "element types are not converted, as that could lose values",
                 f"pass array.astype({self._dtype.name!r})",
@@ -128,7 +77,7 @@ class InputCheck:
                 return array
             converted = array.astype(self._dtype)
         except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"input {self.name!r}: the {type(value).__name__} is not an array", str(error), "pass a NumPy array"
             ) from error
         same_kind = np.can_cast(array.dtype, self._dtype, "same_kind") or array.size == 0 or array.dtype.kind in "biu"
@@ -137,14 +86,14 @@ class InputCheck:
     def _check_shape(self, array: Any) -> None:
         shape = array.shape
         if len(shape) != self._rank:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"invalid rank for input: {self.name} Got: {len(shape)} Expected: {self._rank}",
                 f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
                 "reshape the array, or fix the model's input",
             )
         for axis, extent in self._fixed:
             if shape[axis] != extent:
-                raise InvalidArgument(
+                raise ArgumentError(
                     f"got invalid dimensions for input: {self.name} "
                     f"index: {axis} Got: {shape[axis]} Expected: {extent}",
                     f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
@@ -157,7 +106,7 @@ def _texts(name: str, array: Any) -> Any:
     try:
         texts = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise InvalidArgument(f"input {name!r}: bytes that are no text", str(error), "pass UTF-8 or str") from error
+        raise ArgumentError(f"input {name!r}: bytes that are no text", str(error), "pass UTF-8 or str") from error
     return np.array(texts, object).reshape(array.shape)
 
 
@@ -179,17 +128,17 @@ class FeedCheck:
             result = [(checks[name][0], self._placed(name, checks[name][1](value))) for name, value in feed.items()]
         except KeyError:
             unknown = [str(name) for name in feed if name not in checks]
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"invalid input name: {', '.join(unknown)}",
                 f"the model's inputs are {', '.join(checks) or 'none'}",
                 "rename the key of the feed",
             ) from None
         except AttributeError:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"the feed is a {type(feed).__name__}", "it maps input names to arrays", "pass a dict"
             ) from None
         if missing := [name for name in self._required if name not in feed]:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"required inputs ({missing}) are missing from input feed ({list(feed)})",
                 f"the model needs {self._required}",
                 "add them to the feed",
@@ -202,8 +151,6 @@ class FeedCheck:
 
 def _container(name: str, type: Type, value: Any) -> Any:
     """A sequence, optional or map, its elements as arrays."""
-    if isinstance(value, OrtValue):
-        value = value.value
     if isinstance(type, OptionalType):
         if value is None:
             return None
@@ -225,8 +172,8 @@ def _container(name: str, type: Type, value: Any) -> Any:
     return value
 
 
-def _wrong_kind(name: str, expected: str, value: Any) -> InvalidArgument:
-    return InvalidArgument(
+def _wrong_kind(name: str, expected: str, value: Any) -> ArgumentError:
+    return ArgumentError(
         f"input {name!r}: unable to handle object of type {type(value).__name__}",
         f"the model expects {expected}",
         "pass a NumPy array, or for sequences a list of arrays",
@@ -286,7 +233,7 @@ def _declared(value: Value) -> tuple[Any, tuple[int | str | None, ...] | None]:
 
 def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None, array: Any) -> None:
     if dtype is not None and array.dtype != dtype:
-        raise Fail(
+        raise NodeError(
             f"output {value.name!r} is {array.dtype}, the model declares {value.type}",
             "what a node computes and what the graph declares contradict each other",
             "correct the output's element type in the model",
@@ -296,8 +243,7 @@ def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None,
     fixed = [(axis, dim) for axis, dim in enumerate(shape) if isinstance(dim, int)]
     if len(shape) != array.ndim or any(array.shape[axis] != dim for axis, dim in fixed):
         # Converters declare wrong shapes often enough, and the values are right: onnxruntime warns too.
-        warnings.warn(
+        warn_caller(
             f"output {value.name!r} has shape {list(array.shape)}, the model declares "
-            f"{[dim if isinstance(dim, int) else '?' for dim in shape]}",
-            stacklevel=6,
+            f"{[dim if isinstance(dim, int) else '?' for dim in shape]}"
         )

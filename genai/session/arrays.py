@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, OptionError
-from ..onnx.types import DataType
-from .arguments import NodeArg
+from ..onnx.ir import Value
+from ..onnx.types import DataType, TensorType
+from .arguments import shape_of
 
 # Whole numbers are often indices or token ids, so made-up ones are small.
 _MAX_INTEGER = 10
@@ -79,16 +80,16 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
         ) from error
 
 
-def check_dims(arguments: Sequence[NodeArg], dims: Mapping[str, int]) -> None:
+def check_dims(inputs: Sequence[Value], dims: Mapping[str, int]) -> None:
     """Raise OptionError: none of a model's inputs has a dimension of such a name."""
-    known = {dim: None for argument in arguments for dim in argument.shape if isinstance(dim, str)}
+    known = {dim: None for value in inputs for dim in shape_of(value) if isinstance(dim, str)}
     for name in dims:
         if name not in known:
             fix = f"the inputs have: {', '.join(known)}" if known else "leave it out"
             raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension of that name", fix)
 
 
-def random_feed(arguments: Sequence[NodeArg], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
+def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
     """Made-up inputs: normal floats, small whole numbers, masks (names with "mask") of ones.
 
     Args:
@@ -98,30 +99,29 @@ def random_feed(arguments: Sequence[NodeArg], dims: Mapping[str, int], seed: int
         InputError: an input is no tensor, or would be too large.
     """
     generator = np.random.default_rng(seed)
-    return {argument.name: _random(argument, dims, generator) for argument in arguments}
+    return {value.name: _random(value, dims, generator) for value in inputs}
 
 
-def _random(argument: NodeArg, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
-    if not argument.type.startswith("tensor("):
-        raise InputError(
-            f"input {argument.name!r} is {argument.type or 'untyped'}", "only tensors can be made up", "use --input"
-        )
-    dtype = DataType[argument.type[len("tensor(") : -1].upper()]
-    shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in argument.shape)
+def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
+    name, known = value.name, value.type
+    if not isinstance(known, TensorType):
+        raise InputError(f"input {name!r} is {known or 'untyped'}", "only tensors can be made up", "use --input")
+    dtype = known.dtype
+    shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in shape_of(value))
     if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
-        raise InputError(f"input {argument.name!r} would have shape {list(shape)}", "that is too large", "set --dim")
+        raise InputError(f"input {name!r} would have shape {list(shape)}", "that is too large", "set --dim")
     if dtype is DataType.STRING:
         return np.full(shape, "text", dtype=object)
     target = dtype.numpy_dtype
     if target.kind in "iu" or dtype.is_sub_byte:
         values = (
             np.ones(shape)
-            if "mask" in argument.name
+            if "mask" in name
             else generator.integers(0, _MAX_INTEGER, shape) % 2 ** min(dtype.bits - 1, 8)
         )
         return values.astype(target)
     if target.kind == "b":
-        return np.ones(shape, bool) if "mask" in argument.name else generator.random(shape) < 0.5
+        return np.ones(shape, bool) if "mask" in name else generator.random(shape) < 0.5
     return generator.standard_normal(shape).astype(np.float32).astype(target)
 
 

@@ -18,9 +18,8 @@ from genai.kernels.cuda.arrays.launches import SCALARS, Array, ArrayError, Recor
 from genai.kernels.cuda.arrays.memory import DeviceFull, DeviceTensor
 from genai.ops.registry import KernelError, evaluated, find_kernel
 
-from ..compat.onnxruntime.errors import Fail, InvalidArgument, RuntimeException
 from ..devices import open_gpu
-from ..errors import OptionError, whole_number
+from ..errors import ArgumentError, NodeError, OptionError, OutOfMemoryError, whole_number
 from ..onnx.ir import Graph, Node, OnnxModel
 from ..onnx.node import NEW_EACH_TIME, STANDARD_DOMAINS
 from ..onnx.types import TensorType
@@ -156,15 +155,15 @@ class CudaPart:
         """Results of the part.
 
         Raises:
-            Fail: shapes do not fit a node, which the message names.
-            InvalidArgument: an index is outside. RuntimeException: the device's memory does not suffice.
+            NodeError: shapes do not fit a node, which the message names.
+            ArgumentError: an index is outside. OutOfMemoryError: the device's memory does not suffice.
         """
         values = [self._here(value) for value in values]
         try:
             return list(self._program(values).run(values))
         except DeviceFull as error:
             nodes = f"{len(self._nodes)} nodes from {self._nodes[0].op_type} {self._nodes[0].name!r} on"
-            raise RuntimeException(
+            raise OutOfMemoryError(
                 f"out of memory on the GPU while running {nodes}: {error}",
                 f"inputs were {', '.join(f'{x.dtype}{list(x.shape)}' for x in values)}",
                 f"use a smaller batch or shorter inputs, raise gpu_mem_limit if set, or leave out {CUDA_PROVIDER}",
@@ -223,7 +222,7 @@ class CudaPart:
             return made if isinstance(made, list) else [made]
         except (ArrayError, KernelError, IndexError, ValueError) as error:
             shapes = ", ".join("none" if x is None else f"{x.dtype}{list(x.shape)}" for x in given)
-            raise Fail(
+            raise NodeError(
                 f"{node.op_type} {node.name!r} failed: {error!s:.300}",
                 f"its inputs were {shapes or 'none'} ({type(error).__name__})",
                 "check that the inputs fit the model",
@@ -239,8 +238,8 @@ class CudaPart:
         return self._uploaded[name]
 
 
-def _outside(text: str) -> InvalidArgument:
-    return InvalidArgument(text, "an index chooses what is there, from the front or from the end", "check the indices")
+def _outside(text: str) -> ArgumentError:
+    return ArgumentError(text, "an index chooses what is there, from the front or from the end", "check the indices")
 
 
 def _shape(node: Node, value: Given) -> NDArray[np.int64]:

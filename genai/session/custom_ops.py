@@ -10,7 +10,6 @@ import numpy as np
 
 from genai.ops.registry import Kernel, KernelError, NodeSpec, as_tuple, load_operator, register
 
-from ..compat.onnxruntime.errors import typed
 from ..errors import OptionError
 from ..onnx.ir import canonical_domain
 from ..ops.shape_rules import SHAPE_RULES, ShapeRule
@@ -18,7 +17,6 @@ from ..ops.shape_rules import SHAPE_RULES, ShapeRule
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@typed
 def register_op(
     domain: str, name: str, since_version: int = 1, *, shape_rule: ShapeRule | None = None
 ) -> Callable[[F], F]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from genai.ops.registry import Kernel
 
-from ..errors import GenaiError, GraphError
+from ..errors import GenaiError, GraphError, RunStopped
 from ..onnx.external_data import MappedFile, check_unchanged
 
 # A message names so many inputs, and counts the rest.
@@ -48,10 +48,6 @@ class Plan:
     files: Sequence[MappedFile] = ()
 
 
-class RunStopped(RuntimeError):
-    """The run was stopped from outside."""
-
-
 @dataclass(frozen=True)
 class RunContext:
     """Handed to every kernel; subgraphs ask before each of their runs, so that endless loops end too."""
@@ -61,7 +57,7 @@ class RunContext:
     def check(self) -> None:
         """Raise RunStopped if the run is to end."""
         if self.is_stopped():
-            raise RunStopped("the run was stopped", "RunOptions.terminate is set", "set it to False and run again")
+            raise RunStopped("the run was stopped", "its stop callback says so", "run it again")
 
 
 def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +83,7 @@ def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple
     """What a call's kernel returns. Raises GraphError: it failed; the message names the node and the shapes it got."""
     try:
         return op.kernel(context, inputs)
-    except (GenaiError, RunStopped, MemoryError):
+    except (GenaiError, MemoryError):
         raise
     except Exception as error:
         raise GraphError(f"{op.label} failed: {error}", *circumstances(inputs, error)) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import onnx
 
-from ..compat.onnxruntime.errors import Fail, InvalidGraph
+from ..errors import GraphError, NodeError
 from ..onnx.ir import Graph, Node, OnnxModel, canonical_domain
 from ..onnx.node import ML, MS, Attribute, canonical_imports, onnx_schema
 from ..onnx.types import AttributeType, DataType, TensorType
@@ -55,7 +55,7 @@ def check_result_sizes(graph: Graph, most: int) -> None:
     bodies of loops may never run, so their values are measured when they are made.
 
     Raises:
-        Fail: the value's extents are known, and it would take more than `most` bytes.
+        NodeError: the value's extents are known, and it would take more than `most` bytes.
     """
     for node in graph.nodes:
         if node.key[0] not in _MEASURED_DOMAINS:
@@ -64,7 +64,7 @@ def check_result_sizes(graph: Graph, most: int) -> None:
         for name in filter(None, node.outputs):
             wanted = _known_bytes(graph, name)
             if wanted is not None and wanted > most and all(size is not None and size < wanted for size in given):
-                raise Fail(
+                raise NodeError(
                     f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, allowed are {most}",
                     f"by the shapes that the model declares it is {graph.type_of(name)}{_extents(graph, name)}",
                     "use smaller inputs or a smaller model; the session's entry session.max_value_bytes sets the limit",
@@ -91,7 +91,7 @@ def _check_versions(what: str, imports: Mapping[str, int]) -> None:
     for domain, version in imports.items():
         newest = _newest_version(canonical_domain(domain))
         if newest and not 1 <= version <= newest:
-            raise InvalidGraph(
+            raise GraphError(
                 f"{what} imports version {version} of {domain or 'ai.onnx'}",
                 f"the installed onnx {onnx.__version__} defines versions 1 to {newest}",
                 "update the onnx package, or export the model for an older operator set",
@@ -112,7 +112,7 @@ def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) ->
         if model.function(node) is not None:
             continue
         if domain not in versions:
-            raise InvalidGraph(
+            raise GraphError(
                 f"node {node.name!r} is of {domain}::{op_type}, and the model imports no operator set for {domain!r}",
                 f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
                 "export the model again, or add the import",
@@ -227,10 +227,10 @@ def _check_types(graph: Graph, node: Node, schema: Any) -> None:
             )
 
 
-def _wrong(node: Node, what: str, rule: str) -> InvalidGraph:
+def _wrong(node: Node, what: str, rule: str) -> GraphError:
     domain, op_type = node.key
     operator = f"{domain}::{op_type}" if domain else op_type
-    return InvalidGraph(
+    return GraphError(
         f"node {node.name!r} ({operator}): {what}",
         f"by the definition of the operator, {rule}",
         "export the model again",

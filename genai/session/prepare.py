@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,10 @@ import onnx
 
 from genai.common.host_memory import Arena
 from genai.common.memory_limits import available_memory
-from genai.ops.support import MAX_VALUE_BYTES as MOST_BYTES
+from genai.ops.support import MAX_VALUE_BYTES
 
-from ..compat.onnxruntime.assignment import OrtEpAssignedSubgraph
-from ..compat.onnxruntime.errors import InvalidArgument, ModelLoadCanceled, SourceTypeError
-from ..compat.onnxruntime.module import global_threads
-from ..compat.onnxruntime.options import (
-    KEEPS_QDQ,
-    MAX_VALUE_BYTES,
-    RECORDS_ASSIGNMENT,
-    WEIGHTS_FILE,
-    WEIGHTS_FOLDER,
-    WEIGHTS_LEAST_BYTES,
-    SessionOptions,
-    check_entries,
-)
-from ..compat.onnxruntime.providers import Chosen, hand_over
 from ..devices import open_executor
+from ..errors import ArgumentError, LoadCancelledError, SourceTypeError
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
 from ..onnx.reader import read_model
 from ..onnx.types import DataType, TensorType
@@ -39,6 +27,8 @@ from ..optimize.gradients import expand_gradients
 from ..optimize.quantized import fuse_quantized_arithmetic, fuse_quantized_nodes, move_quantized
 from ..optimize.shapes import infer_shapes
 from ..optimize.standard import SESSION_RULES
+from .config import SessionConfig
+from .execution_providers import AssignedPart, hand_over
 from .loop import Plan
 from .node_checks import check_nodes, check_result_sizes
 from .plan import PlanOptions, build_plan
@@ -54,54 +44,51 @@ class Prepared:
     """A model ready to run.
 
     Attributes:
-        model: after rewriting.
+        header: the model without its nodes and constants.
         plan: its calls.
         inputs: required inputs; overridable: those with a default; outputs: with declared types.
-        subgraphs: which provider computes which nodes, where that is recorded.
+        parts: which provider computes which nodes, where that is recorded.
         on_device: inputs that may be given in a device's memory as they are.
     """
 
-    model: OnnxModel
+    header: OnnxModel
     plan: Plan
     inputs: list[Value]
     overridable: list[Value]
     outputs: list[Value]
-    subgraphs: list[OrtEpAssignedSubgraph]
+    parts: list[AssignedPart]
     on_device: frozenset[str]
 
 
-def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared:
-    """Everything that happens before the first run."""
-    entries = options._entries
-    check_entries(entries)
-    model = read(source, options)
-    _check_cancelled(options)
+def prepare(source: Any, config: SessionConfig) -> Prepared:
+    """Do everything that happens before the first run."""
+    model = read(source, config)
+    _check_cancelled(config)
     graph = model.graph
-    _override_dims(model, options)
-    _override_initializers(graph, options)
+    _override_dims(model, config)
+    _override_initializers(graph, config.initializers)
     outputs = [replace(value) for value in graph.outputs]
-    level = options.graph_optimization_level.level
     check_nodes(model)
-    run_rewrites(model, (lift_constants,), level)
+    run_rewrites(model, (lift_constants,), config.level)
     infer_shapes(model)
     if expand_gradients(model):
         infer_shapes(model)
-    _check_cancelled(options)
-    keeps_qdq = entries.get(KEEPS_QDQ) == "1"
-    run_rewrites(model, [rule for rule in SESSION_RULES if not (keeps_qdq and rule.name in _QDQ_RULES)], level)
-    if options.optimized_model_filepath:
+    _check_cancelled(config)
+    rules = [rule for rule in SESSION_RULES if not (config.keep_qdq and rule.name in _QDQ_RULES)]
+    run_rewrites(model, rules, config.level)
+    if config.optimized_path is not None:
         write_model(
             model,
-            Path(options.optimized_model_filepath),
-            external_data=entries.get(WEIGHTS_FILE) or None,
-            size_threshold=int(entries.get(WEIGHTS_LEAST_BYTES, "1024")),
+            config.optimized_path,
+            external_data=config.optimized_weights,
+            size_threshold=config.optimized_weights_min_bytes,
         )
-    _check_cancelled(options)
-    threads = options.intra_op_num_threads or (0 if options.use_per_session_threads else global_threads())
-    executor = open_executor(threads=threads or None)
-    divided = hand_over(model, providers, recording=entries.get(RECORDS_ASSIGNMENT) == "1")
-    # What the caller says, or what this machine has left, at most 16 GiB.
-    most = int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else min(MOST_BYTES, available_memory())
+    _check_cancelled(config)
+    executor = open_executor(threads=config.threads or None)
+    divided = hand_over(model, config.providers, recording=config.record_assignment)
+    most = config.max_value_bytes
+    if most is None:  # what this machine has left, at most 16 GiB
+        most = min(MAX_VALUE_BYTES, available_memory())
     check_result_sizes(graph, most)
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
     plan = build_plan(model, PlanOptions(kernel={**shared, "max_value_bytes": most}))
@@ -109,15 +96,21 @@ def prepare(source: Any, options: SessionOptions, providers: Chosen) -> Prepared
     constants = set() if graph.overridable_initializers else set(graph.initializers)
     inputs = [value for value in graph.inputs if value.name not in defaults | constants]
     overridable = [value for value in graph.inputs if value.name in defaults]
-    return Prepared(model, plan, inputs, overridable, outputs, divided.subgraphs, divided.on_device)
+    return Prepared(_header(model), plan, inputs, overridable, outputs, divided.parts, divided.on_device)
 
 
-def _check_cancelled(options: SessionOptions) -> None:
-    if options._load_cancelled:
-        raise ModelLoadCanceled("loading was called off", "set_load_cancellation_flag(True) says so", "set it to False")
+def _header(model: OnnxModel) -> OnnxModel:
+    """The model without what it is made of: neither its nodes nor its constants are kept."""
+    graph = Graph(model.graph.name, doc_string=model.graph.doc_string)
+    return replace(model, graph=graph, functions={}, training_info=[], files=())
 
 
-def read(source: Any, options: SessionOptions) -> OnnxModel:
+def _check_cancelled(config: SessionConfig) -> None:
+    if config.is_cancelled():
+        raise LoadCancelledError("loading was called off", "is_cancelled says so", "load the model again")
+
+
+def read(source: Any, config: SessionConfig) -> OnnxModel:
     """The model behind a path, bytes or protobuf object."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview | onnx.ModelProto):
         raise SourceTypeError(
@@ -125,19 +118,17 @@ def read(source: Any, options: SessionOptions) -> OnnxModel:
             "a model is a path, its bytes, or an onnx.ModelProto",
             "pass one of these",
         )
-    data = bytes(source) if isinstance(source, bytearray | memoryview) else source
-    folder = options._entries.get(WEIGHTS_FOLDER)
     return read_model(
-        data,
-        external_data=options._external_files or None,
-        external_folder=None if folder is None else Path(folder),
-        replaced=frozenset(options._initializers),
+        bytes(source) if isinstance(source, bytearray | memoryview) else source,
+        external_data=config.external_data or None,
+        external_folder=config.external_folder,
+        replaced=frozenset(config.initializers),
     )
 
 
-def _override_dims(model: OnnxModel, options: SessionOptions) -> None:
-    """Fixed extents in place of symbols, everywhere that the model names them."""
-    by_name, by_denotation = options._dims_by_name, options._dims_by_denotation
+def _override_dims(model: OnnxModel, config: SessionConfig) -> None:
+    """Put fixed extents in place of symbols, everywhere that the model names them."""
+    by_name, by_denotation = config.dims, config.dims_by_denotation
     if not by_name and not by_denotation:
         return
     for graph in model.graphs():
@@ -152,18 +143,18 @@ def _override_dims(model: OnnxModel, options: SessionOptions) -> None:
                 value.type = replace(known, shape=shape)
 
 
-def _override_initializers(graph: Graph, options: SessionOptions) -> None:
-    for name, value in options._initializers.items():
+def _override_initializers(graph: Graph, initializers: Mapping[str, Any]) -> None:
+    for name, value in initializers.items():
         old = graph.initializers.get(name)
         if old is None:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"the model has no initializer {name!r}",
                 f"its initializers are {', '.join(list(graph.initializers)[:20]) or 'none'}",
                 "check the name given to add_initializer",
             )
-        array = np.asarray(value.value if hasattr(value, "value") else value)
+        array = np.asarray(value)
         if array.shape != old.shape or DataType.from_numpy(array.dtype) is not old.dtype:
-            raise InvalidArgument(
+            raise ArgumentError(
                 f"initializer {name!r} is {old.dtype.onnx_name}{list(old.shape)}, "
                 f"the value given is {array.dtype}{list(array.shape)}",
                 "an override keeps element type and shape",

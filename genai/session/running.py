@@ -1,4 +1,4 @@
-"""Runs a plan for a session: the runtime's loop, with a flag to stop it and a record of what each call took."""
+"""Calls of a session's plan: the errors of those that fail, and a record of what each took."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..compat.onnxruntime.assignment import PROVIDED
-from ..compat.onnxruntime.errors import EPFail, Fail, InvalidArgument
-from ..compat.onnxruntime.options import RunOptions
-from ..errors import GenaiError
-from ..onnx.external_data import check_unchanged
-from .loop import OpCall, Plan, RunContext, RunStopped, circumstances, run_slots
+from ..errors import ArgumentError, GenaiError, NodeError, ProviderError, RunStopped
+from .execution_providers import PROVIDED
+from .loop import OpCall, RunContext, circumstances
 
 
 class Profiler:
@@ -64,30 +60,26 @@ class Profiler:
         return str(path)
 
 
-def run_plan(
-    plan: Plan, feeds: Iterable[tuple[int, Any]], options: RunOptions | None, profiler: Profiler | None
-) -> tuple[Any, ...]:
-    """Run a plan; returns its outputs in order."""
-    check_unchanged(plan.files)
-    context = None if options is None else RunContext(lambda: options.terminate)
-    return run_slots(plan, feeds, context, partial(run_call, profiler))
-
-
 def run_call(
     profiler: Profiler | None, op: OpCall, context: RunContext | None, inputs: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """What a call's kernel returns. Raises InvalidArgument or Fail: it failed; the message names the node."""
+    """What a call's kernel returns.
+
+    Raises:
+        NodeError, ArgumentError: it failed, or an index was out of range; the message names the node.
+        ProviderError, RunStopped: its provider failed; the run was stopped.
+    """
     if context is not None:
         context.check()
     begin = 0 if profiler is None else time.perf_counter_ns()
     try:
         results = op.kernel(context, inputs)
-    except (MemoryError, RunStopped, EPFail):
+    except (MemoryError, RunStopped, ProviderError):
         raise
     except Exception as error:
         if op.op_type == PROVIDED and isinstance(error, GenaiError):
             raise  # it names the node itself
-        kind = InvalidArgument if isinstance(error, IndexError) else Fail
+        kind = ArgumentError if isinstance(error, IndexError) else NodeError
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error
     if profiler is not None:

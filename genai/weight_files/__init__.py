@@ -1,1 +1,1 @@
-"""Files of tensors, read through memory maps: safetensors and GGUF."""
+"""Files of tensors: safetensors and GGUF, read through memory maps, and adapters of onnxruntime."""

@@ -7,7 +7,8 @@ import pytest
 
 from genai.bench.session import bench_session
 from genai.errors import InputError
-from genai.session.arguments import NodeArg
+from genai.onnx.ir import Value
+from genai.onnx.types import DataType, SequenceType, TensorType
 from genai.session.arrays import Peer, differences, load_arrays, random_feed, save_arrays
 
 
@@ -41,11 +42,14 @@ def test_bad_files(tmp_path):
 
 
 def test_random_feed():
+    def tensor(name, kind, *shape):
+        return Value(name, TensorType(kind, shape))
+
     arguments = [
-        NodeArg("ids", "tensor(int64)", ["batch", 4]), NodeArg("attention_mask", "tensor(int64)", ["batch", 4]),
-        NodeArg("x", "tensor(float16)", [2, None]), NodeArg("flag", "tensor(bool)", []),
-        NodeArg("s", "tensor(string)", [2]),
-        NodeArg("q", "tensor(int4)", [3]),
+        tensor("ids", DataType.INT64, "batch", 4), tensor("attention_mask", DataType.INT64, "batch", 4),
+        tensor("x", DataType.FLOAT16, 2, None), tensor("flag", DataType.BOOL),
+        tensor("s", DataType.STRING, 2),
+        tensor("q", DataType.INT4, 3),
     ]  # fmt: skip
     feed = random_feed(arguments, {"batch": 3}, seed=1)
     assert feed["ids"].shape == (3, 4)
@@ -54,9 +58,9 @@ def test_random_feed():
     assert feed["q"].dtype.name == "int4"
     assert np.array_equal(feed["ids"], random_feed(arguments, {"batch": 3}, seed=1)["ids"])
     with pytest.raises(InputError, match="seq"):
-        random_feed([NodeArg("l", "seq(tensor(float))", [])], {})
+        random_feed([Value("l", SequenceType(TensorType(DataType.FLOAT)))], {})
     with pytest.raises(InputError, match="too large"):
-        random_feed([NodeArg("x", "tensor(float)", [10**6, 10**6])], {})
+        random_feed([tensor("x", DataType.FLOAT, 10**6, 10**6)], {})
 
 
 def test_differences():

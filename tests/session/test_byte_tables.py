@@ -73,7 +73,7 @@ def test_the_chain_becomes_a_table(rng, dtype, rows):
     (expected,) = ort.InferenceSession(model, plain).run(None, {"x": x})
     session = ort.InferenceSession(model)
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], expected)
-    assert [step.op_type for step in session._plan.calls] == ["ByteTable"]
+    assert [step.op_type for step in session._session.plan.calls] == ["ByteTable"]
 
 
 def test_two_values_are_no_chain():

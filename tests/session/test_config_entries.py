@@ -149,6 +149,6 @@ def test_quantised_operators_stay_apart_when_asked(make_model):
     kinds = []
     for value in ("0", "1"):
         session = genai.InferenceSession(model, with_entries(**{KEEPS_QDQ: value}))
-        kinds.append({step.op_type for step in session._plan.calls})
+        kinds.append({step.op_type for step in session._session.plan.calls})
     assert "QLinearMatMul" in kinds[0]
     assert "QLinearMatMul" not in kinds[1]

@@ -62,7 +62,9 @@ def test_float_products(build, rng, form):
 def test_weights_are_not_kept_twice(build, rng):
     weight = floats(rng, TERMS, COLUMNS)
     made = session(build([("MatMul", "x w", "y", {})], {"w": weight}))
-    assert not any(isinstance(value, np.ndarray) and value.shape == weight.shape for value in made._plan.initial)
+    assert not any(
+        isinstance(value, np.ndarray) and value.shape == weight.shape for value in made._session.plan.initial
+    )
 
 
 def test_vectors_batches_and_nothing(build, rng):

@@ -14,7 +14,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import genai as ort
-from genai.compat.onnxruntime import providers
+from genai.session import execution_providers
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "onnxruntime_provider"
 
@@ -46,11 +46,11 @@ def broken(**options):
 def plug_ins(monkeypatch):
     Reference.compiled = []
     points = [
-        EntryPoint("TestProvider", f"{__name__}:Reference", providers.GROUP),
-        EntryPoint("BrokenProvider", f"{__name__}:broken", providers.GROUP),
+        EntryPoint("TestProvider", f"{__name__}:Reference", execution_providers.GROUP),
+        EntryPoint("BrokenProvider", f"{__name__}:broken", execution_providers.GROUP),
     ]
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _this_module())
-    monkeypatch.setattr(providers, "entry_points", lambda group: points)
+    monkeypatch.setattr(execution_providers, "entry_points", lambda group: points)
     return points
 
 
@@ -144,10 +144,10 @@ def test_the_example_hands_parts_to_onnxruntime(model, plug_ins, monkeypatch):
     pytest.importorskip("onnxruntime")
     monkeypatch.syspath_prepend(str(EXAMPLE))
     plug_ins.append(
-        EntryPoint("OnnxRuntimeProvider", "genai_onnxruntime_provider:OnnxRuntimeProvider", providers.GROUP)
+        EntryPoint("OnnxRuntimeProvider", "genai_onnxruntime_provider:OnnxRuntimeProvider", execution_providers.GROUP)
     )
     feed = {"x": np.array([3, 4], np.float32)}
     session = ort.InferenceSession(model, providers=["OnnxRuntimeProvider"])
-    assert len(session._plan.calls) == 1
+    assert len(session._session.plan.calls) == 1
     for ours, plain in zip(session.run(None, feed), ort.InferenceSession(model).run(None, feed), strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-6)

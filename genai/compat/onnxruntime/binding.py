@@ -13,8 +13,9 @@ from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, empty, upload
 from genai.kernels.cuda.driver import Driver
 
 from ...errors import InputError
+from ...session.tensors import on_host, value_from_dlpack
 from .errors import InvalidArgument, typed_errors
-from .values import OrtValue, device_of, element_dtype, on_host, value_from_dlpack
+from .values import OrtValue, device_of, element_dtype
 
 if TYPE_CHECKING:
     from .inference_session import InferenceSession

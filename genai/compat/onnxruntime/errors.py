@@ -1,13 +1,15 @@
-"""onnxruntime's exception classes by name, as errors of ours.
+"""onnxruntime's exception classes by name, as kinds of our errors.
 
 Scripts that catch `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` catch `genai.InvalidArgument` after
-changing the import. Wrong names and missing inputs are ValueErrors too, as onnxruntime raises there.
+changing the import. Wrong names and missing inputs are ValueErrors too, as onnxruntime raises there. What the session
+below raises gets the name that onnxruntime has for it when it leaves this package (`typed`), its parts unchanged.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -15,21 +17,29 @@ from typing import Any, TypeVar, cast
 from genai.kernels.device import DeviceFailed
 
 from ...errors import (
-    DeviceError,
+    ArgumentError,
     ExternalDataError,
     GenaiError,
     GraphError,
-    InputError,
+    InternalError,
+    LoadCancelledError,
     ModelFolderError,
+    NodeError,
+    OutOfMemoryError,
+    ProtobufError,
+    ProviderError,
+    UnsupportedModelError,
     UnsupportedOpError,
+    gpu_failed,
+    out_of_memory,
 )
 
 
-class Fail(GenaiError):
+class Fail(NodeError):
     """A node failed while running, or a model cannot be loaded for a reason that has no class of its own."""
 
 
-class InvalidArgument(InputError):
+class InvalidArgument(ArgumentError):
     """An input, output or option is unknown, of the wrong type or shape, or holds values out of range."""
 
 
@@ -41,7 +51,7 @@ class NoModel(GenaiError):
     """The session has no model."""
 
 
-class InvalidProtobuf(GraphError):
+class InvalidProtobuf(ProtobufError):
     """The model is not a protobuf message."""
 
 
@@ -53,15 +63,15 @@ class NotImplemented(UnsupportedOpError):
     """An operator, a version of it or an element type has no kernel."""
 
 
-class RuntimeException(GenaiError):
-    """Something outside the model failed while running: memory, or a call in the wrong order."""
+class RuntimeException(OutOfMemoryError):
+    """Something outside the model failed while running: memory."""
 
 
 class ModelLoaded(GenaiError):
     """The session already has its model."""
 
 
-class ModelLoadCanceled(GenaiError):
+class ModelLoadCanceled(LoadCancelledError):
     """Loading was called off by `SessionOptions.set_load_cancellation_flag`."""
 
 
@@ -69,20 +79,64 @@ class EngineError(GenaiError):
     """An execution provider failed."""
 
 
-class EPFail(GenaiError):
-    """An execution provider could not be set up."""
+class EPFail(ProviderError):
+    """An execution provider could not be set up, or failed."""
 
 
 class ExternalDataFail(Fail, ExternalDataError):
     """External data is missing, truncated, or outside the model's folder."""
 
 
-class SourceTypeError(InputError, TypeError):
-    """A model cannot be read from an object of this kind."""
+_Classes = tuple[tuple[type[GenaiError], type[GenaiError]], ...]
+_OF_SESSIONS: _Classes = (
+    (ArgumentError, InvalidArgument),
+    (NodeError, Fail),
+    (ProviderError, EPFail),
+    (OutOfMemoryError, RuntimeException),
+    (ExternalDataError, ExternalDataFail),
+)
+# Other functions raise these too, and keep them.
+_OF_LOADING: _Classes = (
+    *_OF_SESSIONS,
+    (ModelFolderError, NoSuchFile),
+    (UnsupportedOpError, NotImplemented),
+    (UnsupportedModelError, Fail),
+    (ProtobufError, InvalidProtobuf),
+    (GraphError, InvalidGraph),
+)
+
+
+def renamed(error: GenaiError, *, loading: bool = False) -> GenaiError:
+    """The error under the name that onnxruntime has for it; itself where there is none.
+
+    Args:
+        loading: whether it comes from loading a model.
+    """
+    if type(error).__module__ == __name__:
+        return error
+    for ours, theirs in _OF_LOADING if loading else _OF_SESSIONS:
+        if isinstance(error, ours):
+            found = theirs(error.what, error.why, error.fix).with_traceback(error.__traceback__)
+            found.__cause__ = error.__cause__
+            return found
+    return error
 
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextmanager
+def named_as_in_onnxruntime() -> Iterator[None]:
+    """Give errors of loading a model the names that onnxruntime has for them."""
+    try:
+        yield
+    except InternalError as error:
+        raise error.__cause__ or error from None  # which `typed` makes an InvalidArgument
+    except GenaiError as error:
+        if (found := renamed(error, loading=True)) is error:
+            raise
+        raise found from error
 
 
 def typed_errors(owner: type[T]) -> type[T]:
@@ -99,26 +153,24 @@ def typed_errors(owner: type[T]) -> type[T]:
 
 
 def typed(function: F, label: str = "") -> F:
-    """The function; errors that are not ours become InvalidArgument, but for those that no argument is to blame for.
+    """The function; its errors get onnxruntime's names, and those that are not ours become InvalidArgument.
 
-    Memory that does not suffice is a RuntimeException, a GPU that fails a DeviceError. Calls of wrong arity are
-    Python's affair.
+    But for those that no argument is to blame for: memory that does not suffice is a RuntimeException, a GPU that fails
+    a DeviceError. Calls of wrong arity are Python's affair.
     """
 
     @wraps(function)
     def call(*given: Any, **named: Any) -> Any:
         try:
             return function(*given, **named)
-        except GenaiError:
-            raise
+        except GenaiError as error:
+            if (found := renamed(error)) is error:
+                raise
+            raise found from found.__cause__
         except MemoryError as error:
-            raise out_of_memory(f"in {label or function.__name__}", error) from error
+            raise renamed(out_of_memory(f"in {label or function.__name__}", error)) from error
         except DeviceFailed as error:
-            raise DeviceError(
-                f"the GPU failed in {label or function.__name__}",
-                str(error),
-                "make sessions and values again; genai doctor shows what is there",
-            ) from error
+            raise gpu_failed(label or function.__name__, error) from error
         except Exception as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is None:
                 raise
@@ -129,32 +181,3 @@ def typed(function: F, label: str = "") -> F:
             ) from error
 
     return cast(F, call)
-
-
-def out_of_memory(where: str, error: MemoryError) -> RuntimeException:
-    """The error of memory, of the host or of a GPU, that does not suffice."""
-    return RuntimeException(
-        f"out of memory {where}",
-        str(error) or "an allocation failed",
-        "use smaller inputs or a smaller model, or let go of values that are not needed any more",
-    )
-
-
-def as_session_error(error: GenaiError) -> GenaiError:
-    """An error of the reader or compiler as the class that onnxruntime has for it; others as they are."""
-    classes: tuple[tuple[type[GenaiError], type[GenaiError]], ...] = (
-        (ExternalDataError, ExternalDataFail),
-        (ModelFolderError, NoSuchFile),
-        (UnsupportedOpError, NotImplemented),
-        (GraphError, InvalidGraph),
-    )
-    if type(error).__module__ == __name__:
-        return error
-    if isinstance(error, GraphError) and error.why.startswith(
-        ("it is not a protobuf", "it is empty", "it has no graph")
-    ):
-        return InvalidProtobuf(error.what, error.why, error.fix)
-    for found, ours in classes:
-        if isinstance(error, found):
-            return ours(error.what, error.why, error.fix)
-    return error

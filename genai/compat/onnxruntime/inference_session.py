@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from genai.kernels.cpu.arrays.blas import BLAS_THREADS
-
 from ...common.single import Single
-from ...errors import ExternalDataError, GenaiError
-from ...session.arguments import FeedCheck, ModelMetadata, NodeArg, ResultCheck
-from ...session.loop import RunStopped
-from ...session.prepare import Prepared, prepare
-from ...session.running import Profiler, run_plan
+from ...errors import LoadCancelledError, RunStopped
+from ...onnx.types import TensorType
+from ...session.execution_providers import CPU_PROVIDER
+from ...session.session import Feeds, Session
+from ...session.tensors import on_host
 from ..refused import refusing_method
 from .assignment import OrtEpAssignedSubgraph
 from .binding import IOBinding
-from .errors import EPFail, Fail, InvalidArgument, as_session_error, out_of_memory, typed_errors
-from .module import collection_paused
-from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions
-from .providers import CPU_PROVIDER, chosen_providers
-from .values import OrtMemoryInfo, OrtValue, on_host
+from .errors import Fail, InvalidArgument, ModelLoadCanceled, named_as_in_onnxruntime, typed_errors
+from .model_info import ModelMetadata, NodeArg
+from .options import RECORDS_ASSIGNMENT, RunOptions, SessionOptions, session_config
+from .providers import Chosen, before_the_cpu, chosen_providers
+from .values import OrtMemoryInfo, OrtValue
 
 Callback = Callable[[list[Any], Any, str], None]
 
@@ -63,61 +60,47 @@ class InferenceSession(Single):
                 f"sess_options is a {type(sess_options).__name__}", "it must be SessionOptions", "pass SessionOptions()"
             )
         self._options = sess_options or SessionOptions()
-        self._providers = chosen_providers(providers, provider_options, self._options)
-        self._falls_back, self._fallback_lock = True, threading.Lock()
-        # Needed again only if a provider fails.
-        self._source = path_or_bytes if len(self._providers) > 1 else None
-        prepared = self._prepare(path_or_bytes)
-        self._plan, self._subgraphs = prepared.plan, prepared.subgraphs
-        self._inputs = [NodeArg.of(value) for value in prepared.inputs]
-        self._overridable = [NodeArg.of(value) for value in prepared.overridable]
-        self._outputs = [NodeArg.of(value) for value in prepared.outputs]
-        self._metadata = ModelMetadata.of(prepared.model)
-        self._feed_check = FeedCheck(
-            [*prepared.inputs, *prepared.overridable],
-            {value.name for value in prepared.overridable}, self._plan.inputs,
-            prepared.on_device,
-        )  # fmt: skip
-        self._result_check = ResultCheck(prepared.outputs)
-        self._positions = {value.name: index for index, value in enumerate(prepared.outputs)}
-        self._profiler = Profiler(self._options.profile_file_prefix) if self._options.enable_profiling else None
+        self._chosen = self._choose(providers, provider_options)
+        self._session = _loaded(path_or_bytes, self._options, self._chosen)
+        given = [*self._session.inputs, *self._session.overridable]
+        self._containers = {value.name for value in given if not isinstance(value.type, TensorType)}
 
-    def _prepare(self, source: Any) -> Prepared:
-        try:
-            with collection_paused():
-                return prepare(source, self._options, self._providers)
-        except GenaiError as error:
-            raise as_session_error(error) from error
-        except RecursionError:
-            raise Fail("the model nests too deeply", "hundreds of graphs in each other", "export it again") from None
-        except MemoryError as error:
-            raise out_of_memory("while loading the model", error) from error
+    def _choose(
+        self, providers: Any, provider_options: Sequence[dict[str, Any]] | None, *, must_exist: bool = False
+    ) -> Chosen:
+        given = self._options._providers if providers is None else providers
+        return chosen_providers(given, provider_options, must_exist=must_exist)
 
     # What the model is
 
     def get_inputs(self) -> list[NodeArg]:
         """Inputs that every run needs."""
-        return list(self._inputs)
+        return [NodeArg.of(value) for value in self._session.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
         """Outputs, in order."""
-        return list(self._outputs)
+        return [NodeArg.of(value) for value in self._session.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Inputs with a default."""
-        return list(self._overridable)
+        return [NodeArg.of(value) for value in self._session.overridable]
 
     def get_modelmeta(self) -> ModelMetadata:
         """The model's header."""
-        return self._metadata
+        return ModelMetadata.of(self._session.header)
 
     def get_providers(self) -> list[str]:
         """Providers in use, in order of preference."""
-        return [name for name, _ in self._providers]
+        return [name for name, _ in self._in_use()]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
         """Options of each provider in use."""
-        return {name: {key: str(value) for key, value in options.items()} for name, options in self._providers}
+        return {name: {key: str(value) for key, value in options.items()} for name, options in self._in_use()}
+
+    def _in_use(self) -> Chosen:
+        """The providers chosen, without those that failed."""
+        failed = before_the_cpu(self._chosen) and not self._session.providers
+        return [(CPU_PROVIDER, {})] if failed else self._chosen
 
     def get_session_options(self) -> SessionOptions:
         """The options that the session was made with."""
@@ -129,26 +112,26 @@ class InferenceSession(Single):
         Raises:
             InvalidArgument: a provider is unknown, or another than those of the session after loading.
         """
-        chosen = chosen_providers(providers, provider_options, self._options, must_exist=True)
+        chosen = self._choose(providers, provider_options, must_exist=True)
         if [name for name, _ in chosen] != self.get_providers():
             raise InvalidArgument(
                 f"providers {[name for name, _ in chosen]} after loading",
                 "the graph is divided among providers once, when it is loaded",
                 "make a new session with them",
             )
-        self._providers = chosen
+        self._chosen = chosen
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
         """Where each input is expected: on the CPU."""
-        return [OrtMemoryInfo() for _ in self._inputs]
+        return [OrtMemoryInfo() for _ in self._session.inputs]
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
         """Where each output will lie: on the CPU."""
-        return [OrtMemoryInfo() for _ in self._outputs]
+        return [OrtMemoryInfo() for _ in self._session.outputs]
 
     def get_input_epdevices(self) -> list[None]:
         """The device of a native provider that each input lies on: none."""
-        return [None for _ in self._inputs]
+        return [None for _ in self._session.inputs]
 
     def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]:
         """Which provider computes which nodes of the rewritten graph, its subgraphs' among them.
@@ -156,13 +139,13 @@ class InferenceSession(Single):
         Raises:
             Fail: the session's options do not say "1" for "session.record_ep_graph_assignment_info".
         """
-        if self._options._entries.get(RECORDS_ASSIGNMENT) != "1":
+        if not self._session.config.record_assignment:
             raise Fail(
                 "which provider computes which node was not recorded",
                 f'the session configuration entry {RECORDS_ASSIGNMENT!r} must be "1"',
                 "add it to the session's options before the session is made",
             )
-        return list(self._subgraphs)
+        return [OrtEpAssignedSubgraph.of(part) for part in self._session.assignment]
 
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
@@ -177,11 +160,11 @@ class InferenceSession(Single):
 
     def enable_fallback(self) -> None:
         """If a provider fails in a run, warn, and from then on use the CPU alone; so it is from the start."""
-        self._falls_back = True
+        self._session.falls_back = True
 
     def disable_fallback(self) -> None:
         """If a provider fails in a run, raise EPFail. Nodes that no provider takes run on the CPU all the same."""
-        self._falls_back = False
+        self._session.falls_back = False
 
     # Running
 
@@ -210,8 +193,8 @@ class InferenceSession(Single):
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
     ) -> list[Any]:
         """What `run` gives, results of a device still there."""
-        wanted = self._wanted(output_names)
-        results = self._run(self._feed_check(_with_adapters(input_feed, run_options)), run_options)
+        wanted = self._session.positions(output_names)
+        results = self._run(self._checked(input_feed, run_options), run_options)
         return [results[index] for index in wanted]
 
     def run_async(
@@ -226,8 +209,8 @@ class InferenceSession(Single):
 
         The feed is checked before this returns.
         """
-        wanted = self._wanted(output_names)
-        feeds = self._feed_check(_with_adapters(input_feed, run_options))
+        wanted = self._session.positions(output_names)
+        feeds = self._checked(input_feed, run_options)
 
         def work() -> None:
             try:
@@ -282,65 +265,57 @@ class InferenceSession(Single):
 
     def get_profiling_start_time_ns(self) -> int:
         """When recording began, in nanoseconds of `time.perf_counter_ns`; 0 where nothing is recorded."""
-        return 0 if self._profiler is None else self._profiler.start_ns
+        return 0 if self._session.profiler is None else self._session.profiler.start_ns
 
     def profile_totals(self) -> dict[str, tuple[int, int]]:
         """Per operator calls and nanoseconds, the longest first; empty where nothing is recorded."""
-        return {} if self._profiler is None else self._profiler.totals()
+        return {} if self._session.profiler is None else self._session.profiler.totals()
 
     def end_profiling(self) -> str:
         """Write the trace (Chrome's format) and return its path; "" where nothing is recorded."""
-        if self._profiler is None:
+        profiler = self._session.profiler
+        if profiler is None:
             return ""
-        path, self._profiler = self._profiler.write(), None
+        path, self._session.profiler = profiler.write(), None
         return path
 
-    def _wanted(self, output_names: Sequence[str] | None) -> list[int]:
-        if not output_names:
-            return list(self._positions.values())
-        try:
-            return [self._positions[name] for name in output_names]
-        except KeyError:
-            unknown = [str(name) for name in output_names if name not in self._positions]
-            raise InvalidArgument(
-                f"invalid output name: {', '.join(unknown)}",
-                f"the model's outputs are {', '.join(self._positions)}",
-                "ask for one of these",
-            ) from None
+    def _checked(self, feed: Mapping[str, Any], options: RunOptions | None) -> Feeds:
+        """A feed as the session below takes it, and the arrays of active adapters for inputs that it has not."""
+        values = {} if options is None else options.adapter_values
+        if values:
+            feed = {**values, **feed}
+        return self._session.checked(self._bare(feed))
 
-    def _run(self, feeds: list[tuple[int, Any]], run_options: RunOptions | None) -> list[Any]:
-        plan = self._plan
+    def _bare(self, feed: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A feed without OrtValues, also in lists for sequences."""
         try:
-            with BLAS_THREADS.single():
-                results = run_plan(plan, feeds, run_options, self._profiler)
-        except EPFail as error:
-            if not self._falls_back:
-                raise
-            names = {slot: name for name, slot in plan.inputs.items()}
-            self._leave_providers(error)
-            fed = zip(feeds, on_host([value for _, value in feeds]), strict=True)
-            return self._run([(self._plan.inputs[names[slot]], value) for (slot, _), value in fed], run_options)
-        except MemoryError as error:
-            raise out_of_memory("while running the model", error) from error
-        except ExternalDataError as error:
-            raise as_session_error(error) from None
+            for name, value in feed.items():
+                if isinstance(value, OrtValue) or name in self._containers:
+                    return {name: _bare(value, name in self._containers) for name, value in feed.items()}
+        except AttributeError:
+            pass  # no mapping, which the session below says
+        return feed
+
+    def _run(self, feeds: Feeds, options: RunOptions | None) -> list[Any]:
+        if options is None:
+            return self._session.compute(feeds)
+        try:
+            return self._session.compute(feeds, lambda: options.terminate)
         except RunStopped as error:
-            raise Fail(*error.args) from None
-        return self._result_check(results, feeds)
-
-    def _leave_providers(self, error: EPFail) -> None:
-        """Compile for the CPU alone; other runs in progress end with the plan that they began with."""
-        with self._fallback_lock:
-            if len(self._providers) == 1:
-                return
-            warnings.warn(f"{error.what} ({error.why}); from now on the session uses the CPU alone", stacklevel=5)
-            self._providers = [(CPU_PROVIDER, {})]
-            prepared = self._prepare(self._source)
-            self._plan, self._subgraphs = prepared.plan, prepared.subgraphs
-            self._feed_check.on_device = prepared.on_device
+            raise Fail(error.what, "RunOptions.terminate is set", "set it to False and run again") from None
 
 
-def _with_adapters(feed: Mapping[str, Any], options: RunOptions | None) -> Mapping[str, Any]:
-    """A feed, and the arrays of active adapters for inputs that it has not."""
-    values = {} if options is None else options.adapter_values
-    return {**values, **feed} if values else feed
+def _loaded(source: Any, options: SessionOptions, chosen: Chosen) -> Session:
+    try:
+        with named_as_in_onnxruntime():
+            return Session(source, session_config(options, before_the_cpu(chosen)))
+    except LoadCancelledError as error:
+        why, fix = "set_load_cancellation_flag(True) says so", "set it to False"
+        raise ModelLoadCanceled(error.what, why, fix) from None
+
+
+def _bare(value: Any, inside: bool) -> Any:
+    """A value that is no OrtValue; `inside`: nor holds any, if it is a list."""
+    if isinstance(value, OrtValue):
+        return value.value
+    return [_bare(item, inside) for item in value] if inside and isinstance(value, list | tuple) else value

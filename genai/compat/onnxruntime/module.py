@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 
 from ...errors import OptionError
@@ -49,28 +44,6 @@ def set_seed(seed: int) -> None:
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
         raise OptionError(f"seed {seed!r}", "a seed is a whole number", "give one")
     seed_nodes(int(seed))
-
-
-_collector_lock = threading.Lock()
-_collector_pauses: list[bool] = []  # one per session that is being made: whether the first of them found it on
-
-
-@contextmanager
-def collection_paused() -> Iterator[None]:
-    """Leave Python's search for cycles of garbage until afterwards.
-
-    It walks through all objects again each time their number has grown by a quarter, and of a graph that is being
-    read, rewritten and compiled nearly all objects stay: of 16,000 nodes that walk is a quarter of the time.
-    """
-    with _collector_lock:
-        _collector_pauses.append(_collector_pauses[0] if _collector_pauses else gc.isenabled())
-        gc.disable()
-    try:
-        yield
-    finally:
-        with _collector_lock:
-            if _collector_pauses.pop() and not _collector_pauses:
-                gc.enable()
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:

@@ -6,8 +6,7 @@ and has no effect here, which docs/session.md says; everything else is obeyed or
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.common.warning import warn_caller
+
 from ...errors import InputError, OptionError, did_you_mean, whole_number
 from ...optimize.base import Level
+from ...session.config import SessionConfig
+from ...session.execution_providers import ChosenProvider
 from ..refused import REASONS, refusing_method
 from .adapter_format import LoraAdapter
 from .errors import typed_errors
+from .module import global_threads
 
 if TYPE_CHECKING:
     from .values import OrtValue
@@ -351,7 +355,7 @@ def check_entries(entries: Mapping[str, str]) -> None:
             raise OptionError(f"config entry {key} = {value!r}", why, "leave it out")
         if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
             hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
-            warnings.warn(f"the config entry {key!r} is unknown and has no effect; {hint}", stacklevel=6)
+            warn_caller(f"the config entry {key!r} is unknown and has no effect; {hint}")
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
         if key in entries and whole_number(entries[key]) is None:
             raise OptionError(f"config entry {key} = {entries[key]!r:.80}", "it is a number of bytes", "correct it")
@@ -361,3 +365,32 @@ def check_entries(entries: Mapping[str, str]) -> None:
     folder = entries.get(WEIGHTS_FOLDER)
     if folder is not None and not Path(folder).is_dir():
         raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")
+
+
+def session_config(options: SessionOptions, providers: Sequence[ChosenProvider]) -> SessionConfig:
+    """What options say, as settings of the session below.
+
+    Raises:
+        OptionError: see `check_entries`.
+    """
+    entries = options._entries
+    check_entries(entries)
+    folder = entries.get(WEIGHTS_FOLDER)
+    return SessionConfig(
+        level=options.graph_optimization_level.level,
+        keep_qdq=entries.get(KEEPS_QDQ) == "1",
+        threads=options.intra_op_num_threads or (0 if options.use_per_session_threads else global_threads()),
+        max_value_bytes=int(entries[MAX_VALUE_BYTES]) if MAX_VALUE_BYTES in entries else None,
+        dims=dict(options._dims_by_name),
+        dims_by_denotation=dict(options._dims_by_denotation),
+        initializers={name: getattr(value, "value", value) for name, value in options._initializers.items()},
+        external_data=dict(options._external_files),
+        external_folder=None if folder is None else Path(folder),
+        optimized_path=Path(options.optimized_model_filepath) if options.optimized_model_filepath else None,
+        optimized_weights=entries.get(WEIGHTS_FILE) or None,
+        optimized_weights_min_bytes=int(entries.get(WEIGHTS_LEAST_BYTES, "1024")),
+        providers=tuple(providers),
+        record_assignment=entries.get(RECORDS_ASSIGNMENT) == "1",
+        profile_prefix=options.profile_file_prefix if options.enable_profiling else None,
+        is_cancelled=lambda: options._load_cancelled,
+    )

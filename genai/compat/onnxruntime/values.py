@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.cuda.arrays.memory import DeviceTensor, Region, empty, to_host, upload
-from genai.kernels.cuda.driver import DLPACK_CUDA, Driver, NoDevice
-from genai.kernels.device import DeviceFailed
+from genai.kernels.cuda.arrays.memory import DeviceTensor, empty, upload
+from genai.kernels.cuda.driver import Driver, NoDevice
 
 from ...devices import no_gpu, open_gpu
-from ...errors import InputError
+from ...errors import GenaiError, InputError
 from ...onnx.types import DataType
+from ...session.tensors import on_host, type_name, value_from_dlpack
 from ..refused import REASONS, refuse, refusing_method
-from .errors import typed, typed_errors
+from .errors import renamed, typed, typed_errors
 
 CPU, CUDA = "cpu", "cuda"
 
@@ -347,7 +347,10 @@ class OrtValue:
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        return self._tensor().__dlpack__(**options)
+        try:
+            return self._tensor().__dlpack__(**options)
+        except GenaiError as error:  # a GPU's memory says only now whether what lies there is right
+            raise renamed(error) from None
 
     def __dlpack_device__(self) -> tuple[int, int]:
         found: tuple[int, int] = self._tensor().__dlpack_device__()
@@ -370,28 +373,6 @@ class OrtValue:
         )
 
 
-class _Capsule:
-    """A DLPack capsule as its producer would offer it."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, **options: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
-
-
-class _Writable:
-    """Memory of an array that NumPy holds for read-only since a capsule of the old form does not say."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
 @typed
 def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
     """Copy each tensor of `src` into the one of `dst` at the same place.
@@ -408,59 +389,6 @@ def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any =
 def _check_no_text(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise InputError("text on a GPU", "numbers alone lie in its memory", "use 'cpu', 0")
-
-
-def on_host(values: Sequence[Any]) -> list[Any]:
-    """Values as they are, but those in a device's memory as arrays: one transfer for what lies together."""
-    away = [index for index, value in enumerate(values) if isinstance(value, DeviceTensor)]
-    copies = dict(zip(away, to_host([values[index] for index in away]), strict=True))
-    return [copies.get(index, value) for index, value in enumerate(values)]
-
-
-def value_from_dlpack(value: Any) -> Any:
-    """An array, or a tensor in a GPU's memory, over the memory of a DLPack producer or capsule.
-
-    Raises:
-        InputError: it is of a type that NumPy does not know, or on a device that is not here.
-        DeviceError: it is on a GPU that cannot be used here.
-    """
-    number = 0
-    try:
-        kind, number = value.__dlpack_device__() if hasattr(value, "__dlpack_device__") else (1, 0)
-        if kind == DLPACK_CUDA:
-            driver = open_gpu(number)
-            return tensor_over(driver, driver.adopt(value))
-        if type(value).__name__ == "PyCapsule":
-            return np.asarray(_Writable(np.from_dlpack(_Capsule(value))))
-        return np.from_dlpack(value)
-    except NoDevice as error:
-        raise no_gpu(f"{type(value).__name__} on GPU {number} cannot be read through DLPack", error) from error
-    except (MemoryError, DeviceFailed):
-        raise
-    except Exception as error:  # producers raise what they like
-        raise InputError(
-            f"{type(value).__name__} cannot be read through DLPack", str(error), "pass a NumPy array"
-        ) from error
-
-
-def tensor_over(driver: Driver, array: Any) -> DeviceTensor:
-    """A device's own array, which is dense, as a tensor."""
-    return DeviceTensor(Region(driver, array.reshape(-1).view(np.uint8)), 0, array.shape, np.dtype(array.dtype))
-
-
-def type_name(value: Any) -> str:
-    """The ONNX type of a value as onnxruntime writes it."""
-    if isinstance(value, np.ndarray | np.generic | DeviceTensor):
-        try:
-            return f"tensor({DataType.from_numpy(value.dtype).onnx_name})"
-        except Exception:
-            return f"array of {value.dtype}"
-    if isinstance(value, list):
-        return f"seq({type_name(value[0]) if value else ''})"
-    if isinstance(value, dict):
-        key = next(iter(value), 0)
-        return f"map({'string' if isinstance(key, str) else 'int64'},...)"
-    return "optional()" if value is None else type(value).__name__
 
 
 def element_dtype(given: Any) -> np.dtype[Any]:

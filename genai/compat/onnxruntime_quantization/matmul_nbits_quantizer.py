@@ -1,43 +1,25 @@
-"""Weights only, in blocks of 4 or 8 bits: products and table look-ups of com.microsoft, or blocked DequantizeLinear.
+"""Weights only, in blocks of 4 or 8 bits, by the names of onnxruntime's file of this name.
 
-The names are those of onnxruntime's file of this name. How weights are rounded is in `genai.quant`.
+The quantiser itself is `genai.quantize.onnx_graph.weight_blocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from genai.common.progress import task
-from genai.kernels.weights import BLOCKS, QuantizationError, QuantizedWeight
-from genai.quant.methods import InputStatistics
-
-from ...errors import GraphError, InputError, NotSupportedYetError, OptionError, did_you_mean
-from ...onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
-from ...onnx.node import MS
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from ...onnx.ir import Graph
 from ...onnx.reader import MAX_PROTOBUF_BYTES
-from ...onnx.types import DataType
-from ...onnx.writer import to_proto
-from ...ops.weight_spelling import uniform_arrays
-from ...optimize.base import Level, run_rewrites
-from ...optimize.constant_folding import lift_constants
-from ...quantize.onnx_graph.selection import chosen_nodes
 from ...quantize.onnx_graph.types import QuantFormat
-from ...quantize.onnx_graph.weight_methods import METHODS, BlockFormat, BlockMethod, input_statistics
+from ...quantize.onnx_graph.weight_blocks import BLOCK_AXES, BlockRequest, quantize_in_blocks
+from ...quantize.onnx_graph.weight_methods import BlockFormat
 from ...quantize.onnx_graph.writing import weight_bytes, write_quantised
 from .onnx_model import ONNXModel
-
-_OPERATORS = {"MatMul": 0, "Gather": 1}
-"""What is quantised, and along which axis of the weight blocks lie."""
-_BITS = (4, 8)
-# DequantizeLinear has blocks since then.
-_BLOCKED_OPSET = 21
 
 
 class WeightOnlyQuantConfig:
@@ -61,7 +43,7 @@ class WeightOnlyQuantConfig:
     ) -> None:
         self.algorithm, self.quant_format = algorithm, quant_format
         self.op_types_to_quantize = set(op_types_to_quantize or ("MatMul",))
-        self.quant_axes = dict(quant_axes or _OPERATORS)
+        self.quant_axes = dict(quant_axes or BLOCK_AXES)
         self.customized_weight_config = customized_weight_config
 
 
@@ -246,61 +228,22 @@ class MatMulNBitsQuantizer:
             OptionError, NotSupportedYetError: an option that cannot be obeyed.
             InputError: no matrix of the model fits, or one has NaN or infinity.
         """
-        config = self.algo_config
-        form = self._form()
-        method = _checked(config, form)
+        config, form = self.algo_config, self._form()
+        _refuse(config)
+        request = BlockRequest(
+            config.algorithm,
+            form,
+            _customized(config, form, self.model.ir.graph),
+            config.quant_format,
+            config.op_types_to_quantize,
+            getattr(config, "accuracy_level", self.accuracy_level),
+            self.nodes_to_include,
+            self.nodes_to_exclude,
+            getattr(config, "calibration_data_reader", None),
+        )
         model = self.model.ir.copy()
-        run_rewrites(model, (lift_constants,), Level.BASIC)
-        if config.quant_format is QuantFormat.QDQ and (model.opset_version() or 0) < _BLOCKED_OPSET:
-            raise GraphError(
-                f"the model is of operator set {model.opset_version()}, and QDQ needs {_BLOCKED_OPSET}",
-                "DequantizeLinear has blocks since that version",
-                "convert the model first, or use QuantFormat.QOperator",
-            )
-        include, exclude = self.nodes_to_include, self.nodes_to_exclude
-        custom = _customized(config, form, model.graph)
-        found = [
-            (graph, node)
-            for graph in model.graphs()
-            for node in chosen_nodes(
-                graph,
-                config.op_types_to_quantize,
-                *((include, exclude) if graph is model.graph else (None, None)),
-                include_option="nodes_to_include",
-            )
-            if node.key[0] == "" and _matrix(graph, node) is not None
-        ]
-        if not found:
-            raise InputError(
-                "no weight of the model can be quantised",
-                f"no chosen node of {', '.join(sorted(config.op_types_to_quantize))} has a constant float matrix",
-                "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
-            )
-        accuracy = getattr(config, "accuracy_level", self.accuracy_level)
-        if accuracy not in (None, *range(5)):
-            raise OptionError(f"accuracy_level is {accuracy!r}", "it can be 0 to 4", "pass 4 or 0")
-        writer = _Writer(model, config.quant_format, method, accuracy, self._inputs(model, found))
-        with task("Quantising", len(found), after=0.5) as progress:
-            for graph, node in found:
-                writer.write(graph, node, custom.get(node.name, form))
-                progress.add(1)
-        for graph in model.graphs():
-            for name in [*graph.initializers]:
-                if not graph.is_used(name):
-                    graph.remove_initializer(name)
+        quantize_in_blocks(model, request)
         self.model = ONNXModel(model)
-
-    def _inputs(self, model: OnnxModel, found: Sequence[tuple[Graph, Node]]) -> dict[str, InputStatistics]:
-        """By weight what it is multiplied with, where the method wants to know; several nodes may share one."""
-        if not isinstance(self.algo_config, GPTQWeightOnlyQuantConfig):
-            return {}
-        values: dict[str, set[str]] = {}
-        for graph, node in found:
-            tensor = _matrix(graph, node)
-            if node.op_type == "MatMul" and tensor is not None:
-                values.setdefault(tensor.name, set()).add(node.input(0))
-        reader = self.algo_config.calibration_data_reader
-        return input_statistics(to_proto(model), values, reader) if values else {}
 
     def _form(self) -> BlockFormat:
         config = self.algo_config
@@ -321,18 +264,8 @@ def quantize_weights(source: Any, target: str | Path, config: WeightOnlyQuantCon
     write_quantised(quantizer.model.ir, target, weight_bytes(quantizer.model.ir) > MAX_PROTOBUF_BYTES)
 
 
-def _checked(config: WeightOnlyQuantConfig, form: BlockFormat) -> BlockMethod:
-    """The method, once it is known that every option can be obeyed."""
-    if not isinstance(config.quant_format, QuantFormat):
-        raise OptionError(
-            f"quant_format is {config.quant_format!r}", "it is a QuantFormat", "pass QuantFormat.QOperator"
-        )
-    if config.algorithm not in METHODS:
-        raise NotSupportedYetError(
-            f"the method {config.algorithm!r} is not supported",
-            f"weights are rounded by {', '.join(METHODS)}",
-            "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
-        )
+def _refuse(config: WeightOnlyQuantConfig) -> None:
+    """Refuse what onnxruntime's configurations have and nothing here obeys."""
     for name, known in (("axis", 1), ("percdamp", 0.01), ("perchannel", True)):
         if getattr(config, name, known) != known:
             raise NotSupportedYetError(
@@ -345,37 +278,13 @@ def _checked(config: WeightOnlyQuantConfig, form: BlockFormat) -> BlockMethod:
         raise NotSupportedYetError(
             "channel_wised_quantize is not supported", "a block has at most 256 columns", "use block_size=256"
         )
-    _check_form(form)
-    for name in config.op_types_to_quantize:
-        if name not in _OPERATORS:
-            raise OptionError(
-                f"op_types_to_quantize names {name!r}",
-                "there are MatMul and Gather",
-                did_you_mean(name, _OPERATORS, "pass these"),
-            )
-    if "Gather" in config.op_types_to_quantize and (config.quant_format is QuantFormat.QDQ or form.bits != 4):
-        raise NotSupportedYetError(
-            "tables of Gather in this form are not supported",
-            "onnxruntime gathers from tables of 4 bits, by an operator of its own",
-            "use QuantFormat.QOperator and bits=4, or MatMul only",
-        )
     for name, axis in config.quant_axes.items():
-        if _OPERATORS.get(name) != axis:
+        if BLOCK_AXES.get(name) != axis:
             raise NotSupportedYetError(
                 f"quant_axes has {name!r}: {axis}",
-                f"blocks lie along the axes {_OPERATORS}, which is how the operators read them",
+                f"blocks lie along the axes {BLOCK_AXES}, which is how the operators read them",
                 "leave quant_axes out",
             )
-    return METHODS[config.algorithm]
-
-
-def _check_form(form: BlockFormat) -> None:
-    if form.bits not in _BITS:
-        raise NotSupportedYetError(f"bits is {form.bits}", f"weights have {_BITS} bits here", "pass bits=4")
-    if form.block_size not in BLOCKS:
-        raise OptionError(
-            f"block_size is {form.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
-        )
 
 
 def _customized(config: WeightOnlyQuantConfig, form: BlockFormat, graph: Graph) -> dict[str, BlockFormat]:
@@ -401,121 +310,4 @@ def _customized(config: WeightOnlyQuantConfig, form: BlockFormat, graph: Graph) 
             block_size=given.get("group_size", form.block_size),
             is_symmetric=given["scheme"] == "sym" if "scheme" in given else form.is_symmetric,
         )
-        _check_form(found[name])
     return found
-
-
-def _matrix(graph: Graph, node: Node) -> OnnxTensor | None:
-    """The constant float matrix of a MatMul, or the table of a Gather of rows."""
-    tensor = graph.constant_tensor(node.input(1 if node.op_type == "MatMul" else 0))
-    if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in (DataType.FLOAT, DataType.FLOAT16):
-        return None
-    return None if node.op_type == "Gather" and node.attribute("axis", 0) not in (0, -2) else tensor
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """Puts quantised nodes in the place of float ones; a weight that several use is stored once."""
-
-    model: OnnxModel
-    format: QuantFormat
-    method: BlockMethod
-    accuracy_level: int | None
-    inputs: Mapping[str, InputStatistics]
-    stored: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)
-
-    def write(self, graph: Graph, node: Node, form: BlockFormat) -> None:
-        """Quantise one node."""
-        tensor = _matrix(graph, node)
-        assert tensor is not None
-        write = self._table if node.op_type == "Gather" else self._product
-        if node.op_type == "MatMul" and self.format is QuantFormat.QDQ:
-            write = self._dequantised
-        key = (graph, tensor.name, write, form)
-        if key not in self.stored:
-            self.stored[key] = self._store(graph, node, tensor, form)
-        write(graph, node, self.stored[key], tensor.shape, form)
-
-    def _store(self, graph: Graph, node: Node, tensor: OnnxTensor, form: BlockFormat) -> list[str]:
-        """Names of the integers, the scales and, if there are any, the zero points."""
-        weight, name = tensor.array(), tensor.name
-        try:
-            matrix = np.ascontiguousarray(weight.T) if node.op_type == "MatMul" else weight
-            inputs = self.inputs.get(name) if node.op_type == "MatMul" else None
-            blocks = self.method(matrix, form, tensor.dtype is DataType.FLOAT16, inputs)
-        except QuantizationError as error:
-            raise InputError(
-                f"the weight {name!r} of node {node.name!r} cannot be quantised",
-                str(error),
-                "look at the float model, or keep the node float: nodes_to_exclude=[...]",
-            ) from error
-        scales = blocks.scales.astype(tensor.dtype.numpy_dtype)
-        suffix = f"_Q{form.bits}"
-        if node.op_type == "MatMul" and self.format is QuantFormat.QOperator:
-            parts: list[tuple[str, NDArray[Any], DataType | None]]
-            stored = uniform_arrays(blocks)
-            parts = [(f"{name}{suffix}", stored["codes"], None), (f"{name}_scales", scales, None)]
-            parts += [(f"{name}_zero_points", stored["zero_points"], None)] if "zero_points" in stored else []
-        else:
-            # 4-bit types came with this IR version.
-            self.model.ir_version = max(self.model.ir_version, 10)
-            steps, points, dtype = _integers(blocks)
-            arrays = [(suffix, steps, dtype), ("_scales", scales, None), ("_zero_points", points, dtype)]
-            if node.op_type == "MatMul":
-                arrays = [(f"_DQ{end}", None if array is None else array.T, kind) for end, array, kind in arrays]
-            parts = [(f"{name}{end}", array, kind) for end, array, kind in arrays if array is not None]
-        return [_added(graph, *part) for part in parts]
-
-    def _product(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
-        self.model.opset_imports.setdefault(MS, 1)
-        product = make_node(
-            "MatMulNBits",
-            [node.inputs[0], *stored],
-            node.outputs,
-            domain=MS,
-            name=f"{node.name}_Q{form.bits}",
-            K=shape[0],
-            N=shape[1],
-            bits=form.bits,
-            block_size=form.block_size,
-            accuracy_level=self.accuracy_level or None,
-        )
-        graph.replace_node(node, product)
-
-    def _table(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
-        self.model.opset_imports.setdefault(MS, 1)
-        table = make_node(
-            "GatherBlockQuantized",
-            [stored[0], node.inputs[1], *stored[1:]],
-            node.outputs,
-            domain=MS,
-            name=f"{node.name}_Q4",
-            block_size=form.block_size,
-            gather_axis=0,
-            quantize_axis=1,
-        )
-        graph.replace_node(node, table)
-
-    def _dequantised(
-        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat
-    ) -> None:
-        product = node.copy()
-        product.inputs[1] = graph.fresh_name(f"{stored[0]}_output")
-        dequantise = make_node(
-            "DequantizeLinear", stored, [product.inputs[1]], name=f"{node.name}_DQ", axis=0, block_size=form.block_size
-        )
-        graph.replace_node(node, dequantise, product)
-
-
-def _added(graph: Graph, prefix: str, values: NDArray[Any], dtype: DataType | None = None) -> str:
-    name = graph.fresh_name(prefix)
-    graph.add_initializer(OnnxTensor.from_array(name, values, dtype))
-    return name
-
-
-def _integers(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[Any] | None, DataType]:
-    """One integer per element [n, k], zero points [n, blocks] or None, and their type: signed where there are none."""
-    bits = weight.format.bits
-    if weight.offsets is None:
-        return (weight.codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), None, DataType[f"INT{bits}"]
-    return weight.codes, weight.offsets, DataType[f"UINT{bits}"]

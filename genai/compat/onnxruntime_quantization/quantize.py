@@ -9,12 +9,12 @@ from typing import Any
 import onnx
 
 from ...errors import OptionError
-from ...onnx.reader import read_model
 from ...quantize.onnx_graph.dynamic import DynamicRequest, quantize_dynamically
 from ...quantize.onnx_graph.static import StaticRequest, quantize_statically
 from ...quantize.onnx_graph.tensors_data import CalibrationMethod
-from ...quantize.onnx_graph.types import BYTES, QuantFormat, QuantType, checked_type
-from ...quantize.onnx_graph.writing import require_writable_path, write_quantised
+from ...quantize.onnx_graph.types import QuantFormat, QuantType
+from ...quantize.onnx_graph.writing import quantize_file, require_writable_path
+from ..onnxruntime.providers import before_the_cpu, chosen_providers
 from .configs import (
     DynamicQuantConfig as DynamicQuantConfig,
     QuantConfig as QuantConfig,
@@ -81,14 +81,16 @@ def quantize_static(
         nodes_to_quantize,
         nodes_to_exclude,
         calibrate_method,
-        calibration_providers,
+        before_the_cpu(chosen_providers(list(calibration_providers))) if calibration_providers else (),
         read_extra_options(extra_options),
         None if calibration_cache_path is None else Path(calibration_cache_path),
     )
-    require_writable_path(model_output)
-    model = read_model(model_input)
-    quantize_statically(model, model_input, request)
-    write_quantised(model, model_output, use_external_data_format)
+    quantize_file(
+        model_input,
+        model_output,
+        lambda model: quantize_statically(model, model_input, request),
+        external=use_external_data_format,
+    )
 
 
 def quantize_dynamic(
@@ -113,15 +115,17 @@ def quantize_dynamic(
         op_types_to_quantize,
         _flag("per_channel", per_channel),
         _flag("reduce_range", reduce_range),
-        checked_type("weight_type", weight_type, BYTES),
+        weight_type,
         nodes_to_quantize,
         nodes_to_exclude,
         read_dynamic_options(extra_options),
     )
-    require_writable_path(model_output)
-    model = read_model(model_input)
-    quantize_dynamically(model, request)
-    write_quantised(model, model_output, use_external_data_format)
+    quantize_file(
+        model_input,
+        model_output,
+        lambda model: quantize_dynamically(model, request),
+        external=use_external_data_format,
+    )
 
 
 def quantize(

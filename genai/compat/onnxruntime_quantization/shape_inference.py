@@ -2,4 +2,80 @@
 
 from __future__ import annotations
 
-from ...quantize.onnx_graph.shape_inference import quant_pre_process as quant_pre_process
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ...errors import NotSupportedYetError, OptionError, did_you_mean
+from ...onnx.reader import read_model
+from ...onnx.writer import write_model
+from ...quantize.onnx_graph.preprocess import preprocess
+from ...quantize.onnx_graph.writing import require_writable_path
+
+_RENAMED = {"input_model_path": "input_model"}
+
+
+def quant_pre_process(
+    input_model: str | Path | onnx.ModelProto | None = None,
+    output_model_path: str | Path | None = None,
+    skip_optimization: bool = False,
+    skip_onnx_shape: bool = False,
+    skip_symbolic_shape: bool = False,
+    auto_merge: bool = False,
+    int_max: int = 2**31 - 1,
+    guess_output_rank: bool = False,
+    verbose: int = 0,
+    save_as_external_data: bool = False,
+    all_tensors_to_one_file: bool = False,
+    external_data_location: str | None = None,
+    external_data_size_threshold: int = 1024,
+    **deprecated_kwargs: Any,
+) -> None:
+    """Simplify a model within the standard operators, infer its types, and write it.
+
+    Args:
+        input_model: path or onnx.ModelProto.
+        output_model_path: where to write.
+        skip_optimization: leave the nodes as they are.
+        skip_onnx_shape, skip_symbolic_shape: types come from one inference that does both; it is left out if both are
+            to be.
+        auto_merge, int_max, verbose: without effect: symbols that contradict each other are left open, extents have no
+            such limit, and nothing is logged.
+        guess_output_rank: refused; what is unknown stays unknown.
+        save_as_external_data: weights go into one file beside the model, also where `all_tensors_to_one_file` is False.
+        external_data_location: that file's name; None = `output_model_path` + ".data".
+        external_data_size_threshold: smaller tensors stay in the model; in bytes.
+        deprecated_kwargs: `input_model_path`, as the first argument was called once.
+
+    Raises:
+        OptionError: no model, no place to write, or unknown arguments.
+        NotSupportedYetError: guess_output_rank.
+        GraphError: not a model.
+    """
+    for name, value in deprecated_kwargs.items():
+        if name not in _RENAMED:
+            raise OptionError(
+                f"quant_pre_process takes no {name!r}",
+                "its arguments are those of onnxruntime's",
+                did_you_mean(name, quant_pre_process.__annotations__, "leave it out"),
+            )
+        input_model = value if input_model is None else input_model
+    if guess_output_rank:
+        raise NotSupportedYetError(
+            "guess_output_rank=True is not supported",
+            "values whose type is unknown stay float, which is never wrong",
+            "leave it out",
+        )
+    if input_model is None or output_model_path is None:
+        raise OptionError(
+            "there is no " + ("input_model" if input_model is None else "output_model_path"),
+            "a model is read from the one and written to the other",
+            "pass both",
+        )
+    require_writable_path(output_model_path)
+    model = read_model(input_model)
+    preprocess(model, simplify=not skip_optimization, infer=not (skip_onnx_shape and skip_symbolic_shape))
+    path = Path(output_model_path)
+    location = (external_data_location or f"{path.name}.data") if save_as_external_data else None
+    write_model(model, path, external_data=location, size_threshold=external_data_size_threshold)

@@ -1,4 +1,4 @@
-"""Ranges of activations, from data that the caller's reader gives: the classes and functions of onnxruntime's API.
+"""Ranges of activations, from data that the caller's reader gives.
 
 The model itself is run, in a session that shows every value as it comes about; nothing is kept of the values but
 extremes or a histogram, so that memory does not grow with the data. No augmented model is written.
@@ -6,19 +6,15 @@ extremes or a histogram, so that memory does not grow with the data. No augmente
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import onnx
 
 from genai.common.progress import task
 from genai.quant.histograms import BINS, EntropyRange, Extremes, PercentileRange, RangeObserver
 
-from ...compat.onnxruntime.inference_session import InferenceSession
-from ...compat.onnxruntime.options import GraphOptimizationLevel, SessionOptions
 from ...errors import GenaiError, InputError, NotSupportedYetError, OptionError, StateError, did_you_mean
 from ...onnx.ir import Graph
 from ...onnx.reader import read_model
@@ -26,35 +22,58 @@ from ...onnx.types import DataType, TensorType
 from ...optimize.base import Level, run_rewrites
 from ...optimize.constant_folding import lift_constants
 from ...optimize.shapes import infer_shapes
-from ...session.observing import observed_run
-from .tensors_data import CalibrationMethod as CalibrationMethod, TensorData as TensorData, TensorsData as TensorsData
+from ...session.config import SessionConfig
+from ...session.execution_providers import ChosenProvider
+from ...session.session import Session
+from .tensors_data import CalibrationMethod, TensorData, TensorsData
 
 
-class CalibrationDataReader(metaclass=abc.ABCMeta):
-    """What gives calibration data; subclasses write `get_next`."""
+@dataclass(frozen=True)
+class Calibration:
+    """How a range is found from the values of an activation.
 
-    @classmethod
-    def __subclasshook__(cls, subclass: type) -> bool:
-        return callable(getattr(subclass, "get_next", None))
+    Attributes:
+        symmetric: the range is the same on both sides of 0.
+        averaging_constant: of MinMax, the weight of the next feed's extremes in their moving averages; None = the
+            extremes of all feeds.
+        bins: of a histogram, a multiple of 4.
+        levels: of Entropy, how many there are. percentile: of Percentile, how many of the values the range holds.
 
-    @abc.abstractmethod
-    def get_next(self) -> dict[str, Any] | None:
-        """The next feed of the model, {input: array}; None where there is no more."""
+    Raises:
+        OptionError: no such method. NotSupportedYetError: Distribution.
+    """
 
-    def __iter__(self) -> CalibrationDataReader:
-        return self
+    method: CalibrationMethod = CalibrationMethod.MinMax
+    symmetric: bool = False
+    averaging_constant: float | None = None
+    bins: int = BINS
+    levels: int = 256
+    percentile: float = 99.999
 
-    def __next__(self) -> dict[str, Any]:
-        feed = self.get_next()
-        if feed is None:
-            raise StopIteration
-        return feed
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, CalibrationMethod):
+            raise OptionError(
+                f"calibrate_method is {self.method!r}", "it is a CalibrationMethod", "pass CalibrationMethod.MinMax"
+            )
+        if self.method is CalibrationMethod.Distribution:
+            raise refused_distribution()
 
-    def set_range(self, start_index: int, end_index: int) -> None:
-        """Give only these feeds. Raises NotSupportedYetError: this reader has no such choice."""
-        raise NotSupportedYetError(
-            "this reader gives all its feeds", "it has no set_range", "write one in the subclass"
-        )
+    def observer(self) -> RangeObserver:
+        """What looks at the values of one activation."""
+        if self.method is CalibrationMethod.Entropy:
+            return EntropyRange(self.levels, symmetric=self.symmetric, bins=self.bins)
+        if self.method is CalibrationMethod.Percentile:
+            return PercentileRange(self.percentile, symmetric=self.symmetric, bins=self.bins)
+        return Extremes(self.averaging_constant)
+
+
+def refused_distribution() -> NotSupportedYetError:
+    """The error of CalibrationMethod.Distribution."""
+    return NotSupportedYetError(
+        "CalibrationMethod.Distribution is not supported",
+        "it fits float8 to a mean and a deviation, and no float8 is made here",
+        "use MinMax, Entropy or Percentile",
+    )
 
 
 def feeds_of(reader: Any) -> Any:
@@ -131,137 +150,107 @@ class Observations:
         )
 
 
-class CalibraterBase:
-    """Collects ranges of activations; subclasses say how.
+class Calibrator:
+    """Runs a float model on data, and looks at its activations.
 
     Args:
-        model_path: of the float model; an onnx.ModelProto too.
-        op_types_to_calibrate: values of these operators only; None or [] = of all.
-        augmented_model_path, use_external_data_format: without effect, since no other model is written.
-        symmetric: ranges are the same on both sides of 0.
-        per_channel: refused; activations have one scale.
+        source: path of the model, or an onnx.ModelProto.
+        make_observer: makes what looks at the values of one activation.
+        providers: see `SessionConfig`.
+
+    Raises:
+        GenaiError: the model cannot be read.
     """
 
     def __init__(
-        self,
-        model_path: str | Path | onnx.ModelProto,
-        op_types_to_calibrate: Sequence[str] | None = None,
-        augmented_model_path: str | Path = "augmented_model.onnx",
-        symmetric: bool = False,
-        use_external_data_format: bool = False,
-        per_channel: bool = False,
+        self, source: Any, make_observer: Callable[[], RangeObserver], providers: Sequence[ChosenProvider] = ()
     ) -> None:
-        if per_channel:
-            raise NotSupportedYetError(
-                "per_channel=True for activations", "QuantizeLinear of an activation has one scale here", "leave it out"
-            )
-        self.model_path, self.symmetric = model_path, symmetric
-        self.op_types_to_calibrate = tuple(op_types_to_calibrate or ())
-        self.execution_providers: Sequence[Any] = ["CPUExecutionProvider"]
-        self._model = read_model(model_path)
-        run_rewrites(self._model, (lift_constants,), Level.BASIC)
-        infer_shapes(self._model)
-        self._session: InferenceSession | None = None
+        self._source, self._make_observer = source, make_observer
+        self._providers = providers
+        self.model = read_model(source)
+        run_rewrites(self.model, (lift_constants,), Level.BASIC)
+        infer_shapes(self.model)
+        self._session: Session | None = None
         self._observations: Observations | None = None
         self._names: Sequence[str] | None = None
 
-    _method = CalibrationMethod.MinMax
+    def open(self, providers: Sequence[ChosenProvider] | None = None) -> None:
+        """Make the session that the model runs in, with other providers if any are given. `collect` does so itself.
 
-    def _observer(self) -> RangeObserver:
-        raise NotImplementedError
+        Raises:
+            GenaiError: see `Session`.
+        """
+        self._providers = self._providers if providers is None else providers
+        self._session = Session(self._source, SessionConfig(level=Level.NONE, providers=self._providers))
 
-    def augment_graph(self) -> None:
-        """Does nothing: values are looked at while the model runs."""
-
-    def get_augment_model(self) -> onnx.ModelProto:
-        """The model, which is run as it is."""
-        from ...onnx.writer import to_proto
-
-        return to_proto(self._model)
-
-    def set_execution_providers(self, execution_providers: Sequence[Any] = ("CPUExecutionProvider",)) -> None:
-        """Where the model runs; see `InferenceSession`."""
-        self.execution_providers = execution_providers
-        self._session = None
-
-    def create_inference_session(self) -> None:
-        """Make the session that the model is run in; `collect_data` does so itself."""
-        options = SessionOptions()
-        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-        source = self.model_path if isinstance(self.model_path, onnx.ModelProto) else str(self.model_path)
-        self._session = InferenceSession(source, options, providers=list(self.execution_providers))
-
-    def select_tensors_to_calibrate(self, model: Any = None) -> tuple[set[str], dict[str, Any]]:
-        """The float activations of the chosen operators, and what is known of their types."""
-        graph = self._model.graph
-        chosen = [
-            node for node in graph.nodes if not self.op_types_to_calibrate or node.op_type in self.op_types_to_calibrate
-        ]
+    def activations(self, op_types: Collection[str] = ()) -> list[str]:
+        """The float activations of these operators, or of all."""
+        graph = self.model.graph
+        chosen = [node for node in graph.nodes if not op_types or node.op_type in op_types]
         names = {name for node in chosen for name in (*node.inputs, *node.outputs) if name}
-        names = {name for name in names if not graph.constant_tensor(name) and is_float(graph, name)}
-        return names, {name: graph.type_of(name) for name in names}
+        return sorted(name for name in names if not graph.constant_tensor(name) and is_float(graph, name))
 
     def only(self, names: Sequence[str]) -> None:
-        """Look at these values, whatever the operators."""
+        """Look at these values, and not at all float activations."""
         self._names = names
 
-    def collect_data(self, data_reader: Any) -> None:
+    def collect(self, reader: Any) -> None:
         """Run the model on all feeds of a reader, and look at the values. May be called again with more.
 
         Raises:
             InputError: no data, feeds that do not fit the model, or NaN; the message names item and value.
         """
         if self._session is None:
-            self.create_inference_session()
+            self.open()
         session = self._session
         assert session is not None
         if self._observations is None:
-            names = sorted(self.select_tensors_to_calibrate()[0]) if self._names is None else self._names
-            self._observations = Observations(names, self._observer)
-        inputs = [value.name for value in session.get_inputs()]
+            names = self.activations() if self._names is None else self._names
+            self._observations = Observations(names, self._make_observer)
+        inputs = [value.name for value in session.inputs]
         with task("Calibrating", after=0.5) as progress:
-            total = _length(data_reader)
-            for item, feed in enumerate(feeds_of(data_reader)):
+            total = _length(reader)
+            for item, feed in enumerate(feeds_of(reader)):
                 progress.show(item, max(total, item + 1), f"{item} of {total or '?'} inputs")
                 _require_names(item, feed, inputs)
                 try:
-                    observed_run(session, feed, self._observations)
+                    session.observe(feed, self._observations)
                 except GenaiError as error:
                     raise InputError(
                         f"item {item} of the calibration data cannot be run: {error.what}", error.why, error.fix
                     ) from error
-                self._observations.require_numbers(self._model.graph, item)
+                self._observations.require_numbers(self.model.graph, item)
 
-    def compute_data(self) -> TensorsData:
-        """The ranges. Values that were infinite have none.
+    @property
+    def observations(self) -> Observations:
+        """What was seen. Raises StateError: no data was collected."""
+        if self._observations is None:
+            raise StateError("no data was collected", "ranges come from data", "call collect_data(reader) first")
+        return self._observations
+
+    def ranges(self, calibration: Calibration) -> TensorsData:
+        """The ranges that the observers of a calibration found. Values that were infinite have none.
 
         Raises:
             StateError: no data was collected.
         """
-        if self._observations is None:
-            raise StateError("no data was collected", "ranges come from data", "call collect_data(reader) first")
-        ranges = {}
-        for name, observer in self._observations.observers.items():
-            if name in self._observations.unbounded:
+        found = {}
+        for name, observer in self.observations.observers.items():
+            if name in self.observations.unbounded:
                 continue
             try:
                 low, high = observer.range()
             except ValueError:  # a branch that no feed took, or no elements
                 continue
-            if self.symmetric:
+            if calibration.symmetric:
                 high = max(-low, high)
                 low = -high
-            ranges[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
-        return TensorsData(self._method, ranges)
+            found[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
+        return TensorsData(calibration.method, found)
 
-    def clear_collected_data(self) -> None:
-        """Forget what was collected."""
+    def clear(self) -> None:
+        """Forget what was seen."""
         self._observations = None
-
-    @property
-    def unbounded(self) -> dict[str, float]:
-        """Values that have no range, because they were infinite or beyond 1e30: the largest magnitude."""
-        return {} if self._observations is None else dict(self._observations.unbounded)
 
 
 def is_float(graph: Graph, name: str, otherwise: int | None = None) -> bool:
@@ -294,199 +283,3 @@ def _require_names(item: int, feed: Mapping[str, Any], inputs: Sequence[str]) ->
             f"the model's inputs are {', '.join(inputs)}, and the item has {', '.join(map(str, feed)) or 'nothing'}",
             fix,
         )
-
-
-class MinMaxCalibrater(CalibraterBase):
-    """The least and the largest value seen.
-
-    Args:
-        moving_average: use the moving averages of those of each feed instead.
-        averaging_constant: how much the next feed weighs.
-        max_intermediate_outputs: without effect; extremes are joined as they come.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path | onnx.ModelProto,
-        op_types_to_calibrate: Sequence[str] | None = None,
-        augmented_model_path: str | Path = "augmented_model.onnx",
-        symmetric: bool = False,
-        use_external_data_format: bool = False,
-        moving_average: bool = False,
-        averaging_constant: float = 0.01,
-        max_intermediate_outputs: int | None = None,
-        per_channel: bool = False,
-    ) -> None:
-        super().__init__(model_path, op_types_to_calibrate, symmetric=symmetric, per_channel=per_channel)
-        if not 0 < averaging_constant <= 1:
-            raise OptionError(
-                f"averaging_constant is {averaging_constant}", "it is a weight above 0, at most 1", "pass 0.01"
-            )
-        self._constant = averaging_constant if moving_average else None
-
-    def _observer(self) -> RangeObserver:
-        return Extremes(self._constant)
-
-    def merge_range(self, old_range: Any, new_range: Any) -> NoReturn:
-        """Not supported: ranges are joined as values come."""
-        raise NotSupportedYetError(
-            "MinMaxCalibrater.merge_range is not supported",
-            "ranges are joined as values come",
-            "call collect_data again",
-        )
-
-
-class HistogramCalibrater(CalibraterBase):
-    """Ranges from histograms.
-
-    Args:
-        method: "entropy" or "percentile".
-        num_bins: of a histogram; 4096 where fewer are asked for, since it takes no longer.
-        num_quantized_bins: for entropy, the number of levels; at least 256, which is what 8 bits have.
-        percentile: for percentile, how many of the values the range holds.
-        scenario: belongs to float8, which is not supported.
-    """
-
-    def __init__(
-        self,
-        model_path: str | Path | onnx.ModelProto,
-        op_types_to_calibrate: Sequence[str] | None = None,
-        augmented_model_path: str | Path = "augmented_model.onnx",
-        use_external_data_format: bool = False,
-        method: str = "percentile",
-        symmetric: bool = False,
-        num_bins: int = 128,
-        num_quantized_bins: int = 2048,
-        percentile: float = 99.999,
-        scenario: str = "same",
-    ) -> None:
-        super().__init__(model_path, op_types_to_calibrate, symmetric=symmetric)
-        makers: dict[str, tuple[CalibrationMethod, Callable[[], RangeObserver]]] = {
-            "entropy": (CalibrationMethod.Entropy, self._entropy),
-            "percentile": (CalibrationMethod.Percentile, self._percentile),
-        }
-        if method == "distribution":
-            raise refused_distribution()
-        if method not in makers:
-            raise OptionError(f"method is {method!r}", "it is 'entropy' or 'percentile'", "pass one of these")
-        if not 0 < percentile <= 100:
-            raise OptionError(f"percentile is {percentile}", "it is above 0 and at most 100", "pass 99.999")
-        self._method, self._make = makers[method]
-        self._bins = max(BINS, -(-num_bins // 4) * 4)
-        self._levels, self.percentile = max(256, num_quantized_bins), percentile
-
-    def _observer(self) -> RangeObserver:
-        return self._make()
-
-    def _entropy(self) -> RangeObserver:
-        return EntropyRange(self._levels, symmetric=self.symmetric, bins=self._bins)
-
-    def _percentile(self) -> RangeObserver:
-        return PercentileRange(self.percentile, symmetric=self.symmetric, bins=self._bins)
-
-
-class EntropyCalibrater(HistogramCalibrater):
-    """The range whose quantised values are distributed most like the float ones (KL divergence)."""
-
-    def __init__(
-        self,
-        model_path: str | Path | onnx.ModelProto,
-        op_types_to_calibrate: Sequence[str] | None = None,
-        augmented_model_path: str | Path = "augmented_model.onnx",
-        use_external_data_format: bool = False,
-        method: str = "entropy",
-        symmetric: bool = False,
-        num_bins: int = 128,
-        num_quantized_bins: int = 128,
-    ) -> None:
-        super().__init__(
-            model_path,
-            op_types_to_calibrate,
-            method=method,
-            symmetric=symmetric,
-            num_bins=num_bins,
-            num_quantized_bins=num_quantized_bins,
-        )
-
-
-class PercentileCalibrater(HistogramCalibrater):
-    """The range that holds all values but the outermost few."""
-
-    def __init__(
-        self,
-        model_path: str | Path | onnx.ModelProto,
-        op_types_to_calibrate: Sequence[str] | None = None,
-        augmented_model_path: str | Path = "augmented_model.onnx",
-        use_external_data_format: bool = False,
-        method: str = "percentile",
-        symmetric: bool = False,
-        num_bins: int = 2048,
-        percentile: float = 99.999,
-    ) -> None:
-        super().__init__(
-            model_path,
-            op_types_to_calibrate,
-            method=method,
-            symmetric=symmetric,
-            num_bins=num_bins,
-            percentile=percentile,
-        )
-
-
-def refused_distribution() -> NotSupportedYetError:
-    """The error of CalibrationMethod.Distribution."""
-    return NotSupportedYetError(
-        "CalibrationMethod.Distribution is not supported",
-        "it fits float8 to a mean and a deviation, and no float8 is made here",
-        "use MinMax, Entropy or Percentile",
-    )
-
-
-_CALIBRATERS: dict[CalibrationMethod, tuple[type[CalibraterBase], tuple[str, ...]]] = {
-    CalibrationMethod.MinMax: (
-        MinMaxCalibrater,
-        ("symmetric", "moving_average", "averaging_constant", "max_intermediate_outputs", "per_channel"),
-    ),
-    CalibrationMethod.Entropy: (EntropyCalibrater, ("symmetric", "num_bins", "num_quantized_bins")),
-    CalibrationMethod.Percentile: (PercentileCalibrater, ("symmetric", "num_bins", "percentile")),
-}
-
-
-def create_calibrator(
-    model: str | Path | onnx.ModelProto,
-    op_types_to_calibrate: Sequence[str] | None = None,
-    augmented_model_path: str | Path = "augmented_model.onnx",
-    calibrate_method: CalibrationMethod = CalibrationMethod.MinMax,
-    use_external_data_format: bool = False,
-    providers: Sequence[Any] | None = None,
-    extra_options: Mapping[str, Any] | None = None,
-) -> CalibraterBase:
-    """A calibrator of a method.
-
-    Args:
-        augmented_model_path, use_external_data_format: without effect; no model is written.
-        providers: see `InferenceSession`.
-        extra_options: keywords of the method's class.
-
-    Raises:
-        OptionError: no such method or option.
-        NotSupportedYetError: Distribution.
-    """
-    if calibrate_method is CalibrationMethod.Distribution:
-        raise refused_distribution()
-    if calibrate_method not in _CALIBRATERS:
-        raise OptionError(
-            f"calibrate_method is {calibrate_method!r}", "it is a CalibrationMethod", "pass CalibrationMethod.MinMax"
-        )
-    kind, known = _CALIBRATERS[calibrate_method]
-    options = dict(extra_options or {})
-    if unknown := sorted(set(options) - set(known)):
-        raise OptionError(
-            f"extra_options has {unknown[0]!r}",
-            f"{kind.__name__} knows {', '.join(known)}",
-            did_you_mean(unknown[0], known, "leave it out"),
-        )
-    calibrator = kind(model, op_types_to_calibrate, **options)
-    if providers:
-        calibrator.set_execution_providers(providers)
-    return calibrator

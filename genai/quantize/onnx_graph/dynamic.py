@@ -27,7 +27,7 @@ from .options import DynamicOptions
 from .qdq import remove_unused
 from .selection import checked_op_types, chosen_nodes, require_float_model
 from .static import prepare_model
-from .types import QuantType
+from .types import BYTES, QuantType, checked_type
 
 # DynamicQuantizeLinear came with it.
 _OPSET = 11
@@ -37,15 +37,24 @@ _OF_OPERATOR = {"MatMul": ("MatMul", "Gemm"), "Conv": ("Conv",), "Gather": ("Gat
 
 @dataclass(frozen=True)
 class DynamicRequest:
-    """What `quantize_dynamic` was asked for, checked."""
+    """How a model is quantised dynamically, checked.
 
-    op_types: Sequence[str] | None
-    per_channel: bool
-    reduce_range: bool
-    weight_type: QuantType
-    include: Sequence[str] | None
-    exclude: Sequence[str] | None
-    options: DynamicOptions
+    Attributes: see `StaticRequest`.
+
+    Raises:
+        OptionError: no type of 8 bits. NotSupportedYetError: float8.
+    """
+
+    op_types: Sequence[str] | None = None
+    per_channel: bool = False
+    reduce_range: bool = False
+    weight_type: QuantType = QuantType.QInt8
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    options: DynamicOptions = field(default_factory=DynamicOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weight_type", checked_type("weight_type", self.weight_type, BYTES))
 
 
 def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:

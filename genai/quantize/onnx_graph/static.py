@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from genai.common.warning import warn_caller
 
 from ...errors import InputError, OptionError
 from ...onnx.ir import Graph, OnnxModel
 from ...optimize.base import Level, run_rewrites
 from ...optimize.constant_folding import lift_constants
 from ...optimize.shapes import infer_shapes
-from .calibrate import CalibraterBase, CalibrationMethod, create_calibrator
+from ...session.execution_providers import ChosenProvider
+from .calibrate import Calibration, Calibrator
 from .operator_rules import QOPERATOR_OPERATORS, STATIC_OPERATORS
 from .options import StaticOptions
 from .parameters import ParameterRules, Parameters, find_parameters
@@ -21,7 +23,7 @@ from .placement import Placement, Placer
 from .qdq import QdqWriter
 from .qoperator import to_operators_on_integers
 from .selection import checked_op_types, chosen_nodes, require_float_model
-from .tensors_data import TensorsData, load_tensors_data, save_tensors_data
+from .tensors_data import CalibrationMethod, TensorsData, load_tensors_data, save_tensors_data
 from .types import BYTES, STATIC_TYPES, QuantFormat, QuantType, checked_type
 
 # QuantizeLinear came with 10, scales by channel with 13.
@@ -30,21 +32,34 @@ _OPSET, _OPSET_PER_CHANNEL = 10, 13
 
 @dataclass(frozen=True)
 class StaticRequest:
-    """What `quantize_static` was asked for, checked."""
+    """How a model is quantised statically, checked.
 
-    reader: Any
-    format: QuantFormat
-    op_types: Sequence[str] | None
-    per_channel: bool
-    reduce_range: bool
-    activation_type: QuantType
-    weight_type: QuantType
-    include: Sequence[str] | None
-    exclude: Sequence[str] | None
-    method: CalibrationMethod
-    providers: Sequence[Any] | None
-    options: StaticOptions
-    cache: Path | None
+    Attributes:
+        reader: gives feeds of the model by get_next(); not needed where `cache` is there.
+        op_types: operators; None = all that there are rules for.
+        per_channel: weights have one scale per output channel. reduce_range: weights use 7 bits.
+        include, exclude: names of the only nodes, and of those that stay float; None = no choice by name.
+        providers: where calibration runs; see `SessionConfig`.
+        cache: a JSON file with the ranges: read if it exists, else written.
+
+    Raises:
+        OptionError: a form or type that there is not, or neither data nor ranges.
+        NotSupportedYetError: float8.
+    """
+
+    reader: Any = None
+    format: QuantFormat = QuantFormat.QDQ
+    op_types: Sequence[str] | None = None
+    per_channel: bool = False
+    reduce_range: bool = False
+    activation_type: QuantType = QuantType.QInt8
+    weight_type: QuantType = QuantType.QInt8
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    method: CalibrationMethod = CalibrationMethod.MinMax
+    providers: Sequence[ChosenProvider] = ()
+    options: StaticOptions = field(default_factory=StaticOptions)
+    cache: Path | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, QuantFormat):
@@ -123,36 +138,35 @@ def _ranges(source: Any, request: StaticRequest, placement: Placement) -> Tensor
                 "remove the file, or ask for that method",
             )
         return ranges
-    calibrator = make_calibrator(source, request)
+    calibration = _calibration(request)
+    calibrator = Calibrator(source, calibration.observer, request.providers)
     if request.cache is None:  # a file serves other choices of nodes too, so it has all values
         known = placement.activations
         calibrator.only([known[name].bounded_by or name for name in known if placement.root(name) == name])
-    calibrator.collect_data(request.reader)
-    ranges = calibrator.compute_data()
+    calibrator.collect(request.reader)
+    ranges = calibrator.ranges(calibration)
     if request.cache is not None:
         save_tensors_data(ranges, request.cache)
     return ranges
 
 
-def make_calibrator(source: Any, request: StaticRequest) -> CalibraterBase:
-    """The calibrator that the options ask for."""
+def _calibration(request: StaticRequest) -> Calibration:
+    """How the options say that ranges are found."""
     options = request.options
-    extra: dict[str, Any] = {"symmetric": options.calib_tensor_range_symmetric}
-    if request.method is CalibrationMethod.MinMax:
-        extra["moving_average"] = options.calib_moving_average
-        extra["averaging_constant"] = options.calib_moving_average_constant
-    if request.method is CalibrationMethod.Percentile:
-        extra["percentile"] = options.calib_percentile
-    return create_calibrator(source, calibrate_method=request.method, providers=request.providers, extra_options=extra)
+    return Calibration(
+        request.method,
+        options.calib_tensor_range_symmetric,
+        options.calib_moving_average_constant if options.calib_moving_average else None,
+        percentile=options.calib_percentile,
+    )
 
 
 def _tell_what_stays_float(parameters: Parameters) -> None:
     if parameters.float_values:
-        names = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
-        warnings.warn(
+        shown = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
+        warn_caller(
             f"{len(parameters.float_values)} values stay float, since they were infinite, beyond 1e30 (as masks are) "
-            f"or never computed: {names}",
-            stacklevel=5,
+            f"or never computed: {shown}"
         )
 
 

@@ -19,7 +19,7 @@ from genai.quant.grids import UniformGrid
 from genai.quant.methods import METHODS as ARRAY_METHODS, InputStatistics
 
 from ...errors import InputError
-from .calibrate import CalibraterBase
+from .calibrate import Calibrator
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,6 @@ class _Products:
         raise NotImplementedError
 
 
-class _InputCalibrater(CalibraterBase):
-    """Looks at what matrices are multiplied with."""
-
-    def _observer(self) -> _Products:
-        return _Products()
-
-    def products(self, name: str) -> _Products:
-        """Those of a value."""
-        assert self._observations is not None
-        observer = self._observations.observers[name]
-        assert isinstance(observer, _Products)
-        return observer
-
-
 def input_statistics(
     model: onnx.ModelProto, values: Mapping[str, Collection[str]], reader: Any
 ) -> dict[str, InputStatistics]:
@@ -99,18 +85,22 @@ def input_statistics(
         OptionError: no reader. InputError: no data, feeds that do not fit the model, NaN or infinity, or a value that
             the data never reaches.
     """
-    calibrater = _InputCalibrater(model)
-    calibrater.only(sorted({name for names in values.values() for name in names}))
-    calibrater.collect_data(reader)
+    products: dict[str, _Products] = {}
+    calibrator = Calibrator(model, _Products)
+    calibrator.only(sorted({name for names in values.values() for name in names}))
+    calibrator.collect(reader)
+    for name, observer in calibrator.observations.observers.items():
+        assert isinstance(observer, _Products)
+        products[name] = observer
     statistics = {}
     for weight, names in values.items():
-        parts = [calibrater.products(name) for name in sorted(names)]
+        parts = [products[name] for name in sorted(names)]
         for name, part in zip(sorted(names), parts, strict=True):
             if not part.count:
                 raise InputError(
                     f"there is no data for {name!r}, with which the weight {weight!r} is multiplied",
                     "it is infinite or too large"
-                    if name in calibrater.unbounded
+                    if name in calibrator.observations.unbounded
                     else "the main graph does not make it",
                     "keep its node float: nodes_to_exclude=[...], or use another method",
                 )

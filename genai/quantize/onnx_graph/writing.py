@@ -1,13 +1,32 @@
-"""Writes what was quantised."""
+"""Reads models to quantise, and writes what was quantised."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ...errors import GraphError, OptionError
 from ...onnx.ir import OnnxModel
-from ...onnx.reader import MAX_PROTOBUF_BYTES
+from ...onnx.reader import MAX_PROTOBUF_BYTES, read_model
 from ...onnx.writer import write_model
+
+
+def quantize_file(
+    source: Any, target: str | Path, quantize: Callable[[OnnxModel], None], *, external: bool = False
+) -> None:
+    """Read a model, quantise it in place, and write it.
+
+    Args:
+        source: path, or onnx.ModelProto. external: see `write_quantised`.
+
+    Raises:
+        OptionError: nothing can be written there. GenaiError: the model cannot be read, quantised or written.
+    """
+    require_writable_path(target)
+    model = read_model(source)
+    quantize(model)
+    write_quantised(model, target, external)
 
 
 def write_quantised(model: OnnxModel, path: str | Path, external: bool) -> None:

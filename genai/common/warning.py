@@ -1,0 +1,16 @@
+"""Warnings that point at the line of the caller's program."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+_PACKAGE = __name__.partition(".")[0]
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line, outside of this package, that led here."""
+    frame, level = sys._getframe(1).f_back, 2
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level + 1)

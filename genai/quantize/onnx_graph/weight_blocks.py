@@ -1,0 +1,269 @@
+"""Weights only, in blocks of 4 or 8 bits: products and table look-ups of com.microsoft, or blocked DequantizeLinear.
+
+How weights are rounded is in `genai.quant`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai.common.progress import task
+from genai.kernels.weights import BLOCKS, QuantizationError, QuantizedWeight
+from genai.quant.methods import InputStatistics
+
+from ...errors import GraphError, InputError, NotSupportedYetError, OptionError, did_you_mean
+from ...onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
+from ...onnx.node import MS
+from ...onnx.types import DataType
+from ...onnx.writer import to_proto
+from ...ops.weight_spelling import uniform_arrays
+from ...optimize.base import Level, run_rewrites
+from ...optimize.constant_folding import lift_constants
+from .selection import chosen_nodes
+from .types import QuantFormat
+from .weight_methods import METHODS, BlockFormat, BlockMethod, input_statistics
+
+BLOCK_AXES = {"MatMul": 0, "Gather": 1}
+"""What is quantised, and along which axis of the weight blocks lie."""
+_BITS = (4, 8)
+# DequantizeLinear has blocks since then.
+_BLOCKED_OPSET = 21
+
+
+@dataclass(frozen=True)
+class BlockRequest:
+    """How weights are quantised in blocks, checked.
+
+    Attributes:
+        method: a name of METHODS.
+        form: bits, block size and symmetry. forms: of single nodes, by name.
+        format: QOperator, or QDQ for operator sets from 21 on.
+        op_types: of BLOCK_AXES.
+        accuracy_level: of products; 4 = activations may become 8 bits.
+        include, exclude: names of the only nodes of the main graph, and of those that stay float; None = no choice.
+        reader: gives feeds of the model by get_next(), for GPTQ.
+
+    Raises:
+        OptionError, NotSupportedYetError: what is asked for is not there.
+    """
+
+    method: str
+    form: BlockFormat
+    forms: Mapping[str, BlockFormat] = field(default_factory=dict)
+    format: QuantFormat = QuantFormat.QOperator
+    op_types: Collection[str] = ("MatMul",)
+    accuracy_level: int | None = None
+    include: Sequence[str] | None = None
+    exclude: Sequence[str] | None = None
+    reader: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.format, QuantFormat):
+            raise OptionError(f"quant_format is {self.format!r}", "it is a QuantFormat", "pass QuantFormat.QOperator")
+        if self.method not in METHODS:
+            raise NotSupportedYetError(
+                f"the method {self.method!r} is not supported",
+                f"weights are rounded by {', '.join(METHODS)}",
+                "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
+            )
+        for form in (self.form, *self.forms.values()):
+            _check_form(form)
+        for name in self.op_types:
+            if name not in BLOCK_AXES:
+                raise OptionError(
+                    f"op_types_to_quantize names {name!r}",
+                    "there are MatMul and Gather",
+                    did_you_mean(name, BLOCK_AXES, "pass these"),
+                )
+        if "Gather" in self.op_types and (self.format is QuantFormat.QDQ or self.form.bits != 4):
+            raise NotSupportedYetError(
+                "tables of Gather in this form are not supported",
+                "onnxruntime gathers from tables of 4 bits, by an operator of its own",
+                "use QuantFormat.QOperator and bits=4, or MatMul only",
+            )
+        if self.accuracy_level not in (None, *range(5)):
+            raise OptionError(f"accuracy_level is {self.accuracy_level!r}", "it can be 0 to 4", "pass 4 or 0")
+
+
+def _check_form(form: BlockFormat) -> None:
+    if form.bits not in _BITS:
+        raise NotSupportedYetError(f"bits is {form.bits}", f"weights have {_BITS} bits here", "pass bits=4")
+    if form.block_size not in BLOCKS:
+        raise OptionError(
+            f"block_size is {form.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
+        )
+
+
+def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
+    """Quantise the constant matrices of a model, in place.
+
+    Raises:
+        GraphError: the model is too old for the form.
+        InputError: no matrix of the model fits, or one has NaN or infinity.
+        OptionError: a name that no node has, or no reader for a method that needs one.
+    """
+    run_rewrites(model, (lift_constants,), Level.BASIC)
+    if request.format is QuantFormat.QDQ and (model.opset_version() or 0) < _BLOCKED_OPSET:
+        raise GraphError(
+            f"the model is of operator set {model.opset_version()}, and QDQ needs {_BLOCKED_OPSET}",
+            "DequantizeLinear has blocks since that version",
+            "convert the model first, or use QuantFormat.QOperator",
+        )
+    found = [
+        (graph, node)
+        for graph in model.graphs()
+        for node in chosen_nodes(
+            graph,
+            request.op_types,
+            *((request.include, request.exclude) if graph is model.graph else (None, None)),
+            include_option="nodes_to_include",
+        )
+        if node.key[0] == "" and _matrix(graph, node) is not None
+    ]
+    if not found:
+        raise InputError(
+            "no weight of the model can be quantised",
+            f"no chosen node of {', '.join(sorted(request.op_types))} has a constant float matrix",
+            "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
+        )
+    inputs = _inputs(model, found, request.reader) if request.method == "GPTQ" else {}
+    writer = _Writer(model, request.format, METHODS[request.method], request.accuracy_level, inputs)
+    with task("Quantising", len(found), after=0.5) as progress:
+        for graph, node in found:
+            writer.write(graph, node, request.forms.get(node.name, request.form))
+            progress.add(1)
+    for graph in model.graphs():
+        for name in [*graph.initializers]:
+            if not graph.is_used(name):
+                graph.remove_initializer(name)
+
+
+def _inputs(model: OnnxModel, found: Sequence[tuple[Graph, Node]], reader: Any) -> dict[str, InputStatistics]:
+    """By weight what it is multiplied with; several nodes may share one."""
+    values: dict[str, set[str]] = {}
+    for graph, node in found:
+        tensor = _matrix(graph, node)
+        if node.op_type == "MatMul" and tensor is not None:
+            values.setdefault(tensor.name, set()).add(node.input(0))
+    return input_statistics(to_proto(model), values, reader) if values else {}
+
+
+def _matrix(graph: Graph, node: Node) -> OnnxTensor | None:
+    """The constant float matrix of a MatMul, or the table of a Gather of rows."""
+    tensor = graph.constant_tensor(node.input(1 if node.op_type == "MatMul" else 0))
+    if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in (DataType.FLOAT, DataType.FLOAT16):
+        return None
+    return None if node.op_type == "Gather" and node.attribute("axis", 0) not in (0, -2) else tensor
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Puts quantised nodes in the place of float ones; a weight that several use is stored once."""
+
+    model: OnnxModel
+    format: QuantFormat
+    method: BlockMethod
+    accuracy_level: int | None
+    inputs: Mapping[str, InputStatistics]
+    stored: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)
+
+    def write(self, graph: Graph, node: Node, form: BlockFormat) -> None:
+        """Quantise one node."""
+        tensor = _matrix(graph, node)
+        assert tensor is not None
+        write = self._table if node.op_type == "Gather" else self._product
+        if node.op_type == "MatMul" and self.format is QuantFormat.QDQ:
+            write = self._dequantised
+        key = (graph, tensor.name, write, form)
+        if key not in self.stored:
+            self.stored[key] = self._store(graph, node, tensor, form)
+        write(graph, node, self.stored[key], tensor.shape, form)
+
+    def _store(self, graph: Graph, node: Node, tensor: OnnxTensor, form: BlockFormat) -> list[str]:
+        """Names of the integers, the scales and, if there are any, the zero points."""
+        weight, name = tensor.array(), tensor.name
+        try:
+            matrix = np.ascontiguousarray(weight.T) if node.op_type == "MatMul" else weight
+            inputs = self.inputs.get(name) if node.op_type == "MatMul" else None
+            blocks = self.method(matrix, form, tensor.dtype is DataType.FLOAT16, inputs)
+        except QuantizationError as error:
+            raise InputError(
+                f"the weight {name!r} of node {node.name!r} cannot be quantised",
+                str(error),
+                "look at the float model, or keep the node float: nodes_to_exclude=[...]",
+            ) from error
+        scales = blocks.scales.astype(tensor.dtype.numpy_dtype)
+        suffix = f"_Q{form.bits}"
+        if node.op_type == "MatMul" and self.format is QuantFormat.QOperator:
+            parts: list[tuple[str, NDArray[Any], DataType | None]]
+            stored = uniform_arrays(blocks)
+            parts = [(f"{name}{suffix}", stored["codes"], None), (f"{name}_scales", scales, None)]
+            parts += [(f"{name}_zero_points", stored["zero_points"], None)] if "zero_points" in stored else []
+        else:
+            # 4-bit types came with this IR version.
+            self.model.ir_version = max(self.model.ir_version, 10)
+            steps, points, dtype = _integers(blocks)
+            arrays = [(suffix, steps, dtype), ("_scales", scales, None), ("_zero_points", points, dtype)]
+            if node.op_type == "MatMul":
+                arrays = [(f"_DQ{end}", None if array is None else array.T, kind) for end, array, kind in arrays]
+            parts = [(f"{name}{end}", array, kind) for end, array, kind in arrays if array is not None]
+        return [_added(graph, *part) for part in parts]
+
+    def _product(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
+        self.model.opset_imports.setdefault(MS, 1)
+        product = make_node(
+            "MatMulNBits",
+            [node.inputs[0], *stored],
+            node.outputs,
+            domain=MS,
+            name=f"{node.name}_Q{form.bits}",
+            K=shape[0],
+            N=shape[1],
+            bits=form.bits,
+            block_size=form.block_size,
+            accuracy_level=self.accuracy_level or None,
+        )
+        graph.replace_node(node, product)
+
+    def _table(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
+        self.model.opset_imports.setdefault(MS, 1)
+        table = make_node(
+            "GatherBlockQuantized",
+            [stored[0], node.inputs[1], *stored[1:]],
+            node.outputs,
+            domain=MS,
+            name=f"{node.name}_Q4",
+            block_size=form.block_size,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        graph.replace_node(node, table)
+
+    def _dequantised(
+        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat
+    ) -> None:
+        product = node.copy()
+        product.inputs[1] = graph.fresh_name(f"{stored[0]}_output")
+        dequantise = make_node(
+            "DequantizeLinear", stored, [product.inputs[1]], name=f"{node.name}_DQ", axis=0, block_size=form.block_size
+        )
+        graph.replace_node(node, dequantise, product)
+
+
+def _added(graph: Graph, prefix: str, values: NDArray[Any], dtype: DataType | None = None) -> str:
+    name = graph.fresh_name(prefix)
+    graph.add_initializer(OnnxTensor.from_array(name, values, dtype))
+    return name
+
+
+def _integers(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[Any] | None, DataType]:
+    """One integer per element [n, k], zero points [n, blocks] or None, and their type: signed where there are none."""
+    bits = weight.format.bits
+    if weight.offsets is None:
+        return (weight.codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), None, DataType[f"INT{bits}"]
+    return weight.codes, weight.offsets, DataType[f"UINT{bits}"]

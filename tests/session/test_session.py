@@ -1,0 +1,135 @@
+"""The session below onnxruntime's names: settings, results by name, observers, and errors of its own."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import genai
+from genai import errors
+from genai.compat.onnxruntime.errors import renamed
+from genai.onnx.types import DataType
+from genai.optimize.base import Level
+from genai.session.config import SessionConfig
+from genai.session.session import Session
+
+
+def test_what_it_says_of_a_model(add_model):
+    session = Session(add_model)
+    assert [(value.name, str(value.type), value.type.shape) for value in session.inputs] == [
+        ("a", "tensor(float)", ("N", 3)), ("b", "tensor(float)", ("N", 3)),
+    ]  # fmt: skip
+    assert [value.type.dtype for value in session.outputs] == [DataType.FLOAT] and not session.overridable
+    assert session.header.graph.name == "g" and not session.header.graph.nodes
+    assert session.providers == [] and session.assignment == [] and session.profiler is None
+
+
+def test_results_by_name(make_model, ones):
+    nodes = [helper.make_node("Neg", ["a"], ["b"]), helper.make_node("Abs", ["b"], ["c"])]
+    session = Session(make_model(nodes, {"a": (1, [2, 3])}, {"b": (1, [2, 3]), "c": (1, [2, 3])}))
+    assert list(session.run({"a": ones})) == ["b", "c"]
+    assert session.run({"a": ones.tolist()}, ["c"])["c"].tolist() == ones.tolist()
+    with pytest.raises(errors.ArgumentError, match="invalid output name: d") as caught:
+        session.run({"a": ones}, ["d"])
+    assert type(caught.value) is errors.ArgumentError
+
+
+def test_observing(make_model, ones):
+    nodes = [helper.make_node("Neg", ["a"], ["n"]), helper.make_node("Abs", ["n"], ["c"])]
+    session = Session(make_model(nodes, {"a": (1, [2, 3])}, {"c": (1, [2, 3])}), SessionConfig(level=Level.NONE))
+    seen = []
+    session.observe({"a": ones}, lambda name, value: seen.append((name, float(value.sum()))))
+    assert seen == [("a", 6), ("n", -6), ("c", 6)]
+    with pytest.raises(errors.RunStopped):
+        session.observe({"a": ones}, lambda name, value: None, stop=lambda: len(seen) > 2)
+
+
+def test_settings(make_model, ones):
+    model = make_model(
+        [helper.make_node("Add", ["a", "w"], ["c"])], {"a": (1, ["N", 3])}, {"c": (1, ["N", 3])},
+        {"w": np.ones(3, np.float32)},
+    )  # fmt: skip
+    config = SessionConfig(threads=1, dims={"N": 2}, initializers={"w": np.full(3, 5, np.float32)}, profile_prefix="p")
+    session = Session(model, config)
+    assert session.inputs[0].type.shape == (2, 3)
+    assert session.run({"a": ones})["c"].tolist() == (ones + 5).tolist()
+    assert session.profiler is not None and sum(calls for calls, _ in session.profiler.totals().values()) == 1
+    for wrong in ({"threads": -1}, {"max_value_bytes": -1}, {"dims": {"N": -2}}):
+        with pytest.raises(errors.OptionError, match="must not be negative"):
+            SessionConfig(**wrong)
+
+
+def test_loading_is_cancelled(add_model):
+    answers = iter([False, True])
+    with pytest.raises(errors.LoadCancelledError):
+        Session(add_model, SessionConfig(is_cancelled=lambda: next(answers)))
+
+
+def test_its_errors_are_its_own(make_model, add_model, ones, tmp_path):
+    product = make_model([helper.make_node("MatMul", ["a", "a"], ["c"])], {"a": (1, None)}, {"c": (1, None)})
+    gather = make_model(
+        [helper.make_node("Gather", ["a", "i"], ["c"])], {"a": (1, None), "i": (7, [1])}, {"c": (1, None)}
+    )
+    unknown = make_model([helper.make_node("Frobnicate", ["a"], ["c"])], {"a": (1, None)}, {"c": (1, None)})
+    for kind, action in {
+        errors.NodeError: lambda: Session(product).run({"a": ones}),
+        errors.ArgumentError: lambda: Session(gather).run({"a": ones, "i": np.array([9])}),
+        errors.UnsupportedOpError: lambda: Session(unknown),
+        errors.ModelFolderError: lambda: Session(tmp_path / "absent.onnx"),
+        errors.ProtobufError: lambda: Session(b"junk"),
+        errors.SourceTypeError: lambda: Session(3),
+        errors.ProviderError: lambda: Session(add_model, SessionConfig(providers=[("Nobody", {})])),
+        errors.RunStopped: lambda: Session(product).run({"a": ones}, stop=lambda: True),
+    }.items():
+        with pytest.raises(kind) as caught:
+            action()
+        assert type(caught.value) is kind and caught.value.what and caught.value.why and caught.value.fix
+
+
+def test_what_nobody_foresaw_is_an_error_too(add, add_model, ones, monkeypatch):
+    def fail(*given):
+        raise KeyError("surprise")
+
+    session = Session(add_model)
+    monkeypatch.setattr(session, "checked", fail)
+    with pytest.raises(errors.InternalError, match="cannot be run") as caught:
+        session.run({"a": ones, "b": ones})
+    assert isinstance(caught.value.__cause__, KeyError) and "surprise" in caught.value.why
+    monkeypatch.setattr("genai.session.session.prepare", fail)
+    with pytest.raises(errors.InternalError, match="cannot be loaded"):
+        Session(add_model)
+    with pytest.raises(genai.InvalidArgument, match="InferenceSession cannot take"):
+        genai.InferenceSession(add_model)
+
+
+@pytest.mark.parametrize("loading", [False, True])
+@pytest.mark.parametrize("name", [
+    "ArgumentError InvalidArgument", "NodeError Fail", "ProviderError EPFail", "OutOfMemoryError RuntimeException",
+    "ExternalDataError ExternalDataFail", "ModelFolderError NoSuchFile", "UnsupportedOpError NotImplemented",
+    "UnsupportedModelError Fail", "ProtobufError InvalidProtobuf", "GraphError InvalidGraph", "InputError InputError",
+    "OptionError OptionError", "SourceTypeError SourceTypeError", "DeviceError DeviceError",
+])  # fmt: skip
+def test_onnxruntimes_names(name, loading):
+    """Parts stay as they are; what other functions raise too gets another name only where a model is loaded."""
+    ours, theirs = (getattr(genai, one) for one in name.split())
+    always = ours in (
+        errors.ArgumentError, errors.NodeError, errors.ProviderError, errors.OutOfMemoryError, errors.ExternalDataError
+    )  # fmt: skip
+    error = ours("what", "why", "fix")
+    found = renamed(error, loading=loading)
+    assert type(found) is (theirs if always or loading else ours)
+    assert (found.what, found.why, found.fix) == ("what", "why", "fix")
+    assert theirs is genai.Fail or issubclass(theirs, ours)
+
+
+def test_warnings_point_at_the_caller(make_model, ones):
+    model = make_model([helper.make_node("Relu", ["a"], ["c"])], {"a": (1, None)}, {"c": (1, [9, 9])})
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Session(model).run({"a": ones})
+        genai.InferenceSession(model).run(None, {"a": ones})
+        genai.InferenceSession(model, providers=["XnnpackExecutionProvider"])
+    assert [warning.filename for warning in seen] == [__file__] * 3
