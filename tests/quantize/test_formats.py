@@ -244,12 +244,12 @@ def test_the_earlier_name_of_the_option(capsys: pytest.CaptureFixture[str], monk
     assert run(["quantize", "--help"]) == 0 and "--form " not in capsys.readouterr().out
 
 
-def test_the_earlier_name_of_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_earlier_name_of_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("default: {form: q4_k}\nrules:\n  - {match: '*o_proj*', form: nl3}\n")
     recipe = read_recipe(path, FormatChoice())
     assert (recipe.default.format, recipe.rules) == ("q4_k", (("*o_proj*", {"format": "nl3"}),))
-    assert "recipe.yaml: the key form is now format" in capsys.readouterr().err
+    assert "recipe.yaml: the key form is now format" in caplog.text
     path.write_text("default: {form: q4_k, format: q4_k}\n")
     with pytest.raises(InputError, match="earlier name"):
         read_recipe(path, FormatChoice())
