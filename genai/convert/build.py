@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.paths import expanded
+from ..common.renamed import renamed_fields
 from ..engine.sampling.params import model_defaults
 from ..engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ..errors import ConfigError, ModelFolderError, OptionError, UnsupportedModelError
@@ -34,6 +35,7 @@ from .weights import CheckpointWeights
 _ROTATED_TOGETHER = 16
 
 
+@renamed_fields(kept="prequantized")
 @dataclass(frozen=True)
 class BuildPlan:
     """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes.

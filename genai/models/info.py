@@ -60,7 +60,7 @@ def describe(
     with folder_errors(config.folder):
         decoder = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
         missing = missing_operators(decoder.model, find_lowering_rule)
-    decoder_info, model, sizes = decoder.info, config.model, config.model.decoder
+    info, model, sizes = decoder.info, config.model, config.model.decoder
     plan, free = plan_memory(decoder, config), None
     if context_size is not None:
         check_limit(plan, context_size)
@@ -90,20 +90,18 @@ def describe(
         "vocab_size": model.vocab_size,
         "context_length": model.context_length,
         "eos_token_ids": list(model.eos_token_ids),
-        "parameters": decoder_info.parameters,
-        "bits_per_weight": round(8 * decoder_info.weight_bytes / decoder_info.parameters, 2)
-        if decoder_info.parameters
-        else None,
-        "weight_bytes": decoder_info.weight_bytes,
+        "parameters": info.parameters,
+        "bits_per_weight": round(8 * info.weight_bytes / info.parameters, 2) if info.parameters else None,
+        "weight_bytes": info.weight_bytes,
         "files": _file_sizes(config.folder),
         "quantised_products_by_activation": count_activations(decoder.model.graph, accuracy),
-        "kv_dtype": decoder_info.kv_dtype,
-        "kv_bytes_per_token": decoder_info.kv_bytes_per_token,
+        "kv_dtype": info.kv_dtype,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
         "kv_bytes_per_token_by_type": _sizes_on(name, decoder),
         "kv_bytes_full_context": plan.cache(plan.context_limit),
         **_text_interface(config),
         "batched": decoder.flat is not None,
-        "not_batched_because": decoder_info.reason or None,
+        "not_batched_because": info.reason or None,
         "operators": dict(decoder.operators),
         "operators_without_kernel": missing,
         "config_keys_without_effect": list(config.ignored_keys),

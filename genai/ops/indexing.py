@@ -94,10 +94,10 @@ def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: Node
     count, rank = int(scalar(depth)), indices.ndim + 1
     along = checked_axis(axis, rank)
     checked_shape(spec, (*indices.shape[:along], count, *indices.shape[along:]), values.dtype.itemsize)
-    classes_wanted = indices.astype(np.int64)
-    classes_wanted = np.where(classes_wanted < 0, classes_wanted + count, classes_wanted)
+    class_indices = indices.astype(np.int64)
+    class_indices = np.where(class_indices < 0, class_indices + count, class_indices)
     classes = np.arange(count).reshape([-1 if i == along else 1 for i in range(rank)])
-    return np.where(np.expand_dims(classes_wanted, along) == classes, values[1], values[0]).astype(values.dtype)
+    return np.where(np.expand_dims(class_indices, along) == classes, values[1], values[0]).astype(values.dtype)
 
 
 @operator("TopK", since_version=10)

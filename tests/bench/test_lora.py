@@ -39,7 +39,7 @@ def test_shares_are_of_the_time_without_places(monkeypatch: pytest.MonkeyPatch) 
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(lora, "made_up_adapter", lambda *_: SimpleNamespace(nbytes=1 << 20))
+    monkeypatch.setattr(lora, "random_adapter", lambda *_: SimpleNamespace(nbytes=1 << 20))
     monkeypatch.setattr(lora, "_decode", lambda model, mixes, *_: seconds(model.name, mixes))
     monkeypatch.setattr(lora, "_prefill", lambda model, mix, *_: seconds(model.name, mix and [mix]))
     rows = list(lora.bench_lora(Loaded, ranks=[4], batches=[3], context=8, tokens=6, prompt=40, repeat=2))  # type: ignore[arg-type]

@@ -111,6 +111,8 @@ def test_symmetric_weights_have_no_zero_points(tmp_path: Path) -> None:
     assert "14 matrices are kept exactly: 4 bits by 32 with zero points (read by this package, onnxruntime)" in (
         plans[1].prequantized
     )
+    with pytest.warns(DeprecationWarning, match="is now BuildPlan.prequantized"):
+        assert plans[0].kept == plans[0].prequantized  # type: ignore[attr-defined]
 
 
 @pytest.mark.oracle
