@@ -14,7 +14,7 @@ from genai.kernels.reference.executor import ReferenceExecutor
 
 from .host_driver import HostDriver
 from .programs import MadeUpConstants, program, relative_error, step_of
-from .test_forms import compared, form_weight
+from .test_weight_formats import compared, form_weight
 
 pytestmark = pytest.mark.gpu
 
