@@ -586,9 +586,8 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return self
 
     @staticmethod
-    def _adapter_key(sequence: Any) -> str:
-        mix = getattr(sequence, "adapters", None)
-        return "" if mix is None else mix.key.hex()
+    def _adapter_key(sequence: DecoderSequence) -> str:
+        return "" if sequence.adapters is None else sequence.adapters.key.hex()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
