@@ -1,6 +1,6 @@
 """Modules under their earlier names: an import finds the module that took the name's place.
 
-docs/migration.md has the same table for readers.
+docs/reference/migration.md has the same table for readers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,12 @@ def test_earlier_names_warn() -> None:
     found = told(MOVED)
     assert found.keys() == MOVED.keys()
     assert all(f"genai.{name} is now genai.{new}" in found[name] for name, new in MOVED.items())
+
+
+def test_the_page_lists_every_moved_module() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "migration.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `genai\.([\w.]+)` \| `genai\.([\w.]+)` \|$", page, re.M))
+    assert rows == MOVED
 
 
 def test_names_of_onnxruntime_stay() -> None:
