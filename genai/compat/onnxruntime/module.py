@@ -79,7 +79,7 @@ def print_debug_info() -> None:
     import platform
     import sys
 
-    print(f"{get_build_info()}\nPython {sys.version.split()[0]} on {platform.platform()}")  # noqa: T201
+    print(f"{get_build_info()}\nPython {sys.version.split()[0]} on {platform.platform()}")
 
 
 def set_default_logger_verbosity(verbosity: int) -> None:
