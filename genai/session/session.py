@@ -106,8 +106,8 @@ class Session(Single):
             ExternalDataError: a file of the model was changed.
             ProviderError, DeviceError, OutOfMemoryError, RunStopped, InternalError: see their descriptions.
         """
-        positions = self.positions(outputs)
         try:
+            positions = self.positions(outputs)
             results = self.compute(self.checked(feeds), stop)
             found = on_host([results[index] for index in positions])
         except GenaiError:
