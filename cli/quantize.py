@@ -27,8 +27,10 @@ MostKld = Annotated[
     float | None, typer.Option(help="Mean KLD that --compare allows in what it says to take [default: 0.02].")
 ]
 # Its earlier name.
-Form = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
-Earlier = Annotated[Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")]
+EarlierForm = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
+SensitivityReport = Annotated[
+    Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
+]
 
 
 def quantize(
@@ -43,7 +45,7 @@ def quantize(
     format: Annotated[
         str, typer.Option(help="uniform, q2_k to q6_k, nl2 to nl4, iq4_xs, iq4_nl, mxfp4, nf4 or fp4.")
     ] = "uniform",
-    form: Form = None,
+    form: EarlierForm = None,
     qdq: Annotated[bool, typer.Option("--qdq", help="Write products as DequantizeLinear and MatMul.")] = False,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
     method: Annotated[
@@ -61,7 +63,7 @@ def quantize(
     target_runtime: Annotated[
         str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
     ] = "onnxruntime",
-    sensitivity: Earlier = None,
+    sensitivity: SensitivityReport = None,
     calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
     samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
     length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,
