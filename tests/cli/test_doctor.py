@@ -53,8 +53,8 @@ def findings(result: subprocess.CompletedProcess[str]) -> dict[str, dict[str, ob
 
 def test_compiling_ahead(tmp_path: Path) -> None:
     code = (
-        "import sys; from genai.kernels.cpu import warmup; from genai.cli.app import run; all_ = warmup.every_kernel; "
-        "warmup.every_kernel = lambda: [one for one in all_() if one.name in ('serve', 'unary_abs')]; "
+        "import sys; from genai.kernels.cpu import warmup; from genai.cli.app import run; all_ = warmup.all_kernels; "
+        "warmup.all_kernels = lambda: [one for one in all_() if one.name in ('serve', 'unary_abs')]; "
         "sys.exit(run(['doctor', '--compile', *sys.argv[1:]]))"
     )
     first = run(sys.executable, "-c", code, changes={"GENAI_CACHE_DIR": str(tmp_path)})
