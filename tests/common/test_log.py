@@ -84,7 +84,7 @@ def test_the_library_writes_nothing_by_itself(cache: Path) -> None:
     terminal, opened = pty.openpty()
     try:
         result = subprocess.run(
-            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=opened, env=environment(cache), timeout=300
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=opened, env=environment(cache), timeout=600
         )
         os.set_blocking(terminal, False)
         try:
@@ -100,7 +100,7 @@ def test_the_library_writes_nothing_by_itself(cache: Path) -> None:
 
 def test_what_the_command_says(cache: Path) -> None:
     command = [sys.executable, "-m", "genai", "generate", "-p", "What", "-n", "1", "--device", "auto"]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment(cache), timeout=300)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment(cache), timeout=600)
     assert result.returncode == 0
     *first, last = result.stderr.splitlines(keepends=True)
     assert first[0].startswith("genai: computing on the CPU: ") and last == COMPILING
@@ -109,8 +109,6 @@ def test_what_the_command_says(cache: Path) -> None:
     else:
         refused = f"genai: compiled CPU kernels are not kept on disk: {cache} can be written by others, and "
         assert len(first) == 2 and first[1].startswith(refused)
-        quiet = subprocess.run([*command, "-q"], capture_output=True, text=True, env=environment(cache), timeout=300)
-        assert quiet.stderr == first[1], "a warning"
 
 
 def test_loggers_are_named_by_their_modules() -> None:
