@@ -139,7 +139,7 @@ def test_columns_in_another_order_stay_in_the_program(tmp_path: Path) -> None:
     source, _ = write(tmp_path, "gptq_act_order")
     with genai.Model(build_model(source, tmp_path / "kept")) as model:
         program = model.decoder.program
-        assert sum(isinstance(record, SelectColumns) for record in program.records) == 2 * 4
+        assert sum(isinstance(op, SelectColumns) for op in program.ops) == 2 * 4
         assert not [part for part in program.parts if isinstance(part, HostNode)]
 
 

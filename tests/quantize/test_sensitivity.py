@@ -45,14 +45,14 @@ def test_read_off_is_near_to_measured(tmp_path: Path, monkeypatch: pytest.Monkey
         tokens = np.random.default_rng(0).integers(0, decoder.vocab_size, (4, 64))
         evaluation = Evaluation(decoder, CalibrationText(tokens, "drawn"))
         with FinishedMatrices(tmp_path / "some", {}) as workspace:
-            found = sensitivity.measured(source, choices, evaluation, workspace)
+            found = sensitivity.measure_candidates(source, choices, evaluation, workspace)
             calls: list[str] = []
             monkeypatch.setattr(sensitivity, "_rounded", lambda *_: calls.append("again"))
-            assert sensitivity.measured(source, choices, evaluation, workspace) == found and not calls
+            assert sensitivity.measure_candidates(source, choices, evaluation, workspace) == found and not calls
             monkeypatch.undo()
         with FinishedMatrices(tmp_path / "all", {}) as workspace:
             monkeypatch.setattr(sensitivity, "anchors", list)
-            whole = sensitivity.measured(source, choices, evaluation, workspace)
+            whole = sensitivity.measure_candidates(source, choices, evaluation, workspace)
         decoder.close()
     for name, candidates in whole.items():
         for one, other in zip(candidates, found[name], strict=True):
