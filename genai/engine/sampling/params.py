@@ -131,7 +131,13 @@ class SamplingParams:
     samplers: str | Sequence[str] = _option(rules.DEFAULT_ORDER, lambda name, value: rules.parse_order(value))
 
     def __post_init__(self) -> None:
-        options = {one.name: one.metadata["check"](one.name, getattr(self, one.name)) for one in fields(self)}
+        # Defaults are what their checks make of them.
+        options = {
+            one.name: value
+            if (value := getattr(self, one.name)) is one.default
+            else one.metadata["check"](one.name, value)
+            for one in fields(self)
+        }
         rules.check_contradictions(options, {field.name: field.default for field in fields(self)})
         for name, value in options.items():
             object.__setattr__(self, name, value)
