@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -25,7 +24,7 @@ class ChatTemplates:
     """The chat templates of a folder; see folder_templates for where they come from.
 
     Args:
-        folder: where the tokenizer files are; read once, when first needed.
+        folder: where the tokenizer files are; read when first needed.
         special: the tokenizer's special tokens by role; what the files name comes first.
     """
 
@@ -87,7 +86,7 @@ class ChatTemplates:
             )
         values = {
             **self._special,
-            **self._named_tokens,
+            **special_tokens(self._folder),
             "documents": None,
             **extra,
             "tools": tool_list,
@@ -119,7 +118,7 @@ class ChatTemplates:
                     f"template_str and template_name = {template_name!r}", "one template is rendered", "leave one out"
                 )
             return TemplateSource(template_str, "template_str")
-        named = self._templates
+        named = folder_templates(self._folder)
         if template_name is None:
             template_name = TOOL_USE if with_tools and TOOL_USE in named else DEFAULT
         if template_name not in named:
@@ -129,14 +128,6 @@ class ChatTemplates:
                 "pass one of them as template_name, or a template's text as template_str",
             )
         return named[str(template_name)]
-
-    @cached_property
-    def _templates(self) -> Mapping[str, TemplateSource]:
-        return folder_templates(self._folder)
-
-    @cached_property
-    def _named_tokens(self) -> Mapping[str, str]:
-        return special_tokens(self._folder)
 
     def text(self) -> str:
         """The source of the template for conversations without tools; "" if there is none."""
