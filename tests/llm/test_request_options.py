@@ -187,10 +187,10 @@ def test_a_search_that_cannot_begin_leaves_nothing_behind(
             raise OptionError("the second search", "it fails at its beginning", "nothing")
 
     with genai.LLM(bundled) as llm:
-        close = type(decoder.open()).close
-        closed: list[Any] = []
-        monkeypatch.setattr(decoder, "adapt", adapt)
-        monkeypatch.setattr(type(decoder.open()), "close", lambda self: (closed.append(self), close(self)))
+        kind = type(decoder.open())
+        close, closed = kind.close, list[Any]()
+        monkeypatch.setattr(kind, "adapt", adapt)
+        monkeypatch.setattr(kind, "close", lambda self: (closed.append(self), close(self)))
         with pytest.raises(OptionError, match="the second search"):
             llm.generate([[5] * 40, [6] * 40], num_beams=2, max_tokens=4)
         assert all(one in closed for one in opened) and len(opened) == 2
