@@ -17,9 +17,9 @@ def write_lengths(export: Export) -> Lengths:
     """Derive the lengths from the attention mask [batch, total]."""
     graph, path = export.graph, "/model/attn_mask_reformat/attn_mask_subgraph"
     batch = ["batch_size"]
-    one = graph.int64([1])
-    summed = graph.node("ReduceSum", [MASK, one], f"{path}/ReduceSum", batch, element=INT64, keepdims=0)
-    last = graph.node("Sub", [summed, one], f"{path}/Sub", batch, element=INT64)
+    size_one = graph.int64([1])
+    summed = graph.node("ReduceSum", [MASK, size_one], f"{path}/ReduceSum", batch, element=INT64, keepdims=0)
+    last = graph.node("Sub", [summed, size_one], f"{path}/Sub", batch, element=INT64)
     seqlens_k = graph.node("Cast", [last], f"{path}/Sub/Cast", batch, element=INT32, to=INT32)
     shape = graph.node("Shape", [MASK], f"{path}/Shape", [2], element=INT64)
     total = graph.node("Gather", [shape, graph.int64(1)], f"{path}/Gather", [], element=INT64, axis=0)

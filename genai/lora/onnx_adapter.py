@@ -89,16 +89,16 @@ class _Buffer:
         self._data, self._view, self._size = data, data.data, len(data)
         self._left = len(data)
 
-    def number(self, form: str, place: int) -> int:
+    def number(self, struct_format: str, offset: int) -> int:
         """A number of a `struct` form at a place."""
-        if not 0 <= place <= self._size - struct.calcsize(form):
-            raise _Damaged(f"offset {place} is outside the file, which has {self._size} bytes")
-        found: int = struct.unpack_from(form, self._view, place)[0]
-        return found
+        if not 0 <= offset <= self._size - struct.calcsize(struct_format):
+            raise _Damaged(f"offset {offset} is outside the file, which has {self._size} bytes")
+        number: int = struct.unpack_from(struct_format, self._view, offset)[0]
+        return number
 
-    def follow(self, place: int) -> int:
+    def follow(self, offset: int) -> int:
         """Where the unsigned offset at a place leads."""
-        return place + self.number("<I", place)
+        return offset + self.number("<I", offset)
 
     def field(self, table: int, number: int) -> int:
         """Where a field of a table is; 0 = it is not there."""
@@ -109,28 +109,28 @@ class _Buffer:
         offset = self.number("<H", directory + entry)
         return table + offset if offset else 0
 
-    def integer(self, table: int, number: int, form: str = "<i") -> int:
+    def integer(self, table: int, number: int, struct_format: str = "<i") -> int:
         """The number in a field; 0 where it is not there."""
-        place = self.field(table, number)
-        return self.number(form, place) if place else 0
+        offset = self.field(table, number)
+        return self.number(struct_format, offset) if offset else 0
 
     def vector(self, table: int, number: int, item: int) -> tuple[int, int]:
         """Where the items of a vector begin, and how many there are; (0, 0) where it is not there."""
         field = self.field(table, number)
         if not field:
             return 0, 0
-        place = self.follow(field)
-        count = self.number("<I", place)
-        if place + 4 + count * item > self._size:
-            raise _Damaged(f"a vector of {count} items at {place} is longer than the file of {self._size} bytes")
-        return place + 4, count
+        offset = self.follow(field)
+        count = self.number("<I", offset)
+        if offset + 4 + count * item > self._size:
+            raise _Damaged(f"a vector of {count} items at {offset} is longer than the file of {self._size} bytes")
+        return offset + 4, count
 
-    def bytes(self, place: int, count: int) -> NDArray[np.uint8]:
+    def bytes(self, offset: int, count: int) -> NDArray[np.uint8]:
         """A view of bytes that a vector has; none of them is another's, so all together are no more than the file."""
         self._left -= count
         if self._left < 0:
             raise _Damaged(f"names and numbers overlap: together they have more than the file's {self._size} bytes")
-        return self._data[place : place + count]
+        return self._data[offset : offset + count]
 
 
 def _read(buffer: _Buffer) -> AdapterFile:
@@ -155,25 +155,25 @@ def _missing(path: Path) -> NDArray[np.uint8]:
 
 
 def _parameter(buffer: _Buffer, table: int) -> tuple[str, NDArray[Any]]:
-    place, length = buffer.vector(table, _NAME, 1)
+    offset, length = buffer.vector(table, _NAME, 1)
     try:
-        name = bytes(buffer.bytes(place, length)).decode("utf-8")
+        name = bytes(buffer.bytes(offset, length)).decode("utf-8")
     except UnicodeDecodeError as error:
         raise _Damaged(f"a name is not UTF-8: {error}") from error
-    place, rank = buffer.vector(table, _DIMENSIONS, 8)
+    offset, rank = buffer.vector(table, _DIMENSIONS, 8)
     if rank > _MOST_RANK:
         raise _Damaged(f"{name!r} has {rank} dimensions, at most {_MOST_RANK} are read")
-    shape = [buffer.number("<q", place + 8 * index) for index in range(rank)]
+    shape = [buffer.number("<q", offset + 8 * index) for index in range(rank)]
     kind = buffer.integer(table, _TYPE)
     dtype = None
     with suppress(GenaiError, ValueError, KeyError, TypeError):
         dtype = np.dtype(DataType(kind).numpy_dtype)
     if dtype is None or dtype.hasobject:
         raise _Damaged(f"{name!r} has element type {kind}, which is not read here")
-    place, size = buffer.vector(table, _DATA, 1)
+    offset, size = buffer.vector(table, _DATA, 1)
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != size:
         raise _Damaged(f"{name!r} has shape {shape} of {dtype}, and {size} bytes")
-    data = buffer.bytes(place, size)
+    data = buffer.bytes(offset, size)
     array = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()
     return name, array.view(dtype).reshape(shape)
 

@@ -243,9 +243,9 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         return value
 
     def ids(name: str) -> list[int]:
-        listed, expected = values.get(name), "a token id, which is a whole number and not negative,"
-        listed = listed if isinstance(listed, list) and name == "eos_token_id" else [listed]
-        sound = ((id_, type(id_) is int and 0 <= id_ < _MAX_ID) for id_ in listed if id_ is not None)
+        declared, expected = values.get(name), "a token id, which is a whole number and not negative,"
+        declared = declared if isinstance(declared, list) and name == "eos_token_id" else [declared]
+        sound = ((id_, type(id_) is int and 0 <= id_ < _MAX_ID) for id_ in declared if id_ is not None)
         return [check(name, id_, is_sound, expected) for id_, is_sound in sound]
 
     bos, eos, pad = (ids(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id"))

@@ -26,7 +26,7 @@ def read(
 
 
 def call(inputs: list[Any], **attributes: Any) -> Any:
-    kernel = from_function(read, makers=lambda spec: f"from {len(spec.inputs)}")(spec_of(len(inputs), **attributes))
+    kernel = from_function(read, made=lambda spec: f"from {len(spec.inputs)}")(spec_of(len(inputs), **attributes))
     return kernel(None, inputs)
 
 
@@ -66,7 +66,7 @@ def test_what_wraps_a_function_has_inputs_of_its_own():
     def wrapper(first: Any, second: Any, third: Any, **attributes: Any) -> Any:
         return first, second, third, attributes["axis"]
 
-    kernel = from_function(wrapper, makers=lambda spec: "")(spec_of(4, axis=5))
+    kernel = from_function(wrapper, made=lambda spec: "")(spec_of(4, axis=5))
     assert kernel(None, [1, 2, 3, 4]) == (1, 2, 3, 5)
 
 

@@ -234,7 +234,7 @@ class Calibrator:
         Raises:
             StateError: no data was collected.
         """
-        found = {}
+        data = {}
         for name, observer in self.observations.observers.items():
             if name in self.observations.unbounded:
                 continue
@@ -245,8 +245,8 @@ class Calibrator:
             if calibration.symmetric:
                 high = max(-low, high)
                 low = -high
-            found[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
-        return TensorsData(calibration.method, found)
+            data[name] = TensorData(lowest=np.float32(low), highest=np.float32(high))
+        return TensorsData(calibration.method, data)
 
     def clear(self) -> None:
         """Forget what was seen."""

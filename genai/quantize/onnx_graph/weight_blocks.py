@@ -41,7 +41,7 @@ class BlockRequest:
 
     Attributes:
         method: a name of METHODS.
-        form: bits, block size and symmetry. forms: of single nodes, by name.
+        block_format: bits, block size and symmetry. node_formats: of single nodes, by name.
         format: QOperator, or QDQ for operator sets from 21 on.
         op_types: of BLOCK_AXES.
         accuracy_level: of products; 4 = activations may become 8 bits.
@@ -53,8 +53,8 @@ class BlockRequest:
     """
 
     method: str
-    form: BlockFormat
-    forms: Mapping[str, BlockFormat] = field(default_factory=dict)
+    block_format: BlockFormat
+    node_formats: Mapping[str, BlockFormat] = field(default_factory=dict)
     format: QuantFormat = QuantFormat.QOperator
     op_types: Collection[str] = ("MatMul",)
     accuracy_level: int | None = None
@@ -71,8 +71,8 @@ class BlockRequest:
                 f"weights are rounded by {', '.join(METHODS)}",
                 "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
             )
-        for form in (self.form, *self.forms.values()):
-            _check_form(form)
+        for block_format in (self.block_format, *self.node_formats.values()):
+            _check_block_format(block_format)
         for name in self.op_types:
             if name not in BLOCK_AXES:
                 raise OptionError(
@@ -80,7 +80,7 @@ class BlockRequest:
                     "there are MatMul and Gather",
                     did_you_mean(name, BLOCK_AXES, "pass these"),
                 )
-        if "Gather" in self.op_types and (self.format is QuantFormat.QDQ or self.form.bits != 4):
+        if "Gather" in self.op_types and (self.format is QuantFormat.QDQ or self.block_format.bits != 4):
             raise NotSupportedYetError(
                 "tables of Gather in this form are not supported",
                 "onnxruntime gathers from tables of 4 bits, by an operator of its own",
@@ -90,12 +90,12 @@ class BlockRequest:
             raise OptionError(f"accuracy_level is {self.accuracy_level!r}", "it can be 0 to 4", "pass 4 or 0")
 
 
-def _check_form(form: BlockFormat) -> None:
-    if form.bits not in _BITS:
-        raise NotSupportedYetError(f"bits is {form.bits}", f"weights have {_BITS} bits here", "pass bits=4")
-    if form.block_size not in BLOCKS:
+def _check_block_format(block_format: BlockFormat) -> None:
+    if block_format.bits not in _BITS:
+        raise NotSupportedYetError(f"bits is {block_format.bits}", f"weights have {_BITS} bits here", "pass bits=4")
+    if block_format.block_size not in BLOCKS:
         raise OptionError(
-            f"block_size is {form.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
+            f"block_size is {block_format.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
         )
 
 
@@ -114,7 +114,7 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
             "DequantizeLinear has blocks since that version",
             "convert the model first, or use QuantFormat.QOperator",
         )
-    found = [
+    chosen = [
         (graph, node)
         for graph in model.graphs()
         for node in chosen_nodes(
@@ -125,17 +125,17 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
         )
         if node.key[0] == "" and _matrix(graph, node) is not None
     ]
-    if not found:
+    if not chosen:
         raise InputError(
             "no weight of the model can be quantised",
             f"no chosen node of {', '.join(sorted(request.op_types))} has a constant float matrix",
             "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
         )
-    inputs = _inputs(model, found, request.reader) if request.method == "GPTQ" else {}
+    inputs = _inputs(model, chosen, request.reader) if request.method == "GPTQ" else {}
     writer = _Writer(model, request.format, METHODS[request.method], request.accuracy_level, inputs)
-    with task("Quantising", len(found), after=0.5) as progress:
-        for graph, node in found:
-            writer.write(graph, node, request.forms.get(node.name, request.form))
+    with task("Quantising", len(chosen), after=0.5) as progress:
+        for graph, node in chosen:
+            writer.write(graph, node, request.node_formats.get(node.name, request.block_format))
             progress.add(1)
     for graph in model.graphs():
         for name in [*graph.initializers]:
@@ -143,10 +143,10 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
                 graph.remove_initializer(name)
 
 
-def _inputs(model: OnnxModel, found: Sequence[tuple[Graph, Node]], reader: Any) -> dict[str, InputStatistics]:
+def _inputs(model: OnnxModel, chosen: Sequence[tuple[Graph, Node]], reader: Any) -> dict[str, InputStatistics]:
     """By weight what it is multiplied with; several nodes may share one."""
     values: dict[str, set[str]] = {}
-    for graph, node in found:
+    for graph, node in chosen:
         tensor = _matrix(graph, node)
         if node.op_type == "MatMul" and tensor is not None:
             values.setdefault(tensor.name, set()).add(node.input(0))
@@ -172,25 +172,25 @@ class _Writer:
     inputs: Mapping[str, InputStatistics]
     stored: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)
 
-    def write(self, graph: Graph, node: Node, form: BlockFormat) -> None:
+    def write(self, graph: Graph, node: Node, block_format: BlockFormat) -> None:
         """Quantise one node."""
         tensor = _matrix(graph, node)
         assert tensor is not None
         write = self._table if node.op_type == "Gather" else self._product
         if node.op_type == "MatMul" and self.format is QuantFormat.QDQ:
             write = self._dequantised
-        key = (graph, tensor.name, write, form)
+        key = (graph, tensor.name, write, block_format)
         if key not in self.stored:
-            self.stored[key] = self._store(graph, node, tensor, form)
-        write(graph, node, self.stored[key], tensor.shape, form)
+            self.stored[key] = self._store(graph, node, tensor, block_format)
+        write(graph, node, self.stored[key], tensor.shape, block_format)
 
-    def _store(self, graph: Graph, node: Node, tensor: OnnxTensor, form: BlockFormat) -> list[str]:
+    def _store(self, graph: Graph, node: Node, tensor: OnnxTensor, block_format: BlockFormat) -> list[str]:
         """Names of the integers, the scales and, if there are any, the zero points."""
         weight, name = tensor.array(), tensor.name
         try:
             matrix = np.ascontiguousarray(weight.T) if node.op_type == "MatMul" else weight
             inputs = self.inputs.get(name) if node.op_type == "MatMul" else None
-            blocks = self.method(matrix, form, tensor.dtype is DataType.FLOAT16, inputs)
+            blocks = self.method(matrix, block_format, tensor.dtype is DataType.FLOAT16, inputs)
         except QuantizationError as error:
             raise InputError(
                 f"the weight {name!r} of node {node.name!r} cannot be quantised",
@@ -198,7 +198,7 @@ class _Writer:
                 "look at the float model, or keep the node float: nodes_to_exclude=[...]",
             ) from error
         scales = blocks.scales.astype(tensor.dtype.numpy_dtype)
-        suffix = f"_Q{form.bits}"
+        suffix = f"_Q{block_format.bits}"
         if node.op_type == "MatMul" and self.format is QuantFormat.QOperator:
             parts: list[tuple[str, NDArray[Any], DataType | None]]
             stored = uniform_arrays(blocks)
@@ -214,23 +214,27 @@ class _Writer:
             parts = [(f"{name}{end}", array, kind) for end, array, kind in arrays if array is not None]
         return [_added(graph, *part) for part in parts]
 
-    def _product(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
+    def _product(
+        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], block_format: BlockFormat
+    ) -> None:
         self.model.opset_imports.setdefault(MS, 1)
         product = make_node(
             "MatMulNBits",
             [node.inputs[0], *stored],
             node.outputs,
             domain=MS,
-            name=f"{node.name}_Q{form.bits}",
+            name=f"{node.name}_Q{block_format.bits}",
             K=shape[0],
             N=shape[1],
-            bits=form.bits,
-            block_size=form.block_size,
+            bits=block_format.bits,
+            block_size=block_format.block_size,
             accuracy_level=self.accuracy_level or None,
         )
         graph.replace_node(node, product)
 
-    def _table(self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat) -> None:
+    def _table(
+        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], block_format: BlockFormat
+    ) -> None:
         self.model.opset_imports.setdefault(MS, 1)
         table = make_node(
             "GatherBlockQuantized",
@@ -238,19 +242,24 @@ class _Writer:
             node.outputs,
             domain=MS,
             name=f"{node.name}_Q4",
-            block_size=form.block_size,
+            block_size=block_format.block_size,
             gather_axis=0,
             quantize_axis=1,
         )
         graph.replace_node(node, table)
 
     def _dequantised(
-        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], form: BlockFormat
+        self, graph: Graph, node: Node, stored: list[str], shape: tuple[int, ...], block_format: BlockFormat
     ) -> None:
         product = node.copy()
         product.inputs[1] = graph.fresh_name(f"{stored[0]}_output")
         dequantise = make_node(
-            "DequantizeLinear", stored, [product.inputs[1]], name=f"{node.name}_DQ", axis=0, block_size=form.block_size
+            "DequantizeLinear",
+            stored,
+            [product.inputs[1]],
+            name=f"{node.name}_DQ",
+            axis=0,
+            block_size=block_format.block_size,
         )
         graph.replace_node(node, dequantise, product)
 
