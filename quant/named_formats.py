@@ -1,4 +1,4 @@
-"""The forms that have names of their own, as grids that methods work on."""
+"""The formats that have names of their own, as grids that methods work on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from .spec import DecoderSpec
 from .weights import Chunks, Weights
 
 if TYPE_CHECKING:
-    from .write_prequantized import PrequantizedMatrix
+    from .write_prequantized import WrittenWeight
 
 Dims = Sequence[int | str]
 
@@ -237,7 +237,7 @@ class Export:
     spec: DecoderSpec
     options: ExportOptions
     weights: Weights
-    prequantized: dict[str, PrequantizedMatrix] = field(default_factory=dict)
+    prequantized: dict[str, WrittenWeight] = field(default_factory=dict)
     reordered: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
 

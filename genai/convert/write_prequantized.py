@@ -15,7 +15,7 @@ from genai.quant.methods.rtn import quantize_blocks
 
 from ..lora.names import REORDERED
 from ..onnx.node import MS
-from ..ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from ..ops.weight_nodes import WeightNode, embedding_node, linear_node
 from .graph_writer import UINT8, Dims, Export, hidden_dims
 from .options import Precision
 from .weights import not_finite
@@ -50,11 +50,11 @@ def _order_bytes(export: Export, weight: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class PrequantizedMatrix:
-    """A matrix that is in the graph: how its uses are spelled, without the arrays, and the names of these."""
+class WrittenWeight:
+    """A matrix that is in the graph: the nodes that use it, without their arrays, and the names of these."""
 
-    product: WeightSpelling
-    lookup: WeightSpelling
+    product: WeightNode
+    lookup: WeightNode
     names: dict[str, str]
 
 
@@ -102,7 +102,7 @@ def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, colum
     return export.reordered[key]
 
 
-def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> PrequantizedMatrix:
+def _write_matrix(export: Export, projection: Projection, *, is_table: bool = False) -> WrittenWeight:
     name = projection.weight_name
     if name not in export.prequantized:
         parts = [
@@ -111,17 +111,17 @@ def _write_matrix(export: Export, projection: Projection, *, is_table: bool = Fa
         ]
         blocks = np.concatenate(parts) if parts[1:] else parts[0]
         weight = _weight(f"{projection.weights[0]}.weight", blocks)
-        product = spell_product(weight, accuracy_level=export.options.accuracy_level)
+        product = linear_node(weight, accuracy_level=export.options.accuracy_level)
         kind = type_of(blocks)
         assert kind is not None
         export.weights.note_prequantized(kind.name, product.readers, len(parts))
-        lookup = spell_lookup(weight)
+        lookup = embedding_node(weight)
         if is_table and product.arrays.keys() != lookup.arrays.keys():  # both are to read the same arrays
-            product, lookup = (spell(weight, own=True) for spell in (spell_product, spell_lookup))
+            product, lookup = (spell(weight, own=True) for spell in (linear_node, embedding_node))
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
         nothing = np.empty(0, np.uint8)
         product, lookup = (replace(one, arrays=dict.fromkeys(one.arrays, nothing)) for one in (product, lookup))
-        export.prequantized[name] = PrequantizedMatrix(product, lookup, names)
+        export.prequantized[name] = WrittenWeight(product, lookup, names)
     return export.prequantized[name]
 
 

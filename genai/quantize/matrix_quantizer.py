@@ -25,7 +25,7 @@ from .source import FloatModel
 from .stage_values import StageValues
 from .statistics import gather
 from .streaming import ProgramStage, StreamedDecoder, batches_of
-from .workspace import FinishedMatrices, Stored
+from .workspace import FinishedMatrices, FinishedMatrix
 
 Progress = Callable[[Site], None]
 # Tokens per column of a tied matrix.
@@ -63,7 +63,7 @@ class MatrixQuantizer:
 
     # What there is
 
-    def stored(self, site: Site) -> Stored | None:
+    def stored(self, site: Site) -> FinishedMatrix | None:
         """A finished site as it is in the workspace."""
         return self.workspace.get(self._prefix + site.name)
 
@@ -251,7 +251,9 @@ class MatrixQuantizer:
                 raise InputError(f"{site.name}: {error}", f"method {method.name}", "choose another method") from error
             packed = result.packed
             said = {**result.notes, **(notes or {}), **_errors(weight, packed, factors, inputs)}
-            self.workspace.put(self._prefix + site.name, Stored(packed, factors, said, time.perf_counter() - start))
+            self.workspace.put(
+                self._prefix + site.name, FinishedMatrix(packed, factors, said, time.perf_counter() - start)
+            )
             self.source.release(site.name)
             self._progress(site)
 

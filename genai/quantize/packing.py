@@ -13,7 +13,7 @@ from genai.kernels.weights import ROW, QuantizedWeight, pack_bits, packed_bytes
 
 from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
 from ..onnx.node import MS, OURS
-from ..ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from ..ops.weight_nodes import WeightNode, embedding_node, linear_node
 from .choices import FormatChoice
 from .sites import Site
 
@@ -50,7 +50,7 @@ class Packing:
             return
         names: dict[str, str] = {}
         if site.products:
-            product = spell_product(self.packed, accuracy_level=self.accuracy_level, own=self._is_own)
+            product = linear_node(self.packed, accuracy_level=self.accuracy_level, own=self._is_own)
             names = self._constants(product)
             for node in site.products:
                 self._replace_product(self._own(node), product, names)
@@ -85,11 +85,11 @@ class Packing:
 
     # Constants
 
-    def _constants(self, spelling: WeightSpelling, known: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Names of a spelling's arrays, which become initializers; those that are `known` are there."""
+    def _constants(self, weight_node: WeightNode, known: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Names of a node's arrays, which become initializers; those that are `known` are there."""
         found = dict(known or {})
         scales: dict[int, str] = {}
-        for part, array in spelling.arrays.items():
+        for part, array in weight_node.arrays.items():
             if part in found:
                 continue
             # As onnxruntime-genai's builder names them.
@@ -98,7 +98,7 @@ class Packing:
                 found[part] = scales[id(array)]
                 continue
             scales[id(array)] = found[part] = name
-            if part == "scales" and spelling.domain == MS:
+            if part == "scales" and weight_node.domain == MS:
                 self._add_scales(name, array)
             else:
                 self.graph.add_initializer(OnnxTensor.from_array(name, array))
@@ -120,50 +120,50 @@ class Packing:
 
     # Operators
 
-    def _replace_product(self, node: Node, spelling: WeightSpelling, names: Mapping[str, str]) -> None:
+    def _replace_product(self, node: Node, weight_node: WeightNode, names: Mapping[str, str]) -> None:
         bias = node.input(2) if node.op_type == "Gemm" else ""
         result = node.output(0)
         product = self.graph.fresh_name(f"{result}/product") if bias else result
         name = f"{node.name}_Q{self.packed.format.bits}"
-        made = self._computed(spelling, names, node.input(0), product, name)
+        made = self._computed(weight_node, names, node.input(0), product, name)
         if bias:
             made.append(make_node("Add", [product, bias], [result], name=f"{node.name}/bias"))
         self.graph.replace_node(node, *made)
 
     def _computed(
-        self, spelling: WeightSpelling, names: Mapping[str, str], value: str, result: str, name: str
+        self, weight_node: WeightNode, names: Mapping[str, str], value: str, result: str, name: str
     ) -> list[Node]:
         """The operator; one of ours computes in float32, so Casts go around it where values are float16."""
         widened, narrowed = value, result
         before, after = [], []
-        if spelling.domain == OURS and self.site.half:
+        if weight_node.domain == OURS and self.site.half:
             narrowed = self.graph.fresh_name(f"{result}/wide")
             after = [make_node("Cast", [narrowed], [result], name=f"{name}/narrow", to=int(DataType.FLOAT16))]
-            if not spelling.computed:  # x, not ids
+            if not weight_node.computed:  # x, not ids
                 widened = self.graph.fresh_name(f"{value}/wide")
                 before = [make_node("Cast", [value], [widened], name=f"{name}/widen", to=int(DataType.FLOAT))]
         made = make_node(
-            spelling.op_type, spelling.inputs(widened, names), [narrowed], domain=spelling.domain, name=name,
-            **spelling.attributes,
+            weight_node.op_type, weight_node.inputs(widened, names), [narrowed], domain=weight_node.domain, name=name,
+            **weight_node.attributes,
         )  # fmt: skip
         return [*before, made, *after]
 
     def _replace_lookup(self, node: Node, names: Mapping[str, str]) -> None:
         """Rows of what products read, if there are any."""
         packed, graph = self.packed, self.graph
-        spelling = spell_lookup(packed, own=self._is_own, cut=True)
+        weight_node = embedding_node(packed, own=self._is_own, cut=True)
         nodes = []
-        if names and spelling.domain == MS:  # products have them in blocks
+        if names and weight_node.domain == MS:  # products have them in blocks
             shape = graph.add_constant(f"{node.name}/shape", np.array(packed.data.shape, np.int64))
             rows = graph.fresh_name(f"{names['codes']}/rows")
             nodes.append(make_node("Reshape", [names["codes"], shape], [rows], name=rows))
             names = {**names, "codes": rows}
-        names = self._constants(spelling, names)
+        names = self._constants(weight_node, names)
         result = node.output(0)
         # onnxruntime's operator gives whole blocks; the rest is cut off.
-        cut = spelling.domain == MS and packed.format.padded(packed.columns) != packed.columns
+        cut = weight_node.domain == MS and packed.format.padded(packed.columns) != packed.columns
         whole = graph.fresh_name(f"{result}/padded") if cut else result
-        nodes += self._computed(spelling, names, node.input(1), whole, f"{node.name}BlockQuantized")
+        nodes += self._computed(weight_node, names, node.input(1), whole, f"{node.name}BlockQuantized")
         if cut:
             ends = [
                 graph.add_constant(f"{node.name}/{part}", np.array([value], np.int64))

@@ -25,7 +25,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Stored:
+class FinishedMatrix:
     """A finished matrix.
 
     Attributes:
@@ -92,7 +92,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
             self._write(_PLAN, json.dumps({"identity": self._identity}).encode())
         self.resumed = len(list(self.folder.glob("*.done.json")))
 
-    def get(self, name: str) -> Stored | None:
+    def get(self, name: str) -> FinishedMatrix | None:
         """A matrix that is finished, or None."""
         record = self._read(f"{_file(name)}.done.json")
         if record is None:
@@ -106,9 +106,9 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
             arrays["offset_scales"] = arrays["scales"]
         form = WeightFormat(**record["format"])
         packed = QuantizedWeight(form, record["n"], record["k"], **arrays)
-        return Stored(packed, factors, record["notes"], record["seconds"])
+        return FinishedMatrix(packed, factors, record["notes"], record["seconds"])
 
-    def put(self, name: str, result: Stored) -> None:
+    def put(self, name: str, result: FinishedMatrix) -> None:
         """Keep a matrix; it counts as finished when all of it is on disk."""
         packed = result.packed
         arrays: dict[str, NDArray[Any] | None] = {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from genai.convert.prequantized.formats import FORMATS, quantisation_of
-from genai.convert.prequantized.matrices import FLOAT32, StoredMatrix
+from genai.convert.prequantized.matrices import FLOAT32, LazyMatrix
 from genai.quant.block_types import dequantize, type_of
 
 ARRAYS = np.load(Path(__file__).parent / "checkpoint_goldens.npz")
@@ -34,15 +34,15 @@ def stored(case: str) -> dict[str, Any]:
     return found
 
 
-def matrices(case: str) -> dict[str, StoredMatrix]:
+def matrices(case: str) -> dict[str, LazyMatrix]:
     settings = json.loads(ARRAYS[f"{case}/settings"].tobytes())
     key = "quantization" if case.startswith("mlx") else "quantization_config"
     found = quantisation_of({key: settings})
     assert found is not None and settings.get("quant_method", "mlx") in (found.method, "intel/auto-round")
-    return dict(found.form.read(stored(case), found.settings))
+    return dict(found.format.read(stored(case), found.settings))
 
 
-def values(matrix: StoredMatrix) -> Any:
+def values(matrix: LazyMatrix) -> Any:
     """A matrix as float32, its columns in their own order."""
     read = matrix.read()
     assert read.dtype == matrix.dtype

@@ -19,7 +19,7 @@ from genai.models.decoder_graph import read_decoder
 from genai.models.loading import load_decoder
 from genai.models.memory_plan import plan_memory
 from genai.onnx.own_functions import own_functions
-from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from genai.ops.weight_nodes import WeightNode, embedding_node, linear_node
 from genai.quant import formats
 from genai.quant.formats import GRIDS, row_scaled_format
 from tests.decoder.conftest import SMALL
@@ -56,8 +56,8 @@ def folder(form_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
         is_product = node.op_type == "MatMul"
         form, grid = next(forms) if is_product else TABLE
         weight = round_to_nearest(array.T if is_product else array, form, grid)
-        spelling = spell_product(weight, accuracy_level=0) if is_product else spell_lookup(weight)
-        _replace(model.graph, node, spelling, node.input[0 if is_product else 1], matrix)
+        weight_node = linear_node(weight, accuracy_level=0) if is_product else embedding_node(weight)
+        _replace(model.graph, node, weight_node, node.input[0 if is_product else 1], matrix)
     model.functions.extend(own_functions(22))
     model.opset_import.append(helper.make_opsetid("genai", 1))
     kept = {name for node in model.graph.node for name in node.input}
@@ -68,12 +68,12 @@ def folder(form_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     return target
 
 
-def _replace(graph: Any, node: Any, spelling: WeightSpelling, computed: str, name: str) -> None:
-    names = {kind: f"{name}.{kind}" for kind in spelling.arrays}
-    graph.initializer.extend(numpy_helper.from_array(array, names[kind]) for kind, array in spelling.arrays.items())
+def _replace(graph: Any, node: Any, weight_node: WeightNode, computed: str, name: str) -> None:
+    names = {kind: f"{name}.{kind}" for kind in weight_node.arrays}
+    graph.initializer.extend(numpy_helper.from_array(array, names[kind]) for kind, array in weight_node.arrays.items())
     new = helper.make_node(
-        spelling.op_type, spelling.inputs(computed, names), list(node.output), name=node.name, domain=spelling.domain,
-        **spelling.attributes,
+        weight_node.op_type, weight_node.inputs(computed, names), list(node.output), name=node.name,
+        domain=weight_node.domain, **weight_node.attributes,
     )  # fmt: skip
     node.CopyFrom(new)
 

@@ -13,7 +13,7 @@ from genai.compat.onnxruntime.inference_session import InferenceSession
 from genai.kernels.weights import ROW, QuantizedWeight, uniform_format
 from genai.onnx.own_functions import own_functions
 from genai.onnx.reader import read_model
-from genai.ops.weight_spelling import WeightSpelling, spell_lookup, spell_product
+from genai.ops.weight_nodes import WeightNode, embedding_node, linear_node
 from genai.quant import formats
 from genai.quant.formats import GRIDS, row_scaled_format
 from tests.nearest import round_to_nearest
@@ -58,21 +58,21 @@ def made(name: str) -> QuantizedWeight:
     return round_to_nearest(numbers(ROWS, COLUMNS), form, grid)
 
 
-def model_of(spelling: WeightSpelling, given: np.ndarray, *, functions: Any = None) -> onnx.ModelProto:
+def model_of(weight_node: WeightNode, given: np.ndarray, *, functions: Any = None) -> onnx.ModelProto:
     """A graph of one node from `given` to y."""
     node = helper.make_node(
-        spelling.op_type, spelling.inputs("given", {name: name for name in spelling.arrays}), ["y"],
-        domain=spelling.domain, **spelling.attributes,
+        weight_node.op_type, weight_node.inputs("given", {name: name for name in weight_node.arrays}), ["y"],
+        domain=weight_node.domain, **weight_node.attributes,
     )  # fmt: skip
     kind = helper.np_dtype_to_tensor_dtype(given.dtype)
     graph = helper.make_graph(
         [node], "one", [helper.make_tensor_value_info("given", kind, ["b", *given.shape[1:]])],
-        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * (given.ndim + spelling.computed))],
-        [numpy_helper.from_array(array, name) for name, array in spelling.arrays.items()],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None] * (given.ndim + weight_node.computed))],
+        [numpy_helper.from_array(array, name) for name, array in weight_node.arrays.items()],
     )  # fmt: skip
-    if functions is None and spelling.domain == OURS:
+    if functions is None and weight_node.domain == OURS:
         functions = own_functions(OPSET)
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(spelling.domain, 1)]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(weight_node.domain, 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions or ())
 
 
@@ -93,9 +93,9 @@ def here(model: onnx.ModelProto, given: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", FORMS)
 def test_onnxruntime_multiplies_the_same(name: str) -> None:
     weight, x = made(name), numbers(3, 7, COLUMNS)
-    spelling = spell_product(weight, accuracy_level=0)
-    assert spelling.op_type == FORMS[name][2]
-    model = model_of(spelling, x)
+    weight_node = linear_node(weight, accuracy_level=0)
+    assert weight_node.op_type == FORMS[name][2]
+    model = model_of(weight_node, x)
     onnx.checker.check_model(model)
     ours, theirs = here(model, x), by_onnxruntime(model, x)
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
@@ -107,9 +107,9 @@ def test_onnxruntime_multiplies_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_onnxruntime_looks_up_the_same(name: str) -> None:
     weight, ids = made(name), np.array([[3, 0, ROWS - 1], [7, 7, 1]])
-    spelling = spell_lookup(weight)
-    assert spelling.op_type == FORMS[name][3]
-    model = model_of(spelling, ids)
+    weight_node = embedding_node(weight)
+    assert weight_node.op_type == FORMS[name][3]
+    model = model_of(weight_node, ids)
     ours, theirs, exact = here(model, ids), by_onnxruntime(model, ids), weight.dequantize()[ids]
     tolerance = 1e-6 * np.abs(exact).max()
     np.testing.assert_allclose(theirs, exact, rtol=1e-6, atol=tolerance)
@@ -121,7 +121,7 @@ def test_rounded_activations_are_near(name: str) -> None:
     """accuracy_level 4: what 8 bits per block of activations cost."""
     weight, x = made(name), numbers(5, COLUMNS)
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
-    found = here(model_of(spell_product(weight), x), x)
+    found = here(model_of(linear_node(weight), x), x)
     assert 0 < np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
 
 
@@ -132,10 +132,10 @@ def test_functions_of_other_meaning_are_expanded() -> None:
     product = next(function for function in functions if function.name == "QuantizedMatMul")
     product.node.append(helper.make_node("Neg", ["y"], ["negative"]))
     product.output[:] = ["negative"]
-    spelling = spell_product(weight, accuracy_level=0)
-    changed = model_of(spelling, x, functions=functions)
+    weight_node = linear_node(weight, accuracy_level=0)
+    changed = model_of(weight_node, x, functions=functions)
     assert not any(function.known for function in read_model(changed).functions.values())
-    usual = model_of(spelling, x)
+    usual = model_of(weight_node, x)
     assert all(function.known for function in read_model(usual).functions.values())
     np.testing.assert_allclose(here(changed, x), -here(usual, x), rtol=1e-4, atol=1e-3)
 
@@ -143,7 +143,7 @@ def test_functions_of_other_meaning_are_expanded() -> None:
 def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> None:
     weight, x = made("Q3_K"), numbers(2, COLUMNS)
     path, again = tmp_path / "model.onnx", tmp_path / "again.onnx"
-    onnx.save(model_of(spell_product(weight), x), path)
+    onnx.save(model_of(linear_node(weight), x), path)
     from genai.compat.onnxruntime.options import SessionOptions
 
     options = SessionOptions()
@@ -176,9 +176,13 @@ def test_a_model_that_is_written_again_keeps_its_functions(tmp_path: Any) -> Non
 )
 def test_refused(name: str, attributes: dict[str, int], arrays: dict[str, Any], message: str) -> None:
     """What, why and what to do, before anything of such a size is made."""
-    x, spelling = numbers(2, COLUMNS), spell_product(made(name))
-    changed = WeightSpelling(
-        spelling.domain, spelling.op_type, {**spelling.attributes, **attributes}, {**spelling.arrays, **arrays}, 0
+    x, weight_node = numbers(2, COLUMNS), linear_node(made(name))
+    changed = WeightNode(
+        weight_node.domain,
+        weight_node.op_type,
+        {**weight_node.attributes, **attributes},
+        {**weight_node.arrays, **arrays},
+        0,
     )
     with pytest.raises(Exception, match=message) as caught:
         InferenceSession(model_of(changed, x).SerializeToString())
@@ -186,7 +190,7 @@ def test_refused(name: str, attributes: dict[str, int], arrays: dict[str, Any], 
 
 
 def test_a_row_outside_the_table() -> None:
-    model = model_of(spell_lookup(made("3 by 32")), np.array([0]))
+    model = model_of(embedding_node(made("3 by 32")), np.array([0]))
     with pytest.raises(Exception, match="70"):
         InferenceSession(model.SerializeToString()).run(None, {"given": np.array([70])})
 
@@ -194,6 +198,6 @@ def test_a_row_outside_the_table() -> None:
 def test_no_nodes_without_functions_that_are_unknown() -> None:
     """An operator of ours without its functions is still known here."""
     weight, x = made("Q6_K"), numbers(2, COLUMNS)
-    bare = model_of(spell_product(weight, accuracy_level=0), x, functions=())
+    bare = model_of(linear_node(weight, accuracy_level=0), x, functions=())
     exact = x.astype(np.float64) @ weight.dequantize().astype(np.float64).T
     np.testing.assert_allclose(here(bare, x), exact, atol=1e-4)

@@ -16,7 +16,7 @@ from genai.kernels.cpu.linear.formats import pack_weight
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.reference.weights import dequantize_weight
 from genai.kernels.weights import BLOCKS, QuantizationError, QuantizedWeight, uniform_format, unpack_bits
-from genai.ops.weight_spelling import uniform_arrays
+from genai.ops.weight_nodes import uniform_arrays
 from genai.quant.methods.rtn import quantize_blocks
 
 FORMATS = list(product((4, 8), BLOCKS, (True, False)))

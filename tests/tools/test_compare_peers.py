@@ -29,7 +29,7 @@ from tools.peers.engines.base import Engine, last_json  # noqa: E402
 from tools.peers.measure import Comparison, make_models  # noqa: E402
 from tools.peers.processes import Outcome, PeerError, run_measured, spinning  # noqa: E402
 from tools.peers.report import render  # noqa: E402
-from tools.peers.results import Ceiling, Pending, Results, ResultsError, load  # noqa: E402
+from tools.peers.results import Ceiling, Results, ResultsError, Run, load  # noqa: E402
 from tools.peers.shapes import SHAPES, Shape  # noqa: E402
 from tools.peers.workers import timing  # noqa: E402
 from tools.random_weights import RandomWeights  # noqa: E402
@@ -64,14 +64,14 @@ def sample() -> Results:
         for speed in (30.0, 40.0, 90.0):
             first = None if case.warm else 2.0
             ours = Measured(10 * speed, speed, first, 10**9)
-            found.runs.append(Pending("genai", LLAMA.name, case.name, ours, versions=versions))
+            found.runs.append(Run("genai", LLAMA.name, case.name, ours, versions=versions))
             if case.peers:
                 theirs = replace(ours, decode=speed / 2, first_token=first and 3.0, peak_bytes=2 * 10**9)
-                found.runs.append(Pending("llama.cpp", LLAMA.name, case.name, theirs, versions={"gguf": "0.3"}))
+                found.runs.append(Run("llama.cpp", LLAMA.name, case.name, theirs, versions={"gguf": "0.3"}))
             threads = case.threads or 2
             products = {threads: {"fp32": 0.5e12, "vnni int8": 1.5e12}}
             found.ceilings.append(Ceiling(LLAMA.name, case.name, {threads: 40e9}, products))
-    found.runs.append(Pending("onnxruntime-genai", LLAMA.name, "busy", error="python was ended by SIGSEGV: "))
+    found.runs.append(Run("onnxruntime-genai", LLAMA.name, "busy", error="python was ended by SIGSEGV: "))
     return found
 
 
@@ -299,11 +299,11 @@ class TestComparison:
         """Ceilings, every engine, and again; what failed is not tried again, what is there is not measured again."""
         order: list[str] = []
 
-        def measured(self: Comparison, engine: Engine, shape: Shape, case: Case) -> Pending:
+        def measured(self: Comparison, engine: Engine, shape: Shape, case: Case) -> Run:
             order.append(engine.name)
             if engine.name == "llama.cpp":
-                return Pending(engine.name, shape.name, case.name, error="does not")
-            return Pending(engine.name, shape.name, case.name, Measured(1.0, 1.0, None, 1))
+                return Run(engine.name, shape.name, case.name, error="does not")
+            return Run(engine.name, shape.name, case.name, Measured(1.0, 1.0, None, 1))
 
         monkeypatch.setattr(Comparison, "_measured", measured)
         monkeypatch.setattr(Comparison, "_installed", lambda self, engine: True)
@@ -317,7 +317,7 @@ class TestComparison:
                 self.results.ceilings.append(Ceiling(shape.name, case.name, {}, {})),
             ),
         )
-        found = Results(dict(MACHINE), runs=[Pending("genai", "tiny", "c", Measured(1.0, 1.0, None, 1))])
+        found = Results(dict(MACHINE), runs=[Run("genai", "tiny", "c", Measured(1.0, 1.0, None, 1))])
         engines = [ENGINES[name] for name in ("genai", "openvino-genai", "llama.cpp")]
         Comparison(found, tmp_path / "r.json", tmp_path, 1, 3, lambda line: None).run(
             [TINY], engines, [Case("c", 1, 1)]
@@ -334,7 +334,7 @@ class TestComparison:
         assert any("onnxruntime-genai: not installed" in line for line in said)
 
     def test_other_versions_are_said(self, tmp_path: Path) -> None:
-        old = Pending("genai", "tiny", "c", Measured(1.0, 1.0, None, 1), versions={"genai": "0.0.1"})
+        old = Run("genai", "tiny", "c", Measured(1.0, 1.0, None, 1), versions={"genai": "0.0.1"})
         found, said = Results(dict(MACHINE), runs=[old]), []
         Comparison(found, tmp_path / "r.json", tmp_path, 1, 1, said.append).run([], [OURS], [])
         assert any("tiny c was of {'genai': '0.0.1'}" in line for line in said)

@@ -13,13 +13,13 @@ _GPTQ = (*_LESS_ONE, "gptqmodel", "exllamav2", "auto_round", "tritonv2", "triton
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """As `packing_format` says; of GPTQ's layouts only that named after AutoGPTQ has zero points less 1."""
-    form = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
-    kind = form.rpartition(":")[2]
+    format = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
+    kind = format.rpartition(":")[2]
     if "awq" in kind:
         return awq.read(files, settings)
     if kind not in _GPTQ:
         raise UnsupportedModelError(
-            f"quantization_config.packing_format is {form!r}",
+            f"quantization_config.packing_format is {format!r}",
             "of AutoRound's layouts auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq are read",
             "look for the checkpoint of the same model in one of these, or build from the float one",
         )

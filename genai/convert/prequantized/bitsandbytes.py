@@ -13,7 +13,7 @@ from genai.quant.formats import GRIDS
 
 from ...errors import InputError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Codes, Files, Matrices, StoredMatrix, bases, floats, part
+from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, floats, part
 
 _STATE = ".quant_state.bitsandbytes__"
 _MOST_JSON = 1 << 16
@@ -39,7 +39,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
             part(files, f"{base}.weight{_STATE}nf4", ("uint8",))
 
 
-def _int8(files: Files, base: str) -> StoredMatrix:
+def _int8(files: Files, base: str) -> LazyMatrix:
     names = (f"{base}.weight", f"{base}.SCB")
     weight = part(files, names[0], ("int8",), (None, None))
     largest = floats(files, names[1], (len(weight),))
@@ -55,7 +55,7 @@ def _int8(files: Files, base: str) -> StoredMatrix:
     return Codes(shape, 8, 1, (*names, *extra), packed, scales).matrix()
 
 
-def _four_bits(files: Files, base: str, state_name: str) -> StoredMatrix:
+def _four_bits(files: Files, base: str, state_name: str) -> LazyMatrix:
     state = _state(files, state_name)
     rows, columns = state.numbers("shape") if len(state.numbers("shape")) == 2 else (0, 0)
     block, kind = state.integer("blocksize"), state.text("quant_type")
@@ -84,7 +84,7 @@ def _four_bits(files: Files, base: str, state_name: str) -> StoredMatrix:
             both = np.stack([codes >> np.uint8(4), codes & np.uint8(15)], -1).reshape(-1)[: rows * columns]
             return (table[both] * np.repeat(absmax(), block)[: rows * columns]).reshape(rows, columns)
 
-        return StoredMatrix((rows, columns), parts, FLOAT32, values, why=why)
+        return LazyMatrix((rows, columns), parts, FLOAT32, values, why=why)
     groups = columns // block
     return Codes((rows, columns), 4, groups, parts, packed, lambda: absmax().reshape(rows, groups), grid=kind).matrix()
 

@@ -15,7 +15,7 @@ from ...errors import InputError
 from ..checkpoint import CONFIG, Checkpoint, read_json
 from ..hf_config import HFConfig
 from .formats import KEYS, OLD_FILES, StoredQuantisation, quantisation_of
-from .matrices import FLOAT32, StoredMatrix
+from .matrices import FLOAT32, LazyMatrix
 
 
 def read_quantisation(folder: Path) -> StoredQuantisation | None:
@@ -42,9 +42,9 @@ class QuantisedCheckpoint(Checkpoint):
         self.quantisation, self.precision = quantisation, quantisation.precision
         self.config = without_quantisation(self.config)
         plain = {name: super(QuantisedCheckpoint, self).__getitem__(name) for name in self._file_of}
-        self._matrices: dict[str, StoredMatrix] = {}
+        self._matrices: dict[str, LazyMatrix] = {}
         self._last: tuple[str, NDArray[Any]] = "", np.empty(0)
-        for name, matrix in quantisation.form.read(plain, quantisation.settings):
+        for name, matrix in quantisation.format.read(plain, quantisation.settings):
             if name in self._matrices or (name in plain and name not in matrix.parts):
                 raise InputError(f"{name} is there twice", "there is no telling which counts", "download it again")
             self._matrices[name] = matrix
@@ -60,7 +60,7 @@ class QuantisedCheckpoint(Checkpoint):
 
     def _remarks(self) -> list[str]:
         """What is kept, and what cannot be."""
-        title = self.quantisation.form.title
+        title = self.quantisation.format.title
         lost = Counter(matrix.why for matrix in self._matrices.values() if matrix.why)
         count = len(self._matrices)
         return [

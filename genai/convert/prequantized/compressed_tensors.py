@@ -21,8 +21,8 @@ from .matrices import (
     Array,
     Codes,
     Files,
+    LazyMatrix,
     Matrices,
-    StoredMatrix,
     bases,
     bits_of,
     floats,
@@ -43,10 +43,10 @@ _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scal
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """weight_packed or weight with weight_scale, weight_zero_point, weight_shape, weight_g_idx, weight_global_scale."""
-    form = settings.text("format", default="mixed-precision")
-    if form not in _FORMATS or _object(settings, "sparsity_config").get("format", "dense") != "dense":
+    format = settings.text("format", default="mixed-precision")
+    if format not in _FORMATS or _object(settings, "sparsity_config").get("format", "dense") != "dense":
         raise UnsupportedModelError(
-            f"quantization_config.format is {form!r}, or weights are stored as sparse ones",
+            f"quantization_config.format is {format!r}, or weights are stored as sparse ones",
             f"of compressed-tensors' formats {', '.join(_FORMATS)} are read",
             "look for a checkpoint of the same model in one of these, or build from the float one",
         )
@@ -105,7 +105,7 @@ def _scheme(settings: HFConfig) -> _Scheme:
     return scheme
 
 
-def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> StoredMatrix:
+def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) -> LazyMatrix:
     scale_name = f"{base}.weight_scale"
     if f"{base}.weight_packed" in files:
         packed = files[f"{base}.weight_packed"]

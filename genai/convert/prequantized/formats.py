@@ -55,14 +55,14 @@ class StoredQuantisation:
     """How the weights of a checkpoint are quantised: the format, and its settings, already checked."""
 
     method: str
-    form: Format
+    format: Format
     settings: HFConfig
 
     @property
     def precision(self) -> Precision:
         """How weights are stored unless another way is asked for; where floats of 8 bits are most, as integers."""
         is_float = str(self.settings.get("format")) in ("float-quantized", "naive-quantized")
-        return "int8" if is_float else self.form.precision
+        return "int8" if is_float else self.format.precision
 
 
 def quantisation_of(
@@ -75,7 +75,8 @@ def quantisation_of(
         old: the values of those of OLD_FILES that there are.
 
     Raises:
-        UnsupportedModelError: a method, or a form of one, that is not known here. ConfigError: settings of wrong types.
+        UnsupportedModelError: a method, or a format of one, that is not known here. ConfigError: settings of wrong
+            types.
     """
     key = next((key for key in KEYS if values.get(key)), None)
     settings: Any = values[key] if key else None
@@ -97,5 +98,5 @@ def quantisation_of(
             did_you_mean(str(method), FORMATS, "get the float checkpoint, and run genai build --precision int4 on it"),
         )
     found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation"))
-    list(found.form.read({}, found.settings))
+    list(found.format.read({}, found.settings))
     return found

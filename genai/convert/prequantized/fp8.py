@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import InputError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Files, Matrices, StoredMatrix, bases, part
+from .matrices import FLOAT32, Array, Files, LazyMatrix, Matrices, bases, part
 
 KINDS = ("float8_e4m3fn", "float8_e5m2")
 WHY = "8-bit floats"
@@ -40,10 +40,10 @@ def read(files: Files, settings: HFConfig) -> Matrices:
         yield name, matrix(weight, scale, (name, scale_name, *unused), block)
 
 
-def matrix(weight: Array, scale: Array, parts: tuple[str, ...], block: list[int] | None) -> StoredMatrix:
+def matrix(weight: Array, scale: Array, parts: tuple[str, ...], block: list[int] | None) -> LazyMatrix:
     """weight * scale as float32."""
     rows, columns = weight.shape
-    return StoredMatrix((rows, columns), parts, FLOAT32, _product(weight, scale, block), why=WHY)
+    return LazyMatrix((rows, columns), parts, FLOAT32, _product(weight, scale, block), why=WHY)
 
 
 def _product(weight: Array, scale: Array, block: list[int] | None) -> Callable[[], Array]:

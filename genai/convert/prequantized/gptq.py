@@ -20,14 +20,14 @@ _LESS = {"gptq": 1, "gptq_v2": 0}
 
 def read(files: Files, settings: HFConfig) -> Matrices:
     """qweight [inputs * bits / 32, outputs], qzeros [groups, outputs * bits / 32], scales [groups, outputs], g_idx."""
-    form = settings.text("checkpoint_format", default="gptq")
-    if form not in _LESS:
+    format = settings.text("checkpoint_format", default="gptq")
+    if format not in _LESS:
         raise UnsupportedModelError(
-            f"quantization_config.checkpoint_format is {form!r}",
+            f"quantization_config.checkpoint_format is {format!r}",
             f"of GPTQ's formats {' and '.join(_LESS)} are read; others are laid out for one kernel",
             "look for the checkpoint of the same model in one of these, or build from the float one",
         )
-    return matrices(files, settings, _LESS[form])
+    return matrices(files, settings, _LESS[format])
 
 
 def matrices(files: Files, settings: HFConfig, less: int) -> Matrices:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig
-from .matrices import FLOAT32, Array, Codes, Files, Matrices, StoredMatrix, bases, floats, part, rows_of_bits
+from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, floats, part, rows_of_bits
 
 # Of each packing: the type of its words, and by how far numbers are shifted; the first part of all rows comes first.
 _PACKINGS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -42,7 +42,7 @@ def _number(files: Files, base: str, name: str, default: int | None = None) -> i
     return int(tensor.reshape(-1)[0])
 
 
-def _matrix(files: Files, base: str) -> StoredMatrix:
+def _matrix(files: Files, base: str) -> LazyMatrix:
     weight_name = f"{base}.W_q"
     sizes = part(files, f"{base}.shape", ("int32", "int64"), (2,)).tolist()
     rows, columns = int(sizes[0]), int(sizes[1])
@@ -78,7 +78,7 @@ def _matrix(files: Files, base: str) -> StoredMatrix:
             found = (codes().astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)
             return found.reshape(rows, columns)
 
-        return StoredMatrix((rows, columns), parts, FLOAT32, values, why=why)
+        return LazyMatrix((rows, columns), parts, FLOAT32, values, why=why)
     groups = columns // group
 
     def of_groups(tensor: Array) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
-class StoredMatrix:
+class LazyMatrix:
     """A matrix of a checkpoint that is not stored as an array of floats.
 
     Attributes:
@@ -42,7 +42,7 @@ class StoredMatrix:
     order: NDArray[np.int64] | None = None
     why: str = ""
 
-    def of_experts(self, count: int) -> StoredMatrix:
+    def of_experts(self, count: int) -> LazyMatrix:
         """The same rows as those of so many experts."""
         rows, columns = self.shape
         read = self.read
@@ -51,7 +51,7 @@ class StoredMatrix:
         )
 
 
-Matrices = Iterator[tuple[str, StoredMatrix]]
+Matrices = Iterator[tuple[str, LazyMatrix]]
 # The matrices among a checkpoint's tensors, by the names that they have in float checkpoints. Without tensors it
 # checks the settings alone.
 Reader = Callable[[Files, HFConfig], Matrices]
@@ -142,7 +142,7 @@ class Codes:
         scales: reads [rows, groups].
         zeros: integers [rows, groups] that stand for 0, None = 2 ** (bits - 1), or the grid has a 0 of its own.
         least: reads what a code of 0 stands for, [rows, groups].
-        grid: as `plain_blocks` has it. order: as `StoredMatrix` has it.
+        grid: as `plain_blocks` has it. order: as `LazyMatrix` has it.
     """
 
     shape: tuple[int, int]
@@ -156,13 +156,13 @@ class Codes:
     grid: str = "int"
     order: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
-    def matrix(self) -> StoredMatrix:
+    def matrix(self) -> LazyMatrix:
         """As blocks; the groups of a row are cut where they are longer than a block of ours."""
         group = groups_of(self.parts[0], self.shape[1], self.groups)
         columns = block_of(group)
         if columns is None:
             why = f"groups of {group} columns"
-            return StoredMatrix(self.shape, self.parts, FLOAT32, self._floats, self.order, why)
+            return LazyMatrix(self.shape, self.parts, FLOAT32, self._floats, self.order, why)
         second, beside = self._second()
         kind, count = plain_blocks(self.bits, columns, grid=self.grid, second=second), group // columns
 
@@ -172,7 +172,7 @@ class Codes:
             assert scales is not None
             return kind.array(self.packed(), scales, other)
 
-        return StoredMatrix(self.shape, self.parts, kind.dtype, read, self.order)
+        return LazyMatrix(self.shape, self.parts, kind.dtype, read, self.order)
 
     def _second(self) -> tuple[Second, Callable[[], Array] | None]:
         """What blocks have beside scales. A stored zero point may be one above the largest code."""

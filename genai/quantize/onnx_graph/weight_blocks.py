@@ -21,7 +21,7 @@ from ...onnx.ir import Graph, Node, OnnxModel, OnnxTensor, make_node
 from ...onnx.node import MS
 from ...onnx.types import DataType
 from ...onnx.writer import to_proto
-from ...ops.weight_spelling import uniform_arrays
+from ...ops.weight_nodes import uniform_arrays
 from ...optimize.base import Level, run_rewrites
 from ...optimize.constant_folding import lift_constants
 from .selection import chosen_nodes

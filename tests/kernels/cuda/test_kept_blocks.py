@@ -106,13 +106,13 @@ def test_a_generator_is_saved_while_a_step_is_in_flight(opened: Opened, tmp_path
     with opened() as model, generator(model) as one:
         one.append_tokens(list(range(5, 65)))
         assert len(tokens(one, 5)) == 65
-        assert one._open[0].ahead is not None
+        assert one._batch.sequences[0].ahead is not None
         assert one.save_state(tmp_path / "a.state") > 64 * model.decoder.storage.layout.bytes_per_token
         whole = tokens(one, 5)
     with opened() as model, generator(model) as other:
         other.append_tokens([7, 8])
         tokens(other, 3)
-        assert other._open[0].ahead is not None
+        assert other._batch.sequences[0].ahead is not None
         other.load_state(tmp_path / "a.state")
         assert tokens(other, 5) == whole
 

@@ -257,7 +257,7 @@ def test_a_small_run_waits_for_nobody() -> None:
     visits = np.zeros(9, np.int64)
     program = in_order(visit(visits))
     caller = threading.Thread(target=lambda: Threads(3).run(program, nanoseconds=SMALL), daemon=True)
-    with thread_pool._POOL.turn:
+    with thread_pool._POOL.lock:
         caller.start()
         caller.join(20)
         assert visits.all()

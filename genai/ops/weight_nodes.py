@@ -28,7 +28,7 @@ _STAND_IN_BITS = 8
 
 
 @dataclass(frozen=True)
-class WeightSpelling:
+class WeightNode:
     """A node that multiplies with a weight, or looks it up.
 
     Attributes:
@@ -50,7 +50,7 @@ class WeightSpelling:
         return [*found[: self.computed], computed, *found[self.computed :]]
 
 
-def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool = False) -> WeightSpelling:
+def linear_node(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool = False) -> WeightNode:
     """x @ W^T.
 
     Args:
@@ -62,17 +62,17 @@ def spell_product(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool
     sizes = {"N": weight.rows, "K": weight.columns}
     if not own and is_uniform(weight, _BLOCK_BITS):
         attributes = {**sizes, "bits": format.bits, "block_size": format.block_size, **level}
-        return WeightSpelling(MS, BLOCK_PRODUCT, attributes, uniform_arrays(weight), 0, "this package, onnxruntime")
+        return WeightNode(MS, BLOCK_PRODUCT, attributes, uniform_arrays(weight), 0, "this package, onnxruntime")
     kind = None if own else _bnb4_kind(weight)
     if kind is not None:
         swapped = weight.data >> np.uint8(4) | weight.data << np.uint8(4)
         arrays = {"codes": swapped.reshape(-1), "scales": weight.scales.reshape(-1)}
         attributes = {**sizes, "block_size": format.block_size, "quant_type": kind}
-        return WeightSpelling(MS, BNB4_PRODUCT, attributes, arrays, 0, "this package, onnxruntime")
-    return WeightSpelling(OURS, QUANTIZED_PRODUCT, {**_own_attributes(weight), **level}, _own_arrays(weight), 0)
+        return WeightNode(MS, BNB4_PRODUCT, attributes, arrays, 0, "this package, onnxruntime")
+    return WeightNode(OURS, QUANTIZED_PRODUCT, {**_own_attributes(weight), **level}, _own_arrays(weight), 0)
 
 
-def spell_lookup(weight: QuantizedWeight, *, own: bool = False, cut: bool = False) -> WeightSpelling:
+def embedding_node(weight: QuantizedWeight, *, own: bool = False, cut: bool = False) -> WeightNode:
     """Rows of W by ids.
 
     Args:
@@ -84,8 +84,8 @@ def spell_lookup(weight: QuantizedWeight, *, own: bool = False, cut: bool = Fals
         attributes = {"bits": format.bits, "block_size": format.block_size, "gather_axis": 0, "quantize_axis": 1}
         arrays = uniform_arrays(weight)
         arrays["codes"] = weight.data
-        return WeightSpelling(MS, "GatherBlockQuantized", attributes, arrays, 1, "this package, onnxruntime")
-    return WeightSpelling(OURS, QUANTIZED_LOOKUP, _own_attributes(weight), _own_arrays(weight), 1)
+        return WeightNode(MS, "GatherBlockQuantized", attributes, arrays, 1, "this package, onnxruntime")
+    return WeightNode(OURS, QUANTIZED_LOOKUP, _own_attributes(weight), _own_arrays(weight), 1)
 
 
 def is_uniform(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
