@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -287,6 +288,11 @@ class QuantizedWeight:
 
         _by_rows(fill, self.rows, self.columns)
         return values
+
+    def dequantise(self) -> NDArray[np.float32]:
+        """The earlier name of `dequantize`."""
+        warnings.warn("QuantizedWeight.dequantise is now QuantizedWeight.dequantize", DeprecationWarning, stacklevel=2)
+        return self.dequantize()
 
     def dequantize_rows(self, rows: Any, dtype: Any = np.float32) -> NDArray[Any]:
         """Some rows [.., columns]: (scale * multiplier) * grid[code] - offset scale * offset, in this order.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.weights import ROW, WeightFormat
+from genai.kernels.weights import ROW, WeightFormat, uniform_format as uniform_format, uniform_grid as uniform_grid
 
 # What llama.cpp's k-quants are (ggml-common.h): codes, and per block multipliers and minima.
 Q2_K = WeightFormat(2, 16, 256, multiplier_bits=4, offset_bits=4)

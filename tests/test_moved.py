@@ -76,6 +76,34 @@ assert speed.__spec__.name == "genai.bench.speed"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
+def test_earlier_functions_of_quant() -> None:
+    """An example that an earlier docs/quantised_formats.md had."""
+    program = """
+import numpy as np
+from genai.ops.weight_spelling import spell_product
+from genai.quant import formats
+from genai.quant.rounding import round_to_nearest
+from tests import nearest
+weight = np.random.default_rng(0).standard_normal((24, 512)).astype(np.float32)
+for form, grid in (
+    (formats.uniform_format(3, 32), None),
+    (formats.uniform_format(4, 64, zero_points=True), None),
+    (formats.uniform_format(8, 0), None),
+    (formats.Q4_K, None),
+    (formats.IQ4_NL, formats.GRIDS["iq4"]),
+    (formats.row_scaled_format(4, 32), formats.GRIDS["iq4"]),
+):
+    found = round_to_nearest(weight, form, grid)
+    assert found.format == form, found.format
+    expected = nearest.round_to_nearest(weight, form, grid).dequantize()
+    error, least = (np.linalg.norm(each - weight) for each in (found.dequantise(), expected))
+    assert abs(error / least - 1) < 0.02, (form, error, least)
+    assert spell_product(found).op_type
+"""
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, cwd=root)
+
+
 def test_what_was_never_there_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         __import__("genai.model.nothing")

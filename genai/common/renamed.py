@@ -1,7 +1,8 @@
-"""Earlier names of arguments and fields: they still work, with a DeprecationWarning that says today's."""
+"""Earlier names of arguments, fields and functions: they still work, with a DeprecationWarning that says today's."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
@@ -50,6 +51,19 @@ def renamed_fields(**new_names: str) -> Callable[[C], C]:
         return cls
 
     return decorate
+
+
+def renamed_names(module: str, **new_names: str) -> Callable[[str], Any]:
+    """A module's `__getattr__` that finds its functions and classes by their earlier names."""
+
+    def find(name: str) -> Any:
+        if name not in new_names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = new_names[name]
+        warnings.warn(f"{module}.{name} is now {module}.{new}", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new)
+
+    return find
 
 
 def _rename(owner: str, kwargs: dict[str, Any], new_names: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from genai.kernels.weights import BLOCKS, QuantizedWeight, pack_bits, uniform_grid
 from genai.quant.formats import GRIDS
 
+from ..common.renamed import renamed_names
 from ..onnx.node import MS, OURS
 from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
 from .weights import BLOCK_PRODUCT, BNB4_PRODUCT
@@ -25,6 +26,10 @@ _BLOCK_BITS = (2, 4, 8)
 # What onnxruntime looks up.
 _TABLE_BITS = (4, 8)
 _STAND_IN_BITS = 8
+
+__getattr__ = renamed_names(
+    __name__, spell_product="linear_node", spell_lookup="embedding_node", WeightSpelling="WeightNode"
+)
 
 
 @dataclass(frozen=True)
