@@ -173,7 +173,7 @@ def startup(
     """Seconds from the start of a process to the first token."""
     from genai.bench.speed import bench_startup
     from genai.devices import check_device
-    from genai.models.model import check_model_options
+    from genai.models.model_options import check_model_options
 
     check_model_options(threads=threads, device=device)
     check_device(device)

@@ -29,10 +29,10 @@ def info(
 
     With --device, whether it fits into that device's memory. Of an .onnx file: inputs, outputs, operators and sizes.
     """
+    from genai.doctor.model_info import describe, describe_onnx
     from genai.errors import OptionError
     from genai.models.folders import bundled_model
-    from genai.models.info import describe, describe_onnx
-    from genai.models.model import check_model_options
+    from genai.models.model_options import check_model_options
 
     rows: Iterator[tuple[str, str]]
     if model is not None and model.suffix == ".onnx":

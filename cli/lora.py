@@ -50,7 +50,7 @@ def describe_briefly(path: Path) -> dict[str, Any]:
     """An adapter's facts, or why it cannot be read."""
     from genai.errors import GenaiError
     from genai.lora.describe import describe
-    from genai.lora.parameters import read_adapter
+    from genai.lora.read import read_adapter
 
     try:
         return {"path": str(path), **describe(read_adapter(path))}
@@ -71,7 +71,7 @@ def _brief(row: dict[str, Any]) -> str:
 def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
     """Describe an adapter: ranks, projections, scales, size, and the base that it names."""
     from genai.lora.describe import describe
-    from genai.lora.parameters import read_adapter
+    from genai.lora.read import read_adapter
 
     facts = describe(read_adapter(adapter))
     rows = ((name.replace("_", " "), _shown(value)) for name, value in facts.items())
@@ -110,8 +110,9 @@ def convert(
 ) -> None:
     """Write an adapter in the other format: PEFT's folder as an .onnx_adapter file, and the other way round."""
     from genai.lora.gguf import in_our_order, require_our_order
-    from genai.lora.parameters import SUFFIX, input_names, read_adapter, write_onnx_adapter
+    from genai.lora.parameters import SUFFIX, input_names, write_onnx_adapter
     from genai.lora.peft import write_peft
+    from genai.lora.read import read_adapter
     from genai.lora.store import base_identity
     from genai.models.config import Config
 
@@ -165,7 +166,7 @@ def merge(
 def _finite(weight: float, adapter: Path) -> AdapterParameters:
     from math import isfinite
 
-    from genai.lora.parameters import read_adapter
+    from genai.lora.read import read_adapter
 
     if not isfinite(weight):
         raise OptionError(f"--weight {weight}", "a finite number is expected", "give one")

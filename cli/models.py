@@ -97,8 +97,8 @@ def rm(
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
     """Describe a model in the cache: where it lies, its files, licence and revision, and `genai info` of it."""
+    from genai.doctor.model_info import describe
     from genai.hub.choosing import ONNX
-    from genai.models.info import describe
 
     model = _model_named(name)
     facts = {

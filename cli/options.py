@@ -104,9 +104,11 @@ class ModelFlags:
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
         """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
         from genai.models.kv_types import check_here
-        from genai.models.model import Model, check_model_options
+        from genai.models.model_options import check_model_options
 
         check_model_options(**self.options)  # before a model is fetched or built
+        from genai.models.model import Model
+
         with interrupts_end_the_process():
             check_here(self.device, self.kv_type)
             return Model(folder_of(folder), lora=lora, **self.options)
@@ -199,7 +201,7 @@ class EngineFlags(ModelFlags):
         """
         from genai.llm.llm import LLM
         from genai.lora.parameters import adapter_path
-        from genai.models.model import check_model_options
+        from genai.models.model_options import check_model_options
 
         check_model_options(**self.options, context_size=self.ctx_size)
         adapters = [read_lora(text) for text in self.lora or ()]

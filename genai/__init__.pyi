@@ -129,7 +129,7 @@ from .llm.speculation import Speculation as Speculation
 from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats
 from .lora.store import Adapters as Adapters
-from .models.model import ModelOptions as ModelOptions
+from .models.model_options import ModelOptions as ModelOptions
 from .text.tokenizer import TokenizerStream as TokenizerStream
 
 __version__: str

@@ -40,7 +40,7 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     """The executor of a device.
 
     Args:
-        device: one of `genai.models.model.DEVICES`. threads: of the CPU; None = the physical cores available.
+        device: one of `genai.models.model_options.DEVICES`. threads: of the CPU; None = the physical cores available.
 
     Raises:
         OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.

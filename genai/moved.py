@@ -45,7 +45,7 @@ MOVED = {
     "measure.bench.forms": "bench.formats",
     "measure.evaluation": "evaluate",
     "measure.machine": "doctor",
-    "measure.model_info": "models.info",
+    "measure.model_info": "doctor.model_info",
     "measure.plots": "common.plots",
     "measure.result_json": "common.to_json",
     "model": "models",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .weights import WeightFormat
+from .weights import QuantizationError, QuantizedWeight, WeightFormat
 
 # Names. A value that an op reads or makes ("" = absent), and a constant that it reads.
 In = Annotated[str, "in"]
@@ -67,7 +67,7 @@ class RowsType:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A quantised matrix [rows, columns] by the names of its constants; "" = it has none. `stored_weight` reads it.
+    """A quantised matrix [rows, columns] by the names of its constants; "" = it has none. `load` reads it.
 
     Equal weights are packed once, so a tied embedding and head share memory.
 
@@ -110,6 +110,33 @@ class BlockWeight:
     def is_uniform(self) -> bool:
         """Whether it has what onnxruntime's blocks have: integers, a scale, and perhaps a zero point."""
         return not (self.grid or self.values or self.multipliers or self.offset_scales)
+
+    def load(self, array: Callable[[str], NDArray[Any]]) -> QuantizedWeight:
+        """The matrix itself, where its constants are not onnxruntime's blocks (`is_uniform`).
+
+        Args:
+            array: gives a constant by its name.
+
+        Raises:
+            QuantizationError: an array has another type or shape.
+        """
+        names = (self.data, self.scales, self.multipliers, self.offset_scales, self.offsets)
+        data, scales, multipliers, offset_scales, offsets = (array(name) if name else None for name in names)
+        grid = array(self.grid) if self.grid else np.array(self.values, np.float32)
+        assert data is not None and scales is not None
+        if self.high_first:
+            rows = (self.rows, self.format.padded(self.columns) * self.format.bits // 8)
+            wanted = self.rows * self.format.groups(self.columns)
+            if data.size != rows[0] * rows[1] or data.dtype != np.uint8 or scales.size != wanted:
+                raise QuantizationError(
+                    f"codes are {data.dtype} {list(data.shape)}, scales {list(scales.shape)}, expected uint8 of "
+                    f"{rows[0] * rows[1]} bytes, and {wanted} scales"
+                )
+            data, scales = data.reshape(rows), scales.reshape(self.rows, -1)
+            data = data >> np.uint8(4) | data << np.uint8(4)
+        return QuantizedWeight.from_packed(
+            self.format, self.rows, self.columns, data, grid, scales, multipliers, offset_scales, offsets
+        )
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,12 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.cores import allowed_processors
-
-if TYPE_CHECKING:
-    from .ir import BlockWeight
 
 # As a block or a group: all columns of a row.
 ROW = 0
@@ -350,34 +347,6 @@ def _check(name: str, array: NDArray[Any], shape: tuple[int, ...], kind: str) ->
 def _check_range(name: str, array: NDArray[Any], low: int, high: int) -> None:
     if array.size and (array.min() < low or array.max() > high):
         raise QuantizationError(f"{name} lie in [{array.min()}, {array.max()}], expected [{low}, {high}]")
-
-
-def stored_weight(weight: BlockWeight, array: Callable[[str], NDArray[Any]]) -> QuantizedWeight:
-    """The arrays of a weight whose constants are not onnxruntime's blocks (`BlockWeight.is_uniform`).
-
-    Args:
-        array: gives a constant by its name.
-
-    Raises:
-        QuantizationError: an array has another type or shape.
-    """
-    names = (weight.data, weight.scales, weight.multipliers, weight.offset_scales, weight.offsets)
-    data, scales, multipliers, offset_scales, offsets = (array(name) if name else None for name in names)
-    grid = array(weight.grid) if weight.grid else np.array(weight.values, np.float32)
-    assert data is not None and scales is not None
-    if weight.high_first:
-        rows = (weight.rows, weight.format.padded(weight.columns) * weight.format.bits // 8)
-        wanted = weight.rows * weight.format.groups(weight.columns)
-        if data.size != rows[0] * rows[1] or data.dtype != np.uint8 or scales.size != wanted:
-            raise QuantizationError(
-                f"codes are {data.dtype} {list(data.shape)}, scales {list(scales.shape)}, expected uint8 of "
-                f"{rows[0] * rows[1]} bytes, and {wanted} scales"
-            )
-        data, scales = data.reshape(rows), scales.reshape(weight.rows, -1)
-        data = data >> np.uint8(4) | data << np.uint8(4)
-    return QuantizedWeight.from_packed(
-        weight.format, weight.rows, weight.columns, data, grid, scales, multipliers, offset_scales, offsets
-    )
 
 
 def num_blocks(columns: int, block_size: int) -> int:

@@ -24,10 +24,11 @@ ALLOWED = {
 }
 # `python -m genai` is the command line, so this one file looks up.
 ENTRY_POINT = ROOT / "genai" / "__main__.py"
-# The packages inside genai/, from the bottom to the top; those that share a line may import each other.
+# The packages inside genai/, from the bottom to the top: one imports those before it. Adapters change models, and
+# models have places for adapters.
 LAYERS = (
-    "errors moved common onnx ops optimize devices session lowering+engine+lora+models+hub+weight_files+text+"
-    "convert+llm+bench+evaluate+doctor+quantize compat"
+    "errors moved common onnx devices hub ops weight_files optimize session lowering engine lora+models text convert "
+    "doctor evaluate llm quantize bench compat"
 ).split()
 LAYER = {package: level for level, layer in enumerate(LAYERS) for package in layer.split("+")}
 POLICY_CODE = ("genai/engine/scheduler.py", "kvcache/pool.py", "kvcache/table.py")
@@ -146,6 +147,47 @@ def test_imports_have_no_cycles() -> None:
     while leaves := {name for name, found in graph.items() if not found}:
         graph = {name: found - leaves for name, found in graph.items() if name not in leaves}
     assert not graph, f"in cycles, or above one: {sorted(graph)}"
+
+
+def test_lazy_imports_in_cycles_say_why() -> None:
+    """Modules that know each other: what waits, in a function or for type checkers only, has its reason beside it."""
+    modules = {_module(path): path for package in TOP for path in files(package)}
+    edges = {name: list(_all_imported(path, modules)) for name, path in modules.items()}
+    reachable = {name: _reachable(name, edges) for name in modules}
+    texts = {name: path.read_text(encoding="utf-8") for name, path in modules.items()}
+    at_import = {name: set(_lines_at_import(ast.parse(text))) for name, text in texts.items()}
+    silent = [
+        f"{modules[name].relative_to(ROOT)}:{line} imports {other}, which imports it"
+        for name, found in edges.items()
+        for other, line in found
+        if name in reachable[other] and line not in at_import[name] and not _has_reason(texts[name].splitlines(), line)
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def _all_imported(path: Path, modules: dict[str, Path]) -> Iterator[tuple[str, int]]:
+    """Our modules that a file imports anywhere, with the lines."""
+    for name, line in imports(path):
+        found = name if name in modules else name.rpartition(".")[0]
+        if found in modules and found != _module(path):
+            yield found, line
+
+
+def _reachable(name: str, edges: dict[str, list[tuple[str, int]]]) -> set[str]:
+    found, left = set(), [name]
+    while left:
+        left += (new := {other for other, _ in edges[left.pop()]} - found)
+        found |= new
+    return found
+
+
+def _has_reason(lines: list[str], line: int) -> bool:
+    """Whether a comment stands behind an import, or behind what opens its block of imports."""
+    while "#" not in lines[line - 1]:
+        line -= 1
+        if not lines[line - 1].lstrip().startswith(("from ", "import ", "if TYPE_CHECKING")):
+            return False
+    return True
 
 
 def _module(path: Path) -> str:

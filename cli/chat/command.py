@@ -16,15 +16,13 @@ from genai.errors import InputError, OptionError
 
 from .. import options as opt, terminal
 from ..options import sampling_flags
-from ..terminal import Voice, emit, say
-from ..wrapping import WordWrap, harmless
+from ..terminal import Voice, say
+from .reply import answer, say_problem
 from .tools import read_functions
 
 if TYPE_CHECKING:
-    from genai.common.progress_line import ProgressLine
     from genai.llm.chat import ChatSession
     from genai.llm.llm import LLM
-    from genai.text.parsing import Event
 
 
 @sampling_flags
@@ -176,108 +174,3 @@ def session_file(name: str) -> Path:
     except (OSError, RuntimeError) as error:
         raise _cannot_save(name, error) from error
     return folder / f"{name}.json"
-
-
-def say_problem(session: ChatSession, voice: Voice) -> None:
-    """Say why keys and values beside a conversation that was loaded cannot be used."""
-    if session.state_problem is not None:
-        problem = session.state_problem
-        voice.say(f"(it is read anew: {problem.what}; {problem.why})")
-
-
-def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the reply that a session is about to give; until it begins, how far the prompt is read."""
-    with terminal.reading_line() as line:
-        session.on_prompt = None if voice.quiet else line.show
-        show_reply(_without(line, events), voice, markdown=markdown)
-
-
-def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
-    """The events; at each, the line goes away."""
-    for event in events:
-        line.close()
-        yield event
-
-
-def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the events of a reply; once it has begun, stdout ends with a newline whatever happens."""
-    from genai.text.parsing import End, Reasoning, Text, ToolCall
-
-    writer = _MarkdownWriter() if markdown else _PlainWriter()
-    thinking = answering = False
-    try:
-        for event in events:
-            answering = True
-            if isinstance(event, Reasoning):
-                voice.aside(event.text)
-                thinking = True
-                continue
-            if thinking and isinstance(event, Text | ToolCall | End):
-                voice.aside("\n")
-                thinking = False
-            if isinstance(event, Text):
-                writer.write(event.text)
-            elif isinstance(event, ToolCall):
-                writer.write(f"[calls {event.name}({event.arguments_text})]\n")
-    finally:
-        if answering:
-            writer.end()
-
-
-class _PlainWriter:
-    """Pieces as they come; on a terminal words stay whole."""
-
-    def __init__(self) -> None:
-        self._wrap = WordWrap(sys.stdout) if sys.stdout.isatty() else None
-
-    def write(self, text: str) -> None:
-        text = harmless(text, sys.stdout)
-        emit(self._wrap.feed(text) if self._wrap else text)
-
-    def end(self) -> None:
-        emit(self._wrap.flush() if self._wrap else "", "\n")
-
-
-class _MarkdownWriter:
-    """Markdown, rendered block by block: a block ends at an empty line outside of a code fence."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(soft_wrap=False)
-        self._held = ""
-
-    def write(self, text: str) -> None:
-        self._held += harmless(text, sys.stdout)
-        while (end := _block_end(self._held)) is not None:
-            self._render(self._held[:end])
-            self._held = self._held[end:]
-
-    def end(self) -> None:
-        self._render(self._held)
-        self._held = ""
-
-    def _render(self, block: str) -> None:
-        from rich.markdown import Markdown
-
-        if block.strip():
-            with self._console.capture() as capture:
-                self._console.print(Markdown(block.strip("\n")))
-            emit(capture.get() + "\n")
-
-
-def _block_end(text: str) -> int | None:
-    """Where the first block of a text ends; None while it may go on."""
-    inside_code = False
-    position = 0
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            return None
-        position += len(line)
-        if line.lstrip().startswith(("```", "~~~")):
-            inside_code = not inside_code
-            if not inside_code:
-                return position
-        elif not line.strip() and not inside_code and text[:position].strip():
-            return position
-    return None

@@ -14,9 +14,9 @@ from genai.errors import InputError, OptionError
 from ..options import FLAGS, Flag, find_flag, read_lora, read_setting
 from ..terminal import dump_prompt, footer
 from ..wrapping import shortened, table, width_of
-from .command import say_problem
+from .reply import say_problem
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # commands change the loop that runs them
     from .loop import Loop
 
 

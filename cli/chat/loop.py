@@ -13,9 +13,9 @@ from genai.errors import GenaiError
 
 from ..terminal import Voice, dump_prompt, footer, say
 from ..wrapping import printable, shortened
-from .command import answer
 from .commands import COMMANDS, FILE_COMMANDS, run_command, setting_values
 from .editor import LineEditor, TypedText
+from .reply import answer
 
 if TYPE_CHECKING:
     from genai.llm.chat import ChatSession

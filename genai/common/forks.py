@@ -7,6 +7,9 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
+THREAD_NAMES = "genai-pool-"
+"""How names of threads begin that hold no lock between their runs: a process that has only these can be forked."""
+
 _LOCKS: WeakKeyDictionary[Any, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NoReturn
 
+from ..devices import why_no_gpu
 from ..errors import NotSupportedYetError
 
 _SESSION_PAGE = "docs/session.md lists what is"
@@ -49,8 +50,6 @@ _FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.
 
 def is_cuda_available() -> bool:
     """Whether a GPU of NVIDIA can be used."""
-    from ..devices import why_no_gpu
-
     return not why_no_gpu(0)
 
 

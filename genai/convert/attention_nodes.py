@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .graph_writer import CONTRIB, FLOAT, INT32, INT64, POSITIONS, Export, hidden_dims
-from .layers import Projection, write_linear, write_query_key_norm
+from .layers import write_linear, write_query_key_norm
+from .projection import Projection
 from .rope import table_names
 from .write_prequantized import alike
 

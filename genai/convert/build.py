@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from genai.kernels.cpu.jit.kernel_cache import cache_root
+
 from ..common.paths import expanded
 from ..common.renamed import renamed_fields
 from ..engine.sampling.params import model_defaults
@@ -227,8 +229,6 @@ def resolve_model_folder(
     source = expanded(path)
     if not is_checkpoint(source):
         return source
-    from genai.kernels.cpu.jit.kernel_cache import cache_root
-
     is_file = is_gguf(source)
     options = options or ExportOptions(precision=default_precision(source))
     name = source.resolve().name.removesuffix(SUFFIX) if is_file else source.resolve().name

@@ -9,8 +9,9 @@ from genai.kernels.weights import num_blocks
 from .attention_nodes import MASK, TOTAL_LENGTH, Lengths, write_attention, write_lengths
 from .feed_forward import write_feed_forward
 from .graph_writer import CONTRIB, FLOAT, INT64, POSITIONS, UINT8, Dims, Export, hidden_dims, takes_positions
-from .layers import Projection, Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
+from .layers import Residual, write_float_tensor, write_linear, write_matrix, write_norm, write_plain_norm
 from .options import BITS
+from .projection import Projection
 from .rope import write_rope_tables
 from .weights import Chunks, row_chunks
 from .write_prequantized import as_stored, write_prequantized_embedding

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from genai.kernels.weights import pack_bits, uniform_format
 
 from .graph_writer import BOOL, CONTRIB, FLOAT, INT64, Dims, Export, hidden_dims
-from .layers import Matrices, Projection, write_float_tensor, write_linear, write_quantized
+from .layers import Matrices, write_float_tensor, write_linear, write_quantized
 from .options import BITS
+from .projection import Projection
 from .spec import ExpertsSpec
 from .weights import Chunks
 from .write_prequantized import common_form, expert_block, expert_blocks, expert_integers, in_own_order

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,12 +16,10 @@ from onnx import helper, numpy_helper
 
 from ..onnx.node import OURS
 from ..onnx.own_functions import own_functions
+from ..ops.weight_nodes import WeightNode
 from .options import ExportOptions
 from .spec import DecoderSpec
 from .weights import Chunks, Weights
-
-if TYPE_CHECKING:
-    from .write_prequantized import WrittenWeight
 
 Dims = Sequence[int | str]
 
@@ -223,6 +221,15 @@ class HollowFile(DataFile):
 
 
 POSITIONS = "position_ids"
+
+
+@dataclass(frozen=True)
+class WrittenWeight:
+    """A matrix that is in the graph: the nodes that use it, without their arrays, and the names of these."""
+
+    product: WeightNode
+    lookup: WeightNode
+    names: dict[str, str]
 
 
 @dataclass(frozen=True)

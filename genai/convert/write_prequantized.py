@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,11 @@ from genai.quant.methods.rtn import quantize_blocks
 
 from ..lora.names import REORDERED
 from ..onnx.node import MS
-from ..ops.weight_nodes import WeightNode, embedding_node, linear_node
-from .graph_writer import UINT8, Dims, Export, hidden_dims
+from ..ops.weight_nodes import embedding_node, linear_node
+from .graph_writer import UINT8, Dims, Export, WrittenWeight, hidden_dims
 from .options import Precision
+from .projection import Projection
 from .weights import not_finite
-
-if TYPE_CHECKING:
-    from .layers import Projection
 
 Matrices = Iterable[tuple[str, NDArray[Any]]]
 
@@ -47,15 +45,6 @@ def alike(export: Export, names: Iterable[str], precision: Precision) -> bool:
 def _order_bytes(export: Export, weight: str) -> bytes:
     order = export.weights.order(weight)
     return b"" if order is None else order.tobytes()
-
-
-@dataclass(frozen=True)
-class WrittenWeight:
-    """A matrix that is in the graph: the nodes that use it, without their arrays, and the names of these."""
-
-    product: WeightNode
-    lookup: WeightNode
-    names: dict[str, str]
 
 
 def write_prequantized_linear(

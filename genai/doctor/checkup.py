@@ -211,7 +211,7 @@ def check_memory(machine: Machine) -> Finding:
 
 def check_bandwidth(machine: Machine) -> Finding:
     """Measured speed of reading memory, and what it allows."""
-    from .speeds import buffer_size, measure_bandwidth
+    from .speeds import buffer_size, measure_bandwidth  # takes Numba, which other findings do without
 
     cpu = read_processor(machine.root)
     free = max(tightest_bound(memory_bounds(machine.root)).free, 0)
@@ -268,7 +268,7 @@ def check_gpu(machine: Machine) -> Finding:
         return Finding("gpu", Mark.NOTE, text, "pip uninstall that cupy, or install it again", facts)
     from genai.kernels.cuda.driver import NoDevice
 
-    from ..devices import first_gpu
+    from ..devices import first_gpu  # takes Numba
 
     try:
         device = first_gpu()

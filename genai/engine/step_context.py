@@ -14,7 +14,7 @@ from genai.kvcache.table import BlockTable
 from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # contexts are made of sequences, by the decoder that sequences know
     from .paged_sequence import PagedSequence
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
-    from .states import TextState
+    from .states import TextState  # a completion holds a state, and a state makes completions
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 

@@ -24,7 +24,8 @@ from ..lora.store import AdapterChoice, Adapters
 from ..models.config import Config
 from ..models.folders import bundled_model
 from ..models.kv_types import check_here
-from ..models.model import DEFAULT_PREFIX_BYTES, Model, ModelOptions, check_model_options
+from ..models.model import DEFAULT_PREFIX_BYTES, Model
+from ..models.model_options import ModelOptions, check_model_options
 from ..text.parsing import Event, Reply, ReplySplitter, detect, get_parser
 from ..text.template_worker import SHARED
 from ..text.tokenizer import Tokenizer

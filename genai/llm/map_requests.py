@@ -17,7 +17,7 @@ from .mapping import MapRequest
 from .reply_shape import check_choice
 from .requests import RequestBuilder
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # LLM.map is written here
     from .llm import LLM
 
 T = TypeVar("T")

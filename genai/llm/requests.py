@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..engine.adapter_mix import AdapterMix
-from ..engine.sampling.grammar import grammar_of
-from ..engine.sampling.params import SamplingParams, model_defaults, with_defaults
+from ..engine.sampling.params import SamplingParams, grammar_of, model_defaults, with_defaults
 from ..engine.sampling.plan import SamplingPlan, breaker_tokens, plan_sampling, request_seed
 from ..engine.sampling.state import SamplerState
 from ..engine.sequence import ContextShift

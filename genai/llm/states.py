@@ -20,7 +20,7 @@ from .request_options import BeamCallOptions, CallOptions
 from .requests import Prompt
 from .streaming import CompletionStream, Progress, wait_for
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an LLM makes states, which go on by it
     from .llm import LLM
 
 

@@ -22,7 +22,7 @@ from .generation import Generation
 if TYPE_CHECKING:
     import asyncio
 
-    from .states import TextState
+    from .states import TextState  # handed on in completions
 
 _END = None
 

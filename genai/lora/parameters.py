@@ -89,21 +89,6 @@ class AdapterParameters:
         return pairs + sum(array.nbytes for array in self.values.values())
 
 
-def read_adapter(source: str | Path) -> AdapterParameters:
-    """An adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
-
-    Raises:
-        ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
-    """
-    from .gguf import read_gguf_adapter
-    from .peft import read_peft
-
-    path = adapter_path(source)
-    if is_gguf(path):
-        return read_gguf_adapter(path)
-    return read_peft(path) if path.is_dir() else read_onnx_adapter(path)
-
-
 def adapter_path(source: str | Path) -> Path:
     """Where an adapter is. Raises ModelFolderError, InputError: there is none."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,13 +21,12 @@ from genai.kernels.device import DeviceAdapter, Factors
 from ..common.single import Single
 from ..engine.adapter_mix import AdapterMix
 from ..errors import CacheCapacityError, InputError, OptionError, StateError, did_you_mean
+from ..models.model import Model
 from .bind import bind
 from .gguf import in_our_order
-from .parameters import AdapterParameters, read_adapter
+from .parameters import AdapterParameters
 from .peft import BASE_HASH
-
-if TYPE_CHECKING:
-    from ..models.model import Model
+from .read import read_adapter
 
 AdapterChoice: TypeAlias = str | Mapping[str, float] | None
 """The adapters of a request: a name, names with weights, or None."""
@@ -86,9 +85,7 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
     """
 
     def __init__(self, model: Model, *, max_bytes: int | None = None) -> None:
-        from ..models.model import Model as Class
-
-        if not isinstance(model, Class):
+        if not isinstance(model, Model):
             raise InputError(
                 f"Adapters needs a Model, not {type(model).__name__}", "adapters change its products", "pass a Model"
             )

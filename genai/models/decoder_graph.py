@@ -24,8 +24,7 @@ from ..lowering.flatten import AttentionLayer, FlatDecoder, flatten_decoder
 from ..lowering.rows import NotFlattenable
 from ..lowering.rules import find_stored_weights
 from ..onnx.decoder_names import GraphNames
-from ..onnx.ir import DataType, Graph, Node, OnnxModel, OnnxTensor, Value
-from ..onnx.reader import read_model
+from ..onnx.ir import DataType, Graph, Node, OnnxModel, Value
 from ..ops.registry import INT8_LEVEL
 from ..ops.weights import PRODUCTS, ROUNDING_PRODUCTS
 from ..optimize.base import Level, run_rewrites
@@ -33,7 +32,7 @@ from ..optimize.decoders import fuse_matmul_bias, fuse_rotation, fuse_swiglu, pa
 from ..optimize.shapes import infer_shapes
 from ..optimize.simplify import remove_dead_code, remove_identities
 from .config import Config
-from .embedding_graph import join_embedding
+from .decoder_file import read_decoder_file
 from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
@@ -311,38 +310,3 @@ def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, i
     kv_dtype = "fp16" if types == {DataType.FLOAT16} else "fp32"
     per_head = config.model.decoder.head_size * ITEM_BYTES[KV_TYPES[kv_dtype]]
     return kv_dtype, len(past) * (2 if names.past else 1) * config.model.decoder.num_key_value_heads * per_head
-
-
-def read_decoder_file(config: Config) -> OnnxModel:
-    """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
-    model = _read_graph(config, config.model.decoder.filename)
-    _settle_inputs(model.graph)
-    names = config.model.decoder.names
-    if any(value.name == names.inputs_embeds for value in model.graph.inputs):
-        if not config.model.embedding:
-            raise UnsupportedModelError(
-                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} in place of token ids",
-                "genai_config.json names no graph that makes embeddings of tokens (model.embedding)",
-                "name it, or export the model with its embedding",
-            )
-        join_embedding(model, _read_graph(config, config.model.embedding), names)
-    return model
-
-
-def _read_graph(config: Config, name: str) -> OnnxModel:
-    data, path = config.model_data, config.folder / name
-    if name in data:
-        return read_model(data[name], external_data=data, external_folder=path.parent)
-    return read_model(path, external_data=data)
-
-
-def _settle_inputs(graph: Graph) -> None:
-    """`num_logits_to_keep`, as exporters of transformers' models also name "onnx::Neg_67", is 0: all of them."""
-    for value in list(graph.inputs):
-        name = value.name
-        if name not in graph.initializers and (name == "num_logits_to_keep" or name.startswith("onnx::Neg_")):
-            shape = getattr(value.type, "shape", None) or ()
-            zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.int64)
-            graph.add_initializer(OnnxTensor.from_array(name, zeros))
-            graph.inputs.remove(value)
-    graph.invalidate()

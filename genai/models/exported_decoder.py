@@ -17,7 +17,7 @@ from ..optimize.simplify import remove_dead_code
 from ..session.loop import run
 from ..session.plan import PlanOptions, build_plan
 from .config import Config
-from .decoder_graph import read_decoder_file
+from .decoder_file import read_decoder_file
 
 # (past, new tokens) on which a mask is tried, beside one token at the end of the longest context.
 _TRIALS = ((0, 5), (6, 1), (9, 4), (1, 17))

@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import genai.configs
+
 from ..common.foreign_models import foreign_model_error
 from ..common.reading import file_text, json_object
 from ..errors import CacheCapacityError, GenaiError, ModelFolderError, UnsupportedModelError
@@ -20,8 +22,6 @@ BUNDLED_MODEL = "pebble"
 
 def configs_folder() -> Path:
     """The installed configs/ folder."""
-    import genai.configs
-
     return Path(next(iter(genai.configs.__path__)))
 
 

@@ -36,7 +36,8 @@ from ..optimize.shapes import infer_shapes
 from ..session.plan import PlanOptions, build_plan
 from .chosen_device import ChosenDevice
 from .config import Config
-from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder, read_decoder_file
+from .decoder_file import read_decoder_file
+from .decoder_graph import BLOCK_SIZE, DecoderInfo, numpy_dtype, read_decoder
 from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
 

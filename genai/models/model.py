@@ -6,29 +6,28 @@ import threading
 from contextlib import AbstractContextManager
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, cast
 
 from genai.common.forks import renew_locks
 
 from ..common.paths import expanded
 from ..common.single import Single
-from ..errors import OptionError, StateError, did_you_mean, whole_number
+from ..devices import instructions
+from ..engine.decoder import Decoder
+from ..engine.sampling.batch import BatchSampler
+from ..engine.state_file import Identity
+from ..errors import OptionError, StateError
+from ..lora.inputs import check_values
+from ..lora.parameters import AdapterParameters
+from ..lora.targets import LoraTargets
 from .config import Config
+from .decoder_graph import DecoderInfo
 from .folders import folder_errors
+from .identity import model_identity
 from .kv_quality import MEASURED, check_kv_quality
-from .kv_types import KV_TYPES, check_kv_type
+from .loading import add_lora_targets, keep_prefixes, load_as_exported, load_decoder
+from .model_options import check_model_options
 
-if TYPE_CHECKING:
-    from ..engine.decoder import Decoder
-    from ..engine.sampling.batch import BatchSampler
-    from ..engine.state_file import Identity
-    from ..lora.parameters import AdapterParameters
-    from ..lora.targets import LoraTargets
-    from .decoder_graph import DecoderInfo
-
-KV_DTYPES = ("auto", *KV_TYPES)
-ACCURACIES = ("auto", "fp32", "int8")
-DEVICES = ("cpu", "cuda", "auto", "reference")
 DEFAULT_PREFIX_BYTES = 4 * 2**30
 
 
@@ -87,8 +86,6 @@ class Model(Single, AbstractContextManager["Model"]):
         options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "device": device, "lora": lora}
         options |= {"threads": threads, "cache_bytes": cache_bytes, "context_size": context_size}
         check_model_options(**options, kv_dtype_force=kv_dtype_force)
-        from .loading import load_decoder
-
         options = {
             name: int(value) if isinstance(value, Integral) and name != "lora" else value
             for name, value in options.items()
@@ -136,8 +133,6 @@ class Model(Single, AbstractContextManager["Model"]):
     def sampler(self) -> BatchSampler:
         """Chooses tokens over this model's vocabulary; made at the first use."""
         if self._sampler is None:
-            from ..engine.sampling.batch import BatchSampler
-
             self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.executor)
         return self._sampler
 
@@ -147,8 +142,6 @@ class Model(Single, AbstractContextManager["Model"]):
         Raises:
             UnsupportedModelError: it has none.
         """
-        from .loading import add_lora_targets
-
         with self._lora_targets_lock:
             if self._lora_targets is None:
                 self._lora_targets = add_lora_targets(self.decoder, self.info)
@@ -156,14 +149,10 @@ class Model(Single, AbstractContextManager["Model"]):
 
     def check_adapter_values(self, adapter: AdapterParameters) -> None:
         """Raise InputError unless the arrays of an adapter fit inputs of the graph that have a default."""
-        from ..lora.inputs import check_values
-
         check_values(adapter, self.info.defaults)
 
     def decoder_as_exported(self) -> Decoder:
         """A decoder of the same weights in which inputs that have a default can be given; made at the first use."""
-        from .loading import load_as_exported
-
         with self._lora_targets_lock:
             if self._as_exported is None:
                 self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
@@ -171,10 +160,6 @@ class Model(Single, AbstractContextManager["Model"]):
 
     def identity(self) -> Identity:
         """What saved states of this model are known by; it reads the model's files at the first call."""
-        from ..devices import instructions
-        from ..engine.state_file import Identity
-        from .identity import model_identity
-
         with self._lora_targets_lock:
             if self._identity is None:
                 info, computed = self.info, instructions(self.decoder.executor)
@@ -197,8 +182,6 @@ class Model(Single, AbstractContextManager["Model"]):
             OptionError: the folder cannot be used, or max_bytes is no whole number of at least 1.
             UnsupportedModelError: the model runs sequence by sequence, without blocks.
         """
-        from .loading import keep_prefixes
-
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
             raise OptionError(
                 f"prefix cache of {max_bytes!r:.40} bytes", "a whole number of at least 1 is expected", "leave it out"
@@ -226,69 +209,3 @@ class Model(Single, AbstractContextManager["Model"]):
 
     def __repr__(self) -> str:
         return f"Model({str(self.folder)!r}, type={self.type!r})"
-
-
-class ModelOptions(TypedDict, total=False):
-    """The options of Model as keywords of calls."""
-
-    threads: int | None
-    kv_dtype: str
-    accuracy: str
-    cache_bytes: int | None
-    context_size: int | None
-    quiet: bool
-    device: str | None
-    lora: bool
-    kv_dtype_force: bool
-
-
-def check_model_options(
-    *,
-    kv_dtype: str = "auto",
-    accuracy: str = "auto",
-    device: str | None = None,
-    lora: bool = False,
-    kv_dtype_force: bool = False,
-    **numbers: Any,
-) -> None:
-    """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
-    device = "auto" if device is None else device  # the folder has a say
-    _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
-    _check_choice("accuracy", accuracy, ACCURACIES)
-    _check_choice("device", gpu_name(device) or device, DEVICES)
-    if device == "cpu":
-        check_kv_type(kv_dtype, device)
-    if not isinstance(lora, bool):
-        raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
-    if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
-        raise OptionError(
-            f"kv_dtype_force = {kv_dtype_force!r} with kv_dtype = {kv_dtype!r}",
-            f"True or False is expected, and only {MEASURED!r} is ever refused for what it costs",
-            f"leave it out, or set kv_dtype to {MEASURED!r}",
-        )
-    refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
-    for name, value in refused.items():
-        if device == "reference" and value:
-            why = "the reference computes in full precision, with as many threads as NumPy takes"
-            raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
-    for name, value in numbers.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
-            raise OptionError(
-                f"{name} = {value!r}", "a whole number of at least 1 is expected", f"leave {name} out for the default"
-            )
-
-
-def gpu_name(device: str) -> str:
-    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
-    kind, _, number = str(device).partition(":")
-    return kind if kind == "cuda" and whole_number(number) is not None else ""
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
-        more = " (and cuda:1, cuda:2 and so on for other GPUs)" if name == "device" else ""
-        why = f"allowed: {', '.join(allowed)}{more}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
-        likely = "cuda" if str(value).lower().startswith("gpu") else str(value).lower()
-        fix = did_you_mean(likely, allowed, f"pass one of them, or leave {name} out")
-        raise OptionError(f"{name} = {value!r}", why, fix)

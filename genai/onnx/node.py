@@ -15,8 +15,8 @@ from ..errors import GraphError, malformed
 from .tensor import OnnxTensor, SparseTensor
 from .types import AttributeType, DataType, Type
 
-if TYPE_CHECKING:
-    from .ir import Graph
+if TYPE_CHECKING:  # attributes of nodes hold graphs, and graphs nodes
+    from .ir import Graph  # as above
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 """Both names of ONNX's own operator domain."""
@@ -223,7 +223,7 @@ def _stored(value: Any) -> Any:
 
 
 def _type_of(name: str, value: Any) -> AttributeType:
-    from .ir import Graph
+    from .ir import Graph  # as above
 
     kinds: dict[Any, str] = {
         int: "INT", float: "FLOAT", bytes: "STRING", OnnxTensor: "TENSOR", Graph: "GRAPH",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..errors import GraphError
 from .node import Node
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # graphs find uses of names, also in the graphs of their nodes
     from .ir import Graph
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from genai.kernels.checks import FormatError
 from genai.kernels.ir import BlockWeight
 from genai.kernels.weight_layout import check_block_format
-from genai.kernels.weights import BLOCKS, ROW, QuantizedWeight, WeightFormat, stored_weight, uniform_format
+from genai.kernels.weights import BLOCKS, ROW, QuantizedWeight, WeightFormat, uniform_format
 from genai.quant.formats import GRIDS
 
 from ..onnx.own_functions import QUANTIZED_PRODUCT
@@ -112,7 +112,7 @@ def _stands_in(array: Any, number: int) -> bool:
 
 def weight_arrays(spec: NodeSpec, weight: BlockWeight) -> QuantizedWeight:
     """Its arrays, checked."""
-    return stored_weight(weight, lambda name: spec.constant(spec.inputs.index(name)))
+    return weight.load(lambda name: spec.constant(spec.inputs.index(name)))
 
 
 def bnb4_weight(spec: NodeSpec) -> BlockWeight:

@@ -31,7 +31,8 @@ from ..convert.weights import Chunks
 from ..errors import InputError, UnsupportedModelError
 from ..lowering.rules import find_stored_weights
 from ..models.config import Config
-from ..models.decoder_graph import read_decoder_file, whole_number
+from ..models.decoder_file import read_decoder_file
+from ..models.decoder_graph import whole_number
 from ..models.folders import folder_errors
 from ..onnx.ir import DataType, Graph, Node, OnnxTensor, make_node
 from ..ops.weights import BLOCK_PRODUCT

@@ -8,7 +8,7 @@ or bfloat16 where pages hold that: they lose what a page of the same type has lo
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..cache_layout import PagedLayer
 from ..device import UnsupportedOp
@@ -16,12 +16,10 @@ from ..ir import Attention
 from .driver import Driver
 from .grouped import NOBODY, made_with
 from .launches import COUNTED, Counts, Functions, Launch, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .step import tiles_name
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 # Splits of rows that wait to be joined at the same time; more rows are taken one part after another.
 _SPLITS_AT_ONCE = 2048

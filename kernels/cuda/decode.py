@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir import GatedLinear
 from .decode_lanes import NOT_NORMED, ROWS, Lanes, Room, gated_lanes_kernel, lanes, lanes_grid, lanes_kernel
 from .driver import Driver
 from .grouped import COUNTED, GROUP, NOBODY, grouped, made_with
 from .launches import Launch, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .weight_layout import BlockReader
 from .weights import DeviceMatrix
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 # Groups of eight rows that tensor cores multiply; the fewest that suffice are taken.
 GROUPS, GATED_GROUPS = (1, 2, 4, 8), (1, 2, 4)

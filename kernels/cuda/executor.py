@@ -38,7 +38,9 @@ from .grouped import wanted_of
 from .host_nodes import HostPart, known_of, parts_of
 from .launches import Counts, Functions, Launch, Start, bind
 from .logits import DeviceLogits, LogitsBlock, LogitsMemory
-from .lowering import UNARY, CudaLowering, knows, lower
+from .lora import Deltas
+from .lowering import UNARY, knows, lower
+from .lowering_context import CudaLowering
 from .memory import DeviceBytes, Values, as_float32
 from .moe import check_experts
 from .norms import left_to_products, read_by
@@ -309,7 +311,7 @@ class CudaStep:
         self._table = StepTable(driver, capacity, self._tile_rows)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
-            wanted_of(parts), left,
+            wanted_of(parts), Deltas(), left,
         )  # fmt: skip
         chosen, tokens = self._table.address("chosen"), self._table.address("tokens")
         arguments = bind(TAKE_CHOSEN, places=chosen, tokens=tokens, count=0)

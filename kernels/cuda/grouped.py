@@ -7,17 +7,15 @@ kernel. So the memory is taken when the value is made.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import ir
 from ..ir import BlockWeight, HostNode, Op, Per, Projection
 from .host_nodes import HostPart
 from .launches import Launch, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 GROUP = 8
 """Rows of a group."""

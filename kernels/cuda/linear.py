@@ -6,17 +6,15 @@ rows with prefill numerics to bfloat16, as are their weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..ir import Per, Projection
 from .decode import add_decode
 from .launches import COUNTED, Counts, Launch, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 # Rows that one kernel multiplies with a weight that it has read; the kernel with the fewest that suffice is started.
 ROWS_AT_ONCE = (1, 2, 4, 8)

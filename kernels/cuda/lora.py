@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,9 @@ from ..ir import LoraDelta, LoraShrink, Per
 from .adapters import last_tile
 from .driver import Driver
 from .launches import Counts, Functions, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 # Targets of one launch: MOST_PARTS.
 _MOST_PARTS = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,10 @@ from ..ir import MoE, Per, Projection
 from .driver import MOST_IN_GRID, Driver, Grid
 from .launches import COUNTED, Counts, Functions, Launch, bind
 from .linear import COLUMNS_AT_ONCE, ROWS_AT_ONCE, arrange_kernel, arranged
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
 from .weights import STRIDE, DeviceMatrix
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 # The most experts whose pairs one block counts in shared memory.
 MOST_EXPERTS = 1024

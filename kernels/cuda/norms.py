@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import ir
 from ..ir import Constants, weights_of
@@ -11,11 +11,9 @@ from .decode_lanes import ROWS
 from .driver import Grid
 from .grouped import COUNTED as DECODED, NOBODY, made_with
 from .launches import COUNTED, Counts, Launch, bind
+from .lowering_context import CudaLowering
 from .memory import DeviceRows
 from .sources import CudaKernel
-
-if TYPE_CHECKING:
-    from .lowering import CudaLowering
 
 _THREADS, _FOUR_BYTES = 512, 16
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import BlockWeight, Constants
-from ..weights import QuantizedWeight, grid_unit, stored_weight, unpack_bits
+from ..weights import QuantizedWeight, grid_unit, unpack_bits
 
 CHUNK = 32
 """Columns that a lane takes at once."""
@@ -125,7 +125,7 @@ def _uniform(weight: BlockWeight, constants: Constants) -> Layout:
 
 def _general(weight: BlockWeight, constants: Constants) -> Layout:
     """A weight of any format."""
-    stored = stored_weight(weight, constants.array)
+    stored = weight.load(constants.array)
     format, zero = stored.format, first_of_uniform(stored.grid)
     table = None if zero is not None else stored.grid
     if table is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..ir import BlockWeight, Constants, MoE, Op, Projection, Weight, constant_names
-from ..weights import stored_weight, unpack_bits
+from ..weights import unpack_bits
 from .functions import UNARY, Array, Float64
 
 # Numbers of a matrix that are dequantised at once, and how many such slabs are kept for the next step: 256 MiB.
@@ -52,7 +52,7 @@ class ReferenceWeights:
     def rows(self, weight: Weight, which: slice | Array) -> Float64:
         """Some rows of a matrix, those of all experts counted through: [n, columns]."""
         if isinstance(weight, BlockWeight) and not weight.is_uniform:
-            return stored_weight(weight, self._arrays.__getitem__).dequantize_rows(which, np.float64)
+            return weight.load(self._arrays.__getitem__).dequantize_rows(which, np.float64)
         count = max(weight.experts, 1) * weight.rows
         if not isinstance(weight, BlockWeight):
             data = self._arrays[weight.data]

@@ -10,7 +10,7 @@ import pytest
 from genai.cli.app import run
 from genai.cli.options import read_lora
 from genai.errors import OptionError
-from genai.lora.parameters import read_adapter
+from genai.lora.read import read_adapter
 from genai.models.folders import bundled_adapter
 
 CHECKPOINT = Path(__file__).parents[2] / "tools" / "bundled_model" / "checkpoint"

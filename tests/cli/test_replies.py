@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from genai.cli.chat.command import show_reply
+from genai.cli.chat.reply import show_reply
 from genai.cli.terminal import Voice
 from genai.errors import InputError
 from genai.text.parsing import Event, ReplySplitter, Text

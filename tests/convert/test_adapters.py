@@ -16,7 +16,8 @@ from genai.convert import ExportOptions
 from genai.convert.build import execute, plan_build
 from genai.engine.decoder import compute as compute_pending
 from genai.lora.names import module_of
-from genai.lora.parameters import input_names, read_adapter, write_onnx_adapter
+from genai.lora.parameters import input_names, write_onnx_adapter
+from genai.lora.read import read_adapter
 from tools.random_weights import random_tensor
 
 FOLDER = Path(__file__).parent / "adapter_goldens"

@@ -228,7 +228,7 @@ def test_all_types_are_on_the_page() -> None:
 
 
 def test_merging_into_a_gguf_file_is_refused(tmp_path: Path) -> None:
-    from genai.lora.parameters import read_adapter
+    from genai.lora.read import read_adapter
 
     read = read_adapter(write_adapter(tmp_path / "adapter.gguf", SHAPES["llama"]))
     source = write_model(tmp_path / "a.gguf", SHAPES["llama"])

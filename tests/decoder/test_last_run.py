@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import genai as og
+from genai.doctor.model_info import describe
 from genai.errors import InputError, OptionError, StateError, UnsupportedModelError
-from genai.models.info import describe
 
 VOCAB, LAYERS, HIDDEN = 320, 2, 96
 PROMPTS = [[30, 31, 32, 33, 34], [40, 41]]

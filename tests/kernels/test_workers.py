@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.common.forks import THREAD_NAMES
 from genai.kernels.cpu.jit import native, workers
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
 from genai.kernels.cpu.jit.native import Library, NativeFunction
-from genai.kernels.cpu.program.thread_pool import THREAD_NAMES
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 import genai
 from genai import LLM, Model, OptionError, StateError
-from genai.lora.parameters import read_adapter
+from genai.lora.read import read_adapter
 from tests.drawing import Draw
 
 SIZES = {"q_proj": (256, 256), "k_proj": (256, 64), "v_proj": (256, 64), "o_proj": (256, 256),

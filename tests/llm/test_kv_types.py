@@ -12,6 +12,7 @@ import pytest
 
 import genai
 from genai import devices
+from genai.doctor.model_info import describe
 from genai.errors import OptionError
 from genai.evaluate import kl_divergence, read_questions
 from genai.evaluate.divergence import keep_kv_quality
@@ -24,7 +25,6 @@ from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 from genai.models import kv_quality, loading
 from genai.models.config import Config
 from genai.models.folders import bundled_tasks
-from genai.models.info import describe
 from genai.models.kv_types import KV_TYPES, kv_types_on
 
 PACKED: list[dict[str, Any]] = [{"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_dtype_force": True}]

@@ -23,7 +23,8 @@ from genai.llm.chat import ChatSession
 from genai.llm.llm import LLM, ChatOptions
 from genai.llm.request_options import BeamCallOptions, CallOptions
 from genai.llm.states import TextState
-from genai.models.model import Model, ModelOptions
+from genai.models.model import Model
+from genai.models.model_options import ModelOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = {

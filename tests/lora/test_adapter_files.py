@@ -18,8 +18,9 @@ import genai
 from genai import AdapterFormat, InputError, LoraAdapter, Model, ModelFolderError, OrtValue, StateError
 from genai.lora.bind import bind
 from genai.lora.names import Module, module_of
-from genai.lora.parameters import AdapterParameters, input_names, read_adapter, write_onnx_adapter
+from genai.lora.parameters import AdapterParameters, input_names, write_onnx_adapter
 from genai.lora.peft import write_peft
+from genai.lora.read import read_adapter
 from genai.lora.store import base_identity
 from genai.models.folders import bundled_adapter
 

@@ -12,7 +12,7 @@ import pytest
 from genai.cli.app import run
 from genai.errors import InputError
 from genai.lora.gguf import in_our_order, require_our_order
-from genai.lora.parameters import read_adapter
+from genai.lora.read import read_adapter
 
 gguf = pytest.importorskip("gguf")
 from tools.gguf_models import HEAD, HEADS, SHAPES, add_value, close, write_adapter  # noqa: E402

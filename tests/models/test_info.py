@@ -18,8 +18,8 @@ import genai as og
 from genai.cli.info import figures_of
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.doctor import PROGRAM_BYTES
+from genai.doctor.model_info import describe
 from genai.errors import ConfigError, ExternalDataError, GraphError, ModelFolderError, OptionError, TokenizerError
-from genai.models.info import describe
 from genai.models.memory_plan import usable
 from tools.random_weights import RandomWeights
 
@@ -196,7 +196,7 @@ def test_40_gigabytes_take_neither_time_nor_memory(folder: Path) -> None:
     with (folder / "big.data").open("wb") as file:
         file.truncate(rows * SPEC.hidden_size * 4)
     code = (
-        "import json, resource, sys; from genai.models.info import describe; "
+        "import json, resource, sys; from genai.doctor.model_info import describe; "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "facts = describe(sys.argv[1]); after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
         "print(json.dumps([facts['weight_bytes'], facts['memory']['loaded_weight_bytes'], "

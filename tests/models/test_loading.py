@@ -17,6 +17,7 @@ from onnx import helper, numpy_helper
 
 import genai as og
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
+from genai.doctor.model_info import describe
 from genai.errors import (
     CacheCapacityError,
     ConfigError,
@@ -28,7 +29,6 @@ from genai.errors import (
     UnsupportedModelError,
     UnsupportedOpError,
 )
-from genai.models.info import describe
 from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(

@@ -17,12 +17,12 @@ import pytest
 
 import genai as og
 from genai.convert import DecoderSpec, ExportOptions, LongRope, write_model_folder
+from genai.doctor.model_info import describe
 from genai.errors import CacheCapacityError, OptionError
 from genai.kernels.cpu.linear.packing import pack_matrix
 from genai.kernels.weight_layout import BlockMatrix, layout_with
 from genai.models.config import Config
 from genai.models.decoder_graph import read_decoder
-from genai.models.info import describe
 from genai.models.memory_plan import (
     CacheBudget,
     MemoryPlan,

@@ -20,11 +20,11 @@ from typing import Any
 
 import genai
 from genai.convert import build_model
+from genai.doctor.model_info import describe
 from genai.hub import client
 from genai.llm.batch.lines import open_lines
 from genai.llm.batch.run import run_batch
 from genai.lora.describe import find_adapters
-from genai.models.info import describe
 from tools.local_hub import LocalHub
 
 from .files import adapter_bomb, checkpoint_bomb, gguf_bomb, state_bomb

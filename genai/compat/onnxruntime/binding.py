@@ -17,7 +17,7 @@ from ...session.tensors import on_host, value_from_dlpack
 from .errors import InvalidArgument, typed_errors
 from .values import OrtValue, device_of, element_dtype
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a session makes its bindings, which run it
     from .inference_session import InferenceSession
 
 

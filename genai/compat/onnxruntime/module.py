@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+
 import numpy as np
+
+from genai import __version__
+from genai.ops.filling import set_seed as seed_nodes
 
 from ...errors import OptionError
 from .errors import typed
@@ -15,8 +21,6 @@ _global_threads: list[int] = [0]
 
 def get_version_string() -> str:
     """This package's version."""
-    from genai import __version__
-
     return __version__
 
 
@@ -39,8 +43,6 @@ def set_seed(seed: int) -> None:
     Raises:
         OptionError: not a whole number.
     """
-    from genai.ops.filling import set_seed as seed_nodes
-
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
         raise OptionError(f"seed {seed!r}", "a seed is a whole number", "give one")
     seed_nodes(int(seed))
@@ -76,9 +78,6 @@ def preload_dlls(cuda: bool = True, cudnn: bool = True, msvc: bool = True, direc
 
 def print_debug_info() -> None:
     """Print what this machine and package are."""
-    import platform
-    import sys
-
     print(f"{get_build_info()}\nPython {sys.version.split()[0]} on {platform.platform()}")
 
 

@@ -137,7 +137,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def __new__(cls, model: Model, params: GeneratorParams) -> Generator:
         """One with num_beams above 1 is a BeamGenerator."""
         if cls is Generator and isinstance(params, GeneratorParams) and params._options["num_beams"] > 1:
-            from .beams import BeamGenerator
+            from .beams import BeamGenerator  # a Generator that num_beams asks for; derives from this one
 
             cls = BeamGenerator
         return super().__new__(cls)

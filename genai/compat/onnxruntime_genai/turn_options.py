@@ -11,7 +11,7 @@ from ...engine.sampling.search_options import SEARCH_OPTIONS, checked
 from ...errors import InputError, OptionError
 from .guidance import guidance_grammar
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # see TurnOptions
     from .engine import Request
 
 _MOST_STOPS, _MOST_STOP_BYTES = 16, 2**14
@@ -36,7 +36,7 @@ class TurnOptions:
     """
 
     def __init__(self, request: Request) -> None:
-        from .engine import Request
+        from .engine import Request  # a Request is given TurnOptions, which are made for a Request
 
         if not isinstance(request, Request):
             raise InputError(

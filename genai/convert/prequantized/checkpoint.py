@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai.quant.block_types import type_of
+
 from ...errors import InputError
 from ..checkpoint import CONFIG, Checkpoint, read_json
 from ..hf_config import HFConfig
@@ -106,8 +108,6 @@ class QuantisedCheckpoint(Checkpoint):
 
 
 def _block_bytes(dtype: np.dtype[Any], rows: int, columns: int) -> int:
-    from genai.quant.block_types import type_of
-
     kind = type_of(np.empty(0, dtype))
     assert kind is not None
     return rows * (columns // kind.columns) * kind.nbytes

@@ -7,14 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
 from .schema_depth import depth
-
-if TYPE_CHECKING:
-    from .params import SamplingParams
 
 # Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
 MOST_CHARACTERS = 2**20
@@ -110,15 +107,6 @@ class Grammar:
         hold_values(schema)
         # True and false are schemas, too, but hold no options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
-
-
-def grammar_of(params: SamplingParams) -> Grammar | None:
-    """The grammar that a request asks for, if any."""
-    for option in OPTIONS:
-        value = getattr(params, option)
-        if value is not None and value != ():
-            return Grammar(option, json.dumps(value, ensure_ascii=False) if option == "choice" else value)
-    return None
 
 
 def hold_values(schema: Any, name: str = "json_schema") -> None:

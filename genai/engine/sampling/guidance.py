@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from genai.common.forks import renew_locks
 from genai.common.interrupts import Task, ThreadsRefused
 
@@ -18,8 +21,6 @@ from .json_schema import parts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-    from .masks import FilledMask
 
 # Compiled grammars that are kept for later requests.
 _MOST_KEPT = 64
@@ -199,6 +200,18 @@ def _fix(why: str) -> str:
 def _refused(shown: str, why: str, fix: str, where: str = "") -> GrammarError:
     place = f" at {where}" if where else ""
     return GrammarError(f"{shown} cannot be used{place}", why, fix)
+
+
+@dataclass(frozen=True)
+class FilledMask:
+    """A row of an array of masks.
+
+    Attributes:
+        masks: uint32 [M, words], see `SamplingBatch`. row: which of them.
+    """
+
+    masks: NDArray[np.uint32]
+    row: int
 
 
 class Matcher:

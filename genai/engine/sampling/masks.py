@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from genai.kernels.sampling import mask_words
 
-from .guidance import Matcher
+from .guidance import FilledMask, Matcher
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor
@@ -22,18 +21,6 @@ if TYPE_CHECKING:
 # Threads that fill masks. They take cores from the step that runs beside them, and a mask takes a twentieth of a
 # millisecond.
 _MOST_THREADS = 8
-
-
-@dataclass(frozen=True)
-class FilledMask:
-    """A row of an array of masks.
-
-    Attributes:
-        masks: uint32 [M, words], see `SamplingBatch`. row: which of them.
-    """
-
-    masks: NDArray[np.uint32]
-    row: int
 
 
 class MaskFiller:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
@@ -310,3 +311,12 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
     if kept.get("temperature") == 0 and "temperature" not in asked and draws:
         del kept["temperature"]
     return SamplingParams.from_options({**kept, **asked})
+
+
+def grammar_of(params: SamplingParams) -> grammars.Grammar | None:
+    """The grammar that a request asks for, if any."""
+    for option in grammars.OPTIONS:
+        value = getattr(params, option)
+        if value is not None and value != ():
+            return grammars.Grammar(option, json.dumps(value, ensure_ascii=False) if option == "choice" else value)
+    return None

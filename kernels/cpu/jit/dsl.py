@@ -47,7 +47,7 @@ class Helper:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from .compiler import helper_type
+        from .compiler import helper_type  # takes Numba, which kernels that are on disk do without
 
         return helper_type(self)
 
@@ -65,7 +65,7 @@ class VectorOf:
     @cached_property
     def type(self) -> Any:
         """Numba's type."""
-        from .numba_types import Vector
+        from .numba_types import Vector  # takes Numba
 
         return Vector(getattr(types, self.element))
 
@@ -102,7 +102,7 @@ class Intrinsic:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from .compiler import intrinsic_type
+        from .compiler import intrinsic_type  # takes Numba
 
         return intrinsic_type(self)
 

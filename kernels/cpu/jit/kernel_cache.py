@@ -27,6 +27,8 @@ from typing import Any
 
 from genai.common.log import logger
 
+from .isa import isa, processor
+
 _log = logger(__name__)
 _DIGEST_BYTES = 32
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -66,8 +68,6 @@ def source_key(sources: Path, target: Iterable[Any]) -> str:
 
 def compile_target() -> tuple[Any, ...]:
     """Everything outside our sources that changes the machine code. Numba itself is not imported."""
-    from .isa import isa, processor
-
     switches = tuple(os.environ.get(f"NUMBA_{name}") for name in _SWITCHES)
     file = Path(_SWITCHES_FILE)
     written = file.read_bytes() if file.is_file() else b""

@@ -223,7 +223,7 @@ class Library:
         absent = [made for made in waiting if not made.load()]
         behind = [made for made in dict.fromkeys(later) if not (made.ready or made.on_disk())]
         if behind and self.folder.path is not None:
-            from .workers import make_behind
+            from .workers import make_behind  # processes, for what is not on disk; they are told which kernels
 
             make_behind(behind, prepared=bool(absent))
         if absent:
@@ -245,7 +245,7 @@ class Library:
 
 def _each_made(absent: Sequence[Compiled]) -> Generator[Compiled, None, None]:
     """Make kernels ready, here or side by side in other processes; yields each when it is."""
-    from .workers import is_made_behind, make_all
+    from .workers import is_made_behind, make_all  # as above
 
     coming = [made for made in absent if is_made_behind(made)]
     here = [made for made in absent if made not in coming]

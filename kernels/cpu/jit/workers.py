@@ -23,16 +23,15 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 from genai.common.cores import default_threads
+from genai.common.forks import THREAD_NAMES
 from genai.common.interrupts import InterruptsDeferred
-
-from ..program.thread_pool import THREAD_NAMES
 
 _NUMBER = struct.Struct("=i")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 19
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # workers compile what the library, which starts them, asks for
     from .native import Compiled
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from genai.common.host_memory import Arena
 
 from ...ir import Constants, DenseWeight, Weight
-from ...weights import stored_weight
 from ..jit.native import LIBRARY
 from ..linear.calls import alike
 from ..linear.dense import Matrix, pack_dense
@@ -77,7 +76,7 @@ class PackedWeights:
         if isinstance(weight, DenseWeight):
             return pack_dense(constants.array(weight.data), transposed=weight.transposed)
         if not weight.is_uniform:
-            return pack_weight(stored_weight(weight, constants.array), threads=self._threads, arena=self._arena)
+            return pack_weight(weight.load(constants.array), threads=self._threads, arena=self._arena)
         sub_block = 32 if weight.block_size % 32 == 0 else 16
         # Side by side, not one after the other.
         LIBRARY.prepare([find_difference, pack_op(weight.bits, sub_block), run_program, serve])

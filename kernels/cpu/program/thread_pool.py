@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.cores import default_threads
+from genai.common.forks import THREAD_NAMES
 from genai.common.host_memory import huge_array
 from genai.common.interrupts import InterruptsDeferred, Task, ThreadsRefused, start
 
@@ -113,7 +114,6 @@ class _Pool:
             return self.workspace.run(program, context, threads)
 
 
-THREAD_NAMES = "genai-pool-"
 _POOL = _Pool()
 _OWN = threading.local()
 

@@ -15,7 +15,7 @@ import genai
 from genai import AdapterFormat, InputError, OptionError, StateError
 from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import compute
-from genai.lora.parameters import read_adapter
+from genai.lora.read import read_adapter
 from tools.random_weights import RandomWeights
 
 SPEC = DecoderSpec(

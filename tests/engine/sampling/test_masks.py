@@ -12,8 +12,8 @@ import pytest
 from genai.devices import open_executor
 from genai.engine.sampling.batch import BatchSampler
 from genai.engine.sampling.grammar import Grammar
-from genai.engine.sampling.guidance import Guidance, Matcher, TokenBytes
-from genai.engine.sampling.masks import FilledMask, MaskFiller
+from genai.engine.sampling.guidance import FilledMask, Guidance, Matcher, TokenBytes
+from genai.engine.sampling.masks import MaskFiller
 from genai.engine.sampling.params import SamplingParams
 from genai.engine.sampling.plan import RowSampler, plan_sampling
 from genai.errors import GrammarError, SamplingError

@@ -20,14 +20,14 @@ from genai.bench import speed
 from genai.cli.app import run
 from genai.compat.refused import is_cuda_available
 from genai.doctor import checkup
+from genai.doctor.model_info import describe
 from genai.errors import CacheCapacityError, ConfigError, DeviceError, OptionError
 from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda import cupy_driver
 from genai.kernels.cuda.driver import NoDevice
 from genai.models import kv_types, loading
 from genai.models.chosen_device import ChosenDevice
-from genai.models.info import describe
-from genai.models.model import check_model_options
+from genai.models.model_options import check_model_options
 
 from .test_cupy_driver import CONTEXTS, CUDARuntimeError, NVRTCError, Stream, fake_cupy
 

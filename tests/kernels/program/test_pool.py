@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from genai.common.forks import THREAD_NAMES
 from genai.common.interrupts import ThreadsRefused
 from genai.kernels.cpu.jit.arguments import Address, Arguments
 from genai.kernels.cpu.jit.memory import read_int64, write_int64
@@ -22,7 +23,7 @@ from genai.kernels.cpu.jit.native import LIBRARY, native_op
 from genai.kernels.cpu.program import thread_pool
 from genai.kernels.cpu.program.calls import Call, Items, Program, Rows, program_of
 from genai.kernels.cpu.program.step_table import CONTEXT_FIELDS, ContextTable, StepField
-from genai.kernels.cpu.program.thread_pool import MAX_THREADS, THREAD_NAMES, Threads
+from genai.kernels.cpu.program.thread_pool import MAX_THREADS, Threads
 from genai.kernels.cpu.program.waiting import HAS_FUTEX, KNOWS_CORE, fetch_add
 from genai.kernels.device import StepCancelled, StepError
 

@@ -10,21 +10,21 @@ from genai.common.memory_limits import available_memory, format_bytes
 from genai.kernels.device import Executor
 
 from ..devices import tell_of_the_cpu
-from ..doctor import PROGRAM_BYTES
 from ..errors import CacheCapacityError, DeviceError, ModelFolderError
 from ..lowering.rules import find_lowering_rule
+from ..models.config import Config
+from ..models.decoder_graph import DecoderGraph, count_activations, read_decoder
+from ..models.folders import folder_errors
+from ..models.kv_types import check_kv_type, kv_types_on
+from ..models.loading import open_chosen, refused_by
+from ..models.memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
 from ..onnx.ir import Value
 from ..onnx.reader import read_model
 from ..session.arguments import shape_of
 from ..session.plan import missing_operators
 from ..text.chat_template import ChatTemplates
 from ..text.parsing import detect, get_parser
-from .config import Config
-from .decoder_graph import DecoderGraph, count_activations, read_decoder
-from .folders import folder_errors
-from .kv_types import check_kv_type, kv_types_on
-from .loading import open_chosen, refused_by
-from .memory_plan import MemoryPlan, budget_cache, check_limit, default_context, plan_memory, usable
+from . import PROGRAM_BYTES
 
 
 def describe(

@@ -1,0 +1,46 @@
+"""Reads a decoder's ONNX file, and what else its graph needs to take token ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import UnsupportedModelError
+from ..onnx.ir import Graph, OnnxModel, OnnxTensor
+from ..onnx.reader import read_model
+from .config import Config
+from .embedding_graph import join_embedding
+
+
+def read_decoder_file(config: Config) -> OnnxModel:
+    """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
+    model = _read_graph(config, config.model.decoder.filename)
+    _settle_inputs(model.graph)
+    names = config.model.decoder.names
+    if any(value.name == names.inputs_embeds for value in model.graph.inputs):
+        if not config.model.embedding:
+            raise UnsupportedModelError(
+                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} in place of token ids",
+                "genai_config.json names no graph that makes embeddings of tokens (model.embedding)",
+                "name it, or export the model with its embedding",
+            )
+        join_embedding(model, _read_graph(config, config.model.embedding), names)
+    return model
+
+
+def _read_graph(config: Config, name: str) -> OnnxModel:
+    data, path = config.model_data, config.folder / name
+    if name in data:
+        return read_model(data[name], external_data=data, external_folder=path.parent)
+    return read_model(path, external_data=data)
+
+
+def _settle_inputs(graph: Graph) -> None:
+    """`num_logits_to_keep`, as exporters of transformers' models also name "onnx::Neg_67", is 0: all of them."""
+    for value in list(graph.inputs):
+        name = value.name
+        if name not in graph.initializers and (name == "num_logits_to_keep" or name.startswith("onnx::Neg_")):
+            shape = getattr(value.type, "shape", None) or ()
+            zeros = np.zeros([size if isinstance(size, int) else 1 for size in shape], np.int64)
+            graph.add_initializer(OnnxTensor.from_array(name, zeros))
+            graph.inputs.remove(value)
+    graph.invalidate()

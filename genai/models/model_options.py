@@ -1,0 +1,80 @@
+"""The options of `Model`, checked before anything is loaded: importing this takes no kernels."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, TypedDict
+
+from ..errors import OptionError, did_you_mean, whole_number
+from .kv_quality import MEASURED
+from .kv_types import KV_TYPES, check_kv_type
+
+KV_DTYPES = ("auto", *KV_TYPES)
+ACCURACIES = ("auto", "fp32", "int8")
+DEVICES = ("cpu", "cuda", "auto", "reference")
+
+
+class ModelOptions(TypedDict, total=False):
+    """The options of Model as keywords of calls."""
+
+    threads: int | None
+    kv_dtype: str
+    accuracy: str
+    cache_bytes: int | None
+    context_size: int | None
+    quiet: bool
+    device: str | None
+    lora: bool
+    kv_dtype_force: bool
+
+
+def check_model_options(
+    *,
+    kv_dtype: str = "auto",
+    accuracy: str = "auto",
+    device: str | None = None,
+    lora: bool = False,
+    kv_dtype_force: bool = False,
+    **numbers: Any,
+) -> None:
+    """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
+    device = "auto" if device is None else device  # the folder has a say
+    _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
+    _check_choice("accuracy", accuracy, ACCURACIES)
+    _check_choice("device", gpu_name(device) or device, DEVICES)
+    if device == "cpu":
+        check_kv_type(kv_dtype, device)
+    if not isinstance(lora, bool):
+        raise OptionError(f"lora = {lora!r}", "True or False is expected", "leave it out for False")
+    if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
+        raise OptionError(
+            f"kv_dtype_force = {kv_dtype_force!r} with kv_dtype = {kv_dtype!r}",
+            f"True or False is expected, and only {MEASURED!r} is ever refused for what it costs",
+            f"leave it out, or set kv_dtype to {MEASURED!r}",
+        )
+    refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
+    for name, value in refused.items():
+        if device == "reference" and value:
+            why = "the reference computes in full precision, with as many threads as NumPy takes"
+            raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
+    for name, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+            raise OptionError(
+                f"{name} = {value!r}", "a whole number of at least 1 is expected", f"leave {name} out for the default"
+            )
+
+
+def gpu_name(device: str) -> str:
+    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
+    kind, _, number = str(device).partition(":")
+    return kind if kind == "cuda" and whole_number(number) is not None else ""
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
+        more = " (and cuda:1, cuda:2 and so on for other GPUs)" if name == "device" else ""
+        why = f"allowed: {', '.join(allowed)}{more}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
+        likely = "cuda" if str(value).lower().startswith("gpu") else str(value).lower()
+        fix = did_you_mean(likely, allowed, f"pass one of them, or leave {name} out")
+        raise OptionError(f"{name} = {value!r}", why, fix)
