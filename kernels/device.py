@@ -162,7 +162,7 @@ class StepFunction(Protocol):
     def takes_choices(self) -> bool:
         """Whether `run` only starts a step, and takes tokens that nobody knows yet (`StepContext.choice`)."""
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, DeviceArray]:
+    def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, DeviceArray]:
         """Compute the program's outputs, [T, width] each, which the next step may overwrite.
 
         Args:
@@ -175,7 +175,7 @@ class StepFunction(Protocol):
             DeviceFailed: such as a GPU that was lost.
         """
 
-    def seconds(self, step: StepContext, given: Mapping[str, Any] | None = None) -> float:
+    def seconds(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> float:
         """Run a step, and say how long the device took for it, by its own clock where it has one: without what goes
         there before and comes back behind it."""
 
@@ -317,7 +317,7 @@ class Executor(Protocol):
             layers: per cache layer its pages.
 
         Raises:
-            UnsupportedRecord: an op that this device does not know.
+            UnsupportedOp: an op that this device does not know.
         """
 
     def sampler(self, vocab_size: int) -> Sampler:
@@ -330,14 +330,14 @@ class Executor(Protocol):
         """An op as a function of arrays: its values in order to its outputs.
 
         Raises:
-            UnsupportedRecord: there is none.
+            UnsupportedOp: there is none.
         """
 
     def load_adapter(self, factors: Sequence[Sequence[Factors]]) -> DeviceAdapter:
         """Copy an adapter into the device's memory.
 
         Args:
-            factors: per place of the programs that it is for (see `ops.LoraDelta`), those that lie there, all of one
+            factors: per place of the programs that it is for (see `ir.LoraDelta`), those that lie there, all of one
                 type; where there are several, of different columns.
 
         Raises:

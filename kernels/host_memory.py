@@ -35,7 +35,7 @@ class TimedByHost:
 
 
 class HostMemory:
-    """What executors have in common whose memory is the host's; see `executor.Executor`."""
+    """What executors have in common whose memory is the host's; see `device.Executor`."""
 
     # As fast as longer steps for short prompts and faster for long ones, because the rows stay in the second-level
     # cache; and what a step needs of memory grows with it.

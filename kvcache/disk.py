@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,7 @@ class BlockDirectory:
             raise DirectoryError(f"{error.filename or folder} lies below a file") from error
         except OSError as error:
             raise DirectoryError(f"{error.filename or folder}: {error.strerror or error}") from error
-        self._waiting: queue.SimpleQueue[tuple[bytes, bytes, Any] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[bytes, bytes, NDArray[np.uint8]] | None] = queue.SimpleQueue()
         self._waiting_bytes = 0
         self._lock = threading.Lock()
         renew_locks(self, "_lock")
@@ -100,7 +100,7 @@ class BlockDirectory:
 
     # --- for the pool ------------------------------------------------------------------------------------------------
 
-    def load(self, key: bytes) -> tuple[bytes, Any] | None:
+    def load(self, key: bytes) -> tuple[bytes, NDArray[np.uint8]] | None:
         """See Backing.load. A file that is damaged, or vanishes meanwhile, is none."""
         path = self._path(key)
         found = self._read(path)
@@ -110,7 +110,7 @@ class BlockDirectory:
             self._found += 1
         return found
 
-    def fill(self, block: int, content: Any) -> None:
+    def fill(self, block: int, content: NDArray[np.uint8]) -> None:
         """See Backing.fill."""
         self._device.write_block(self._storage.blocks, block, content)
 
@@ -163,7 +163,7 @@ class BlockDirectory:
         name = hashlib.sha256(self._identity + key).hexdigest()
         return self.folder / name[:2] / name[2:]
 
-    def _read(self, path: Path) -> tuple[bytes, Any] | None:
+    def _read(self, path: Path) -> tuple[bytes, NDArray[np.uint8]] | None:
         """The note and the block of a file; None if it is not there or damaged."""
         size = self._storage.blocks.shape[1]
         most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._storage.layout.block_size
@@ -190,10 +190,10 @@ class BlockDirectory:
             with self._lock:
                 self._waiting_bytes -= content.nbytes
 
-    def _write(self, path: Path, note: bytes, content: Any) -> None:
+    def _write(self, path: Path, note: bytes, content: NDArray[np.uint8]) -> None:
         head = _MAGIC + _NOTE.pack(len(note)) + note
         digest = hashlib.sha256(head)
-        digest.update(content)
+        digest.update(content.data)
         size = len(head) + content.nbytes + _DIGEST
         if size > self.max_bytes:
             self._dropped += 1
@@ -203,7 +203,7 @@ class BlockDirectory:
         try:
             with temporary.open("xb") as file:
                 file.write(head)
-                file.write(content)
+                file.write(content.data)
                 file.write(digest.digest())
             with self._sum() as total:
                 total[0] -= path.stat().st_size if path.exists() else 0

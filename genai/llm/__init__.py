@@ -1,5 +1,5 @@
 """LLM: prompts and conversations in, completions out.
 
-`requests` checks what callers give, `generation` is one sample while it runs, `delivery` waits for it (blocking,
+`requests` checks what callers give, `generation` is one sample while it runs, `streaming` waits for it (blocking,
 streamed, async), `completion` is the result, `chat` a conversation. Nothing here knows graphs or kernels.
 """

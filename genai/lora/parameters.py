@@ -49,7 +49,7 @@ class AdapterParameters:
         base_hash: the identity of that model, if the files say it; see `base_identity`.
         kind: "peft", "onnx_adapter" or "gguf".
         fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
-        permuted: rows of queries and keys are in the order of ggml; see `gguf_adapter`.
+        permuted: rows of queries and keys are in the order of ggml; see `gguf`.
     """
 
     source: Path

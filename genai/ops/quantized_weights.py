@@ -1,7 +1,7 @@
 """Products with and look-ups in quantised weights of any form: our own operators, and MatMulBnb4.
 
 Inputs of ours are x (or codes and ids), then codes, grid, scales, multipliers, offset scales and offsets, as
-`kernels.weights` has them; `graph.own_functions` says in standard operators what they compute. A single number
+`kernels.weights` has them; `onnx.own_functions` says in standard operators what they compute. A single number
 stands in for multipliers (1) and offsets (0) that there are not.
 """
 

@@ -1,7 +1,7 @@
 """How a quantised weight is written into a graph: as the operator that most runtimes read, and who they are.
 
 Blocks of 2, 4 and 8 bits are onnxruntime's own, NF4 and FP4 in whole blocks are its MatMulBnb4. All else is an
-operator of ours: its model carries functions that say what it means (`graph.own_functions`), so that runtimes which
+operator of ours: its model carries functions that say what it means (`onnx.own_functions`), so that runtimes which
 expand functions run it, and dequantise the weights when they load it.
 """
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache_layout import PAGE_TOKENS, PagedLayer
-from ..device import Factors, StepContext, UnsupportedOp
+from ..device import DeviceArray, Factors, StepContext, UnsupportedOp
 from ..fusion import fuse_gated_linears
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import (
@@ -75,7 +75,7 @@ class CpuExecutor(HostMemory):
     def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not knows(op)})
         if unknown:
-            raise UnsupportedOp(f"the CPU does not know records of the kinds {', '.join(unknown)}")
+            raise UnsupportedOp(f"the CPU does not know ops of the kinds {', '.join(unknown)}")
         if kinds := sorted({layer.kind for layer in layers if layer is not None} - {*PAGE_KINDS}):
             raise UnsupportedOp(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
@@ -134,8 +134,8 @@ class CpuStep(TimedByHost):
         )
         self._num_targets = 1 + max((r.target for r in program.ops if isinstance(r, LoraShrink)), default=-1)
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
-        values: dict[str, Any] = dict(given or {})
+    def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, Array]:
+        values: dict[str, DeviceArray] = dict(given or {})
         for name, (ids, dtype) in self._program.ids.items():
             values[name] = (step.tokens if ids is Ids.TOKENS else step.positions)[None].astype(dtype, copy=False)
         fill_table(self._table, step, self._floats_per_split)
@@ -198,7 +198,7 @@ class _Segment:
         self._program_for(_FIRST_CAPACITY)  # so that the first step does not wait
 
     def run(
-        self, counts: Mapping[StepField, int], positions: int, table: ContextTable, values: Mapping[str, Any]
+        self, counts: Mapping[StepField, int], positions: int, table: ContextTable, values: Mapping[str, DeviceArray]
     ) -> dict[str, Array]:
         """Compute the values that are read outside; the step's sequences have so many positions in sum."""
         program, types = self._program_for(counts), self._source.types

@@ -41,7 +41,7 @@ _LARGEST_HEAD, _HEAD_STEP = 256, 8
 
 
 def check_attention(op: Attention, layer: PagedLayer | None) -> None:
-    """Raise UnsupportedRecord, which names what there is no kernel for."""
+    """Raise UnsupportedOp, which names what there is no kernel for."""
     kind = "none" if layer is None else layer.kind
     if kind not in KINDS:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")

@@ -18,6 +18,7 @@ from ..cache_layout import PagedLayer
 from ..cpu.program.thread_pool import Threads
 from ..device import (
     DeviceAdapter,
+    DeviceArray,
     Factors,
     KeyRotation,
     StepCancelled,
@@ -92,13 +93,13 @@ class CudaExecutor:
     def allocate(self, nbytes: int) -> DeviceBytes:
         return DeviceBytes(self.driver.zeros(nbytes))
 
-    def read_block(self, blocks: Any, index: int) -> NDArray[np.uint8]:
+    def read_block(self, blocks: DeviceArray, index: int) -> NDArray[np.uint8]:
         return self.driver.download(blocks[index])
 
-    def write_block(self, blocks: Any, index: int, content: NDArray[np.uint8]) -> None:
+    def write_block(self, blocks: DeviceArray, index: int, content: NDArray[np.uint8]) -> None:
         self.driver.write(blocks[index], content)
 
-    def copy_blocks(self, blocks: Any, copies: Sequence[tuple[int, int]]) -> None:
+    def copy_blocks(self, blocks: DeviceArray, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
             self.driver.copy_row(blocks, source, destination)
 
@@ -115,7 +116,7 @@ class CudaExecutor:
             self._sampling = self.driver.load(SAMPLING_KERNELS)
         return CudaSampler(self.driver, self._sampling, vocab_size, self.host_threads)
 
-    def host(self, rows: Any) -> NDArray[np.float32]:
+    def host(self, rows: DeviceArray) -> NDArray[np.float32]:
         return np.asarray(rows) if isinstance(rows, np.ndarray | DeviceLogits) else self.driver.download(rows)
 
     def array_function(self, op: Op, constants: Constants) -> Callable[..., Any]:
@@ -146,11 +147,11 @@ class CudaExecutor:
 
 
 def check_part(part: Op | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None) -> None:
-    """Raise UnsupportedRecord, which names what is missing, for a part of a program that there are no kernels for."""
+    """Raise UnsupportedOp, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         return
     if not knows(part):
-        raise UnsupportedOp(f"CUDA does not know records of the kind {type(part).__name__}")
+        raise UnsupportedOp(f"CUDA does not know ops of the kind {type(part).__name__}")
     for weight in weights_of(part):
         check_weight(weight, constants)
     if isinstance(part, ir.Attention):
@@ -173,7 +174,7 @@ class CudaStep:
         self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
         self._counts: Counts = {}
-        self._known: dict[str, Any] = {}
+        self._known: dict[str, DeviceArray] = {}
         self._lower(Capacity())
 
     @property
@@ -183,16 +184,16 @@ class CudaStep:
         width = self._program.types[self._program.outputs[0]].width
         return not self._has_host_nodes and min(rows, default=0) >= width
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, DeviceArray]:
         counts = self.prepare(step, given)
         self.start(counts)
         return {name: self._result(name, counts) for name in self._program.outputs}
 
-    def seconds(self, step: StepContext, given: Mapping[str, Any] | None = None) -> float:
+    def seconds(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> float:
         counts = self.prepare(step, given)
         return self._driver.seconds(lambda: self.start(counts))
 
-    def prepare(self, step: StepContext, given: Mapping[str, Any] | None = None) -> Counts:
+    def prepare(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> Counts:
         """Bring a step into device memory; what `start` takes. The arguments are those of `run`."""
         self._limits.check(step)
         chosen = None
@@ -262,7 +263,7 @@ class CudaStep:
     def resume(self) -> None:
         self._cancelled = False
 
-    def _result(self, name: str, counts: Mapping[str, int]) -> Any:
+    def _result(self, name: str, counts: Mapping[str, int]) -> DeviceArray:
         """Rows of tokens on the host; those that logits are made of where they are."""
         if name not in self._values.buffers:
             return self._known[name]
@@ -302,7 +303,7 @@ class CudaStep:
         self._capacity: Capacity | None = None
         self._starts: list[Start] = []
         self._functions: Functions = {}
-        self._views: dict[tuple[str, int], Any] = {}
+        self._views: dict[tuple[str, int], DeviceArray] = {}
         self._graphs, self._held = GraphCache(driver), list[Any]()
         rows = {Per.TOKEN: capacity.tokens, Per.LOGITS: capacity.logits_rows}
         parts, types = self._arranged()

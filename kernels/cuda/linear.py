@@ -41,7 +41,7 @@ def product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows, *, ex
     """out = branch(x).
 
     Raises:
-        UnsupportedRecord: no kernel reads the weight.
+        UnsupportedOp: no kernel reads the weight.
     """
     matrix = at.weights.matrix(branch.weight, at.constants)
     given = _results(at, branch, matrix, out)

@@ -110,7 +110,7 @@ def shrink(at: CudaLowering, op: LoraShrink) -> None:
     """Add a target to the launch before it, if that reads the same value and has room, else a launch.
 
     Raises:
-        UnsupportedRecord: rows of something else than tokens.
+        UnsupportedOp: rows of something else than tokens.
     """
     x, last = at.values[op.x], at.starts[-1] if at.starts else None
     if x.per is not Per.TOKEN:

@@ -36,9 +36,9 @@ def lower(op: ir.Op, at: CudaLowering) -> None:
     """Add an op's launches; its inputs are in memory already.
 
     Raises:
-        UnsupportedRecord: there are no kernels for it.
+        UnsupportedOp: there are no kernels for it.
     """
-    raise UnsupportedOp(f"CUDA does not know records of the kind {type(op).__name__}")
+    raise UnsupportedOp(f"CUDA does not know ops of the kind {type(op).__name__}")
 
 
 def knows(op: ir.Op) -> bool:

@@ -46,7 +46,7 @@ SWIGLU = "swiglu"
 
 
 def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
-    """Raise UnsupportedRecord, which names what there is no kernel for.
+    """Raise UnsupportedOp, which names what there is no kernel for.
 
     Args:
         functions: of one number, that kernels know.

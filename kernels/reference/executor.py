@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import ir
 from ..cache_layout import PagedLayer
-from ..device import Factors, StepCancelled, StepContext, UnsupportedOp
+from ..device import DeviceArray, Factors, StepCancelled, StepContext, UnsupportedOp
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import Constants, HostNode, Ids, Op, OpProgram, Projection, Weight, constant_names
 from .attention import attention, within
@@ -38,7 +38,7 @@ class ReferenceExecutor(HostMemory):
     def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not isinstance(op, KNOWN)})
         if unknown:
-            raise UnsupportedOp(f"the reference does not know records of the kinds {', '.join(unknown)}")
+            raise UnsupportedOp(f"the reference does not know ops of the kinds {', '.join(unknown)}")
         return ReferenceStep(program, layers, self._weights_of(program.constants).hold(program.ops))
 
     def _weights_of(self, constants: Constants) -> ReferenceWeights:
@@ -83,7 +83,7 @@ class ReferenceStep(TimedByHost):
         self._values: dict[str, Any] = {}
         self._cancelled = False
 
-    def run(self, step: StepContext, given: Mapping[str, Any] | None = None) -> dict[str, Array]:
+    def run(self, step: StepContext, given: Mapping[str, DeviceArray] | None = None) -> dict[str, Array]:
         self._values, integers = dict(given or {}), {Ids.TOKENS: step.tokens, Ids.POSITIONS: step.positions}
         for name, (ids, dtype) in self._program.ids.items():
             self._values[name] = integers[ids][None].astype(dtype)

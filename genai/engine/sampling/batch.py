@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai.common.forks import renew_locks
-from genai.kernels.device import Executor, TokenChoice
+from genai.kernels.device import DeviceArray, Executor, TokenChoice
 from genai.kernels.sampling import ALL_MASKED, FINE, HAS_INFINITY, HAS_NAN
 
 from ...devices import open_executor
@@ -45,7 +45,7 @@ class Normalizer(Protocol):
     """The part of a Sampler that makes log-probabilities of logits."""
 
     def log_normalizers(
-        self, logits: Any, rows: NDArray[np.int64], top: int
+        self, logits: DeviceArray, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """See genai.kernels.device.Sampler."""
 

@@ -34,7 +34,7 @@ class Affine:
 
     Attributes:
         bias: float32 [matrix.rows]. addend: rows as wide as the result; they may be the result's own.
-        target: for which `shrink_call` has computed the step's hidden rows; NO_PLACE = adapters cannot change it.
+        target: for which `shrink_call` has computed the step's hidden rows; NO_TARGET = adapters cannot change it.
     """
 
     matrix: Matrix

@@ -12,7 +12,7 @@ from .lora import NO_TARGET
 
 
 class TermsArguments(Arguments):
-    """What columns are multiplied by, then what is added: by adapters (their target; NO_PLACE = none), a bias, a row of
+    """What columns are multiplied by, then what is added: by adapters (their target; NO_TARGET = none), a bias, a row of
     addends. All are as wide as the result; 0 = none."""
 
     scale: Address = None

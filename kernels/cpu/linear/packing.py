@@ -1,4 +1,4 @@
-"""Block-quantised weights as models store them, laid out for the kernels (see `formats`)."""
+"""Block-quantised weights as models store them, laid out for the kernels (see `weight_layout`)."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _IDS = {ir.Ids.TOKENS: StepField.TOKEN_IDS, ir.Ids.POSITIONS: StepField.POSITION
 @singledispatch
 def lower(op: ir.Op, at: Lowering) -> None:
     """Add an op's calls; its inputs are in memory already."""
-    raise UnsupportedOp(f"the CPU does not know records of the kind {type(op).__name__}")
+    raise UnsupportedOp(f"the CPU does not know ops of the kind {type(op).__name__}")
 
 
 def knows(op: ir.Op) -> bool:
