@@ -12,8 +12,8 @@ from .lora import NO_TARGET
 
 
 class TermsArguments(Arguments):
-    """What columns are multiplied by, then what is added: by adapters (their target; NO_TARGET = none), a bias, a row of
-    addends. All are as wide as the result; 0 = none."""
+    """What columns are multiplied by, then what is added: by adapters (their target; NO_TARGET = none), a bias, a row
+    of addends. All are as wide as the result; 0 = none."""
 
     scale: Address = None
     bias: Address = None
