@@ -23,7 +23,7 @@ from .options import BITS
 from .projection import Projection
 from .spec import ExpertsSpec
 from .weights import Chunks
-from .write_prequantized import common_form, expert_block, expert_blocks, expert_integers, in_own_order
+from .write_prequantized import common_format, expert_block, expert_blocks, expert_integers, in_own_order
 
 
 def write_feed_forward(export: Export, layer: int, root: str) -> str:
@@ -157,7 +157,7 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
     kinds = export.weights.kinds(names)
     if options.precision == "kept" and any(kind.names for kind in kinds):
         level = {"accuracy_level": options.accuracy_level} if options.accuracy_level else {}
-        weight_format = common_form(export, names)
+        weight_format = common_format(export, names)
         if weight_format is None:
             weight_format = uniform_format(8, expert_block(kinds))
             whole = [_write_integers(export, layer, experts, which, weight_format.block_size) for which in _MATRICES]

@@ -124,7 +124,7 @@ def _weight(name: str, blocks: NDArray[Any]) -> QuantizedWeight:
 _QMOE_READERS = "this package, onnxruntime"
 
 
-def common_form(export: Export, names: Iterable[str]) -> WeightFormat | None:
+def common_format(export: Export, names: Iterable[str]) -> WeightFormat | None:
     """The form of all of a layer's experts, if they have one, and QMoE holds it: integers, scales, zero points."""
     names = list(names)
     first, *others = export.weights.kinds(names)

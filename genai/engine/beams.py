@@ -134,8 +134,8 @@ class BeamPolicy(Generic[T]):
 
     def _finish(self, score: float, output: T) -> None:
         """Put an output where it belongs among the best; among equals the older one comes first."""
-        place = next((i for i, (other, _) in enumerate(self.finished) if score > other), len(self.finished))
-        self.finished.insert(place, (score, output))
+        index = next((i for i, (other, _) in enumerate(self.finished) if score > other), len(self.finished))
+        self.finished.insert(index, (score, output))
         del self.finished[self.options.num_beams :]
 
     def _divided(self, score: float, length: int) -> float:

@@ -60,15 +60,15 @@ class PagedSequence(DecoderSequence):
         other._kept, other.forgotten = self._kept, self.forgotten
         return other
 
-    # --- places: where in the table a token is ---------------------------------------------------------------------
+    # --- where in the table a token is -------------------------------------------------------------------------------
 
-    def _place(self, index: int) -> int:
-        """The place of a token, or of the one behind it that is kept."""
+    def _table_index(self, index: int) -> int:
+        """Where in the table a token is, or the one behind it that is kept."""
         return index if index <= self._kept else max(self._kept, index - self.forgotten)
 
-    def _index(self, place: int) -> int:
-        """Which token is at a place."""
-        return place if place < self._kept else place + self.forgotten
+    def _index(self, table_index: int) -> int:
+        """Which token is there."""
+        return table_index if table_index < self._kept else table_index + self.forgotten
 
     def computed_end(self) -> int:
         """The index behind the last token of the table."""
@@ -153,10 +153,10 @@ class PagedSequence(DecoderSequence):
 
         A block more stays, so that a few tokens can be taken back.
         """
-        if self._window is None or self.table.length > self._place(len(self.tokens)):
+        if self._window is None or self.table.length > self._table_index(len(self.tokens)):
             return  # of proposals it is not known yet which ones stay
         block = self.table.block_size
-        first_seen = min(self.table.length, self._place(len(self.tokens))) - self._window
+        first_seen = min(self.table.length, self._table_index(len(self.tokens))) - self._window
         num_left = first_seen // block - 1
         if num_left > self.table.num_gone:
             self.publish()
@@ -209,11 +209,11 @@ class PagedSequence(DecoderSequence):
         if self.ahead is not None:
             length, self.ahead = min(length, self.ahead.index), None
         self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
-        place = min(self.table.length, self._place(length))
+        end = min(self.table.length, self._table_index(length))
         # A token that is computed there must find its window.
-        if self._window is not None and self.table.num_gone * self.table.block_size > place + 1 - self._window:
-            place = 0
-        self.table.truncate(place)
+        if self._window is not None and self.table.num_gone * self.table.block_size > end + 1 - self._window:
+            end = 0
+        self.table.truncate(end)
         self.is_private = self.is_private and self.table.length > 0
 
     def forget(self) -> None:

@@ -153,7 +153,7 @@ class Scheduler(Generic[J]):
         self._pool, self._block_size, self._max_sequences, self._demand = pool, block_size, max_sequences, demand
         self.waiting: list[J] = []
         self.running: list[J] = []
-        self._places: dict[J, tuple[int, int]] = {}
+        self._order: dict[J, tuple[int, int]] = {}
         self._arrivals = count()
         self._used_share = _FIRST_SHARE
         # What was refused is not asked about again until a request has left: else the two would take turns at
@@ -162,7 +162,7 @@ class Scheduler(Generic[J]):
 
     def submit(self, request: J, *, priority: int = 0) -> None:
         """Queue a request; a higher priority is admitted sooner."""
-        self._places[request] = -priority, next(self._arrivals)
+        self._order[request] = -priority, next(self._arrivals)
         self._wait(request)
 
     def candidate(self) -> J | None:
@@ -181,7 +181,7 @@ class Scheduler(Generic[J]):
 
     def admit_copy(self, request: J, of: J) -> bool:
         """Let a request run that was started as the copy of a running one; else it waits behind that one."""
-        self._places[request] = self._places[of]
+        self._order[request] = self._order[of]
         if len(self.running) < self._max_sequences and self._fits(request):
             self.running.append(request)
             return True
@@ -192,7 +192,7 @@ class Scheduler(Generic[J]):
         """Take from the running requests the one that is worth least, when the pool is full; None = it runs alone."""
         if len(self.running) < 2:
             return None
-        request = max(reversed(self.running), key=self._places.__getitem__)
+        request = max(reversed(self.running), key=self._order.__getitem__)
         self.running.remove(request)
         self._wait(request)
         self._is_full = True
@@ -205,11 +205,11 @@ class Scheduler(Generic[J]):
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        del self._places[request]
+        del self._order[request]
         self._is_full = False
 
     def _wait(self, request: J) -> None:
-        insort(self.waiting, request, key=self._places.__getitem__)
+        insort(self.waiting, request, key=self._order.__getitem__)
 
     def _fits(self, request: J) -> bool:
         if self._pool is None:

@@ -80,12 +80,12 @@ class SavedState:
 def state_path(path: Any) -> Path:
     """Where a state is to be, with `~` for the home folder. Raises StateFileError: it names no file."""
     try:
-        place = expanded(path)
-        if "\0" in str(place):
+        target = expanded(path)
+        if "\0" in str(target):
             raise ValueError("it has a NUL character")
     except (TypeError, ValueError) as error:
         raise StateFileError(f"{path!r:.200} is no path", str(error), "give the name of a file") from None
-    return place
+    return target
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ from .shape_rules import NodeTypes, shape_rule
 from .weights import ADDEND, BIAS, BNB4_PRODUCT, LOOKUP_INPUTS, PRODUCT_INPUTS, bnb4_weight, own_weight, weight_arrays
 
 
-def _matrix(spec: NodeSpec, weight: BlockWeight, places: Sequence[int]) -> BlockMatrix:
+def _matrix(spec: NodeSpec, weight: BlockWeight, indices: Sequence[int]) -> BlockMatrix:
     """The weight in packed form, shared by every node that reads the same arrays."""
     return spec.pack(
-        tuple(places),
+        tuple(indices),
         f"quantized[{weight.rows},{weight.columns}]:{weight.format}",
         lambda: pack_weight(
             weight_arrays(spec, weight), threads=spec.options.get("threads"), arena=spec.options.get("arena")

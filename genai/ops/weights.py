@@ -65,8 +65,8 @@ def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], 
             raise FormatError(f"{name} has {array.size} entries in shape {list(array.shape)}, expected {sizes[0]}")
 
 
-def own_weight(spec: NodeSpec, places: Sequence[int]) -> BlockWeight:
-    """The weight of one of our operators, whose arrays are the inputs `places`.
+def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
+    """The weight of one of our operators, whose arrays are the inputs `indices`.
 
     Raises:
         KernelError: an attribute and the arrays' shapes contradict each other.
@@ -74,7 +74,7 @@ def own_weight(spec: NodeSpec, places: Sequence[int]) -> BlockWeight:
     attributes = spec.attributes
     rows, columns, bits = (int(attributes[name]) for name in ("N", "K", "bits"))
     block_size = int(attributes["block_size"])
-    codes, _, scales, multipliers, _, offsets = (spec.constant(place) for place in places)
+    codes, _, scales, multipliers, _, offsets = (spec.constant(index) for index in indices)
     if codes.ndim != 2 or scales.ndim != 2 or min(rows, columns, block_size) < 1 or not scales.shape[1]:
         raise KernelError(
             f"{spec.op_type}: codes {list(codes.shape)}, scales {list(scales.shape)}, N {rows}, K {columns}, "
@@ -96,7 +96,7 @@ def own_weight(spec: NodeSpec, places: Sequence[int]) -> BlockWeight:
     )  # fmt: skip
     if zero != format.multiplier_zero:
         raise KernelError(f"{spec.op_type}: multiplier_zero is {zero}, expected {format.multiplier_zero} or 0")
-    data, grid, scale, multiplier, offset_scale, offset = (spec.constant_name(place) for place in places)
+    data, grid, scale, multiplier, offset_scale, offset = (spec.constant_name(index) for index in indices)
     weight = BlockWeight(
         data, scale, offset if has_offsets else "", rows, columns, format, grid=grid,
         multipliers=multiplier if has_multipliers else "", offset_scales=offset_scale if has_offsets else "",

@@ -519,11 +519,11 @@ def _is_plain_norm(seen: Seen) -> bool:
         accepts=lambda seen: _floats(seen) and seen.only(0, 3))  # fmt: skip
 def _skip_norm(call: NodeCall) -> list[Array]:
     centred = call.node.op_type == "SkipLayerNormalization"
-    x, places = call.array(0), (3, 4) if centred else (-1, 3)
+    x, inputs = call.array(0), (3, 4) if centred else (-1, 3)
     wants = len(call.node.outputs) > 3 and bool(call.node.outputs[3])
     out, total = rows.normalised(
-        call.to, x, x.shape[-1], call.array(2), call.maybe(places[0]) if centred else None,
-        float(call.get("epsilon", 1e-12)), centred=centred, skip=call.array(1), input_bias=call.maybe(places[1]),
+        call.to, x, x.shape[-1], call.array(2), call.maybe(inputs[0]) if centred else None,
+        float(call.get("epsilon", 1e-12)), centred=centred, skip=call.array(1), input_bias=call.maybe(inputs[1]),
         wants_total=wants,
     )  # fmt: skip
     return [out, out, out, total] if total is not None else [out]
@@ -601,7 +601,7 @@ def _pad(call: NodeCall) -> Array:
     return rows.surrounded(call.to, x, before, after, np.zeros(1) if filler is None else filler)
 
 
-# --- shapes and places ----------------------------------------------------------------------------------------------
+# --- shapes and indices ---------------------------------------------------------------------------------------------
 
 
 @lowers("Identity", accepts=lambda seen: True)
@@ -679,8 +679,8 @@ def _slice(call: NodeCall) -> Array:
         if step == 0:
             raise ArrayError("a step of 0")
         which = x.axis(axis)
-        places = range(*slice(start, end, step).indices(x.shape[which]))
-        x = x.part(which, places.start, step, len(places))
+        chosen = range(*slice(start, end, step).indices(x.shape[which]))
+        x = x.part(which, chosen.start, step, len(chosen))
     return x
 
 

@@ -73,10 +73,10 @@ def _refuse_rotations(settings: HFConfig) -> None:
     rotations = HFConfig(_object(settings, "transform_config"), part="transform_config")
     for name, one in _object(rotations, "config_groups").items():
         applied = one.get("apply") if isinstance(one, dict) else None
-        places = [place.get("location") for place in applied or [] if isinstance(place, dict)]
-        if not isinstance(applied, list) or not all(str(place).startswith("weight_") for place in places):
+        locations = [entry.get("location") for entry in applied or [] if isinstance(entry, dict)]
+        if not isinstance(applied, list) or not all(str(where).startswith("weight_") for where in locations):
             raise UnsupportedModelError(
-                f"transform_config of quantization_config has {name}, applied to {', '.join(map(repr, places))}",
+                f"transform_config of quantization_config has {name}, applied to {', '.join(map(repr, locations))}",
                 "what is rotated while the model runs is not rotated here; without it the weights mean something else",
                 "look for a checkpoint without transforms, or build from the float one",
             )

@@ -129,9 +129,9 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
     hold_days(schema)
     move_bounds(schema)
     if far := far_number(schema):
-        place, number = far
+        where, number = far
         why = "replies would be held to another one: grammars compute with floats, and with whole numbers of 64 bits"
-        raise GrammarError(f"{name} has the number {number!r:.80} at {place}", why, "leave it out, or ask for a text")
+        raise GrammarError(f"{name} has the number {number!r:.80} at {where}", why, "leave it out, or ask for a text")
 
 
 def _with_held_numbers(lark: str) -> str:

@@ -144,15 +144,15 @@ class Guidance:
             except GrammarError as error:
                 return _refused(name, error.why, error.fix)
             if found is None:
-                return _refused(name, said, _fix(said), self._wrong_place(schema))
+                return _refused(name, said, _fix(said), self._wrong_part(schema))
         if grammar.body is not None:
             found, said = self._tried(grammar.body.source)
             if found is None:
                 return self._explained(grammar.body, said)
-        where = self._wrong_place(grammar) if grammar.option == "json_schema" else ""
+        where = self._wrong_part(grammar) if grammar.option == "json_schema" else ""
         return _refused(grammar.shown, why, _fix(why), where)
 
-    def _wrong_place(self, grammar: Grammar) -> str:
+    def _wrong_part(self, grammar: Grammar) -> str:
         """A JSON pointer to the smallest part of a schema that is refused by itself, "" where it is the whole."""
         schema, path, tried = json.loads(grammar.text), "", 0
         names = ("$defs", "definitions") if isinstance(schema, Mapping) else ()
@@ -198,8 +198,8 @@ def _fix(why: str) -> str:
 
 
 def _refused(shown: str, why: str, fix: str, where: str = "") -> GrammarError:
-    place = f" at {where}" if where else ""
-    return GrammarError(f"{shown} cannot be used{place}", why, fix)
+    at = f" at {where}" if where else ""
+    return GrammarError(f"{shown} cannot be used{at}", why, fix)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class BannedStrings:
         text = "".join(token.piece for token in self._tokens[:count])
         del self._tokens[:count]
         self._position = position
-        self._forbidden = {place: ids for place, ids in self._forbidden.items() if place >= position}
+        self._forbidden = {index: ids for index, ids in self._forbidden.items() if index >= position}
         return text
 
     def _rewind(self, banned: str, num_behind: int) -> Rewind:
@@ -185,7 +185,7 @@ class BannedStrings:
         first = self._beginning(num_behind + len(banned))
         position, dropped = self._position + first, self._tokens[first:]
         del self._tokens[first:]
-        self._forbidden = {place: ids for place, ids in self._forbidden.items() if place <= position}
+        self._forbidden = {index: ids for index, ids in self._forbidden.items() if index <= position}
         self._forbidden[position] = self._forbidden.get(position, frozenset()) | {dropped[0].id}
         for matcher in self._matchers:
             matcher.reset()
