@@ -26,12 +26,12 @@ from . import (
     run as run_command,
 )
 from .chat.command import chat
-from .help_page import prepare, usage_error
+from .commands import App
+from .help_page import usage_error
 from .streams import OutputLost, drop_output
 from .terminal import say
-from .variables import bind_variables
 
-app = typer.Typer(
+app = App(
     name="genai",
     help="Run, chat with and measure generative language models from ONNX graphs.",
     no_args_is_help=True,
@@ -57,7 +57,7 @@ for one in (
     app.command("list" if one is models.list_models else None)(one)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lora.app, name="lora")
-evaluations = typer.Typer(help="Measure quality.", no_args_is_help=True)
+evaluations = App(help="Measure quality.", no_args_is_help=True)
 for one in (evaluate.ppl, evaluate.kld, evaluate_diff.diff, evaluate.tasks):
     evaluations.command()(one)
 app.add_typer(evaluations, name="eval")
@@ -65,10 +65,7 @@ app.add_typer(evaluations, name="eval")
 
 def command() -> Any:
     """The whole command line. Every option can also be set by a variable: --top-k by GENAI_TOP_K."""
-    root = typer.main.get_command(app)
-    bind_variables(root)
-    prepare(root)
-    return root
+    return typer.main.get_command(app)
 
 
 def _version(is_wanted: bool) -> None:

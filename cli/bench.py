@@ -16,15 +16,14 @@ from genai.common.progress_line import ProgressLine
 from genai.errors import OptionError
 
 from . import options as opt
+from .commands import App
 from .run import ModelFile, extents
 from .terminal import PlotFile, emit, emit_figures, show_chart
 
 if TYPE_CHECKING:
     from genai.models.model import Model
 
-app = typer.Typer(
-    help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True
-)
+app = App(help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True)
 Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the median is reported.")]
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from genai.errors import OptionError
@@ -31,33 +31,8 @@ _ELSEWHERE = {
 }
 
 
-def prepare(command: Any) -> None:
-    """Let a command and those below it show their help this way."""
-    children = getattr(command, "commands", {})
-    if not children:
-        command.format_options = lambda ctx, formatter: _write_options(command, ctx, formatter)
-    parse = command.parse_args
-    command.parse_args = lambda ctx, arguments: _parsed(parse, ctx, arguments)
-    for child in children.values():
-        # Whole, where an automatic one is cut at the window's width.
-        child.short_help = re.split(r"(?<=[.:]) |\n\n", child.help or "", maxsplit=1)[0].rstrip(":.") + "."
-        prepare(child)
-    for parameter in command.params:
-        if parameter.param_type_name == "argument" and parameter.metavar is None:
-            parameter.metavar = parameter.name.upper()
-
-
-def _parsed(parse: Callable[[Any, list[str]], list[str]], ctx: Any, arguments: list[str]) -> list[str]:
-    """What a command's own `parse_args` gives; its errors know the command, which some of typer's do not."""
-    try:
-        return parse(ctx, arguments)
-    except Exception as error:
-        if getattr(error, "ctx", ctx) is None:
-            error.ctx = ctx  # type: ignore[attr-defined]
-        raise
-
-
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+def write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write the arguments and options of a command, in groups."""
     groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
     for name in (MODEL, SAMPLING, OUTPUT, ADVANCED):
         groups[f"{name} options"] = []

@@ -13,12 +13,13 @@ from genai.errors import OptionError
 
 from . import options as opt
 from .build import checkpoint_of, interruptible, watch
+from .commands import App
 from .terminal import emit, emit_figures, say
 
 if TYPE_CHECKING:
     from genai.lora.parameters import AdapterParameters
 
-app = typer.Typer(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
+app = App(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
 AdapterArgument = Annotated[
     Path, typer.Argument(help="A folder as PEFT writes it, an .onnx_adapter file, or a GGUF file.")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,15 @@ _WITHOUT = ("help", "version", "install_completion", "show_completion")
 _IN_PYTHON = {"ctx_size": "context_size", "form": "format", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
 
 
-def bind_variables(command: Any) -> None:
-    """Let options of a command and those below it be given by variables, too: --top-k by GENAI_TOP_K."""
-    for parameter in command.params:
+def bind_variables(parameters: Iterable[Any]) -> None:
+    """Let options of a command be given by variables, too: --top-k by GENAI_TOP_K."""
+    for parameter in parameters:
         if parameter.param_type_name == "option" and parameter.name not in _WITHOUT:
             longest = max(parameter.opts, key=len)
             parameter.show_envvar = False  # they have a page of their own
             parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
         elif parameter.name == "model":
             parameter.envvar, parameter.show_envvar = "GENAI_MODEL", False
-    invoke = command.invoke
-    command.invoke = lambda ctx: _invoked(invoke, ctx)
-    for child in getattr(command, "commands", {}).values():
-        bind_variables(child)
 
 
 def is_from_variable(ctx: Any, parameter: Any) -> bool:
@@ -34,14 +30,11 @@ def is_from_variable(ctx: Any, parameter: Any) -> bool:
     return "ENVIRONMENT" in str(ctx.get_parameter_source(parameter.name))
 
 
-def _invoked(invoke: Callable[[Any], Any], ctx: Any) -> Any:
-    try:
-        return invoke(ctx)
-    except GenaiError as error:
-        for parameter in ctx.command.params:
-            if is_from_variable(ctx, parameter):
-                _name_variable(error, parameter, ctx.params[parameter.name])
-        raise
+def name_variables(error: GenaiError, ctx: Any) -> None:
+    """Where an error speaks of options that their variables gave, let it speak of the variables."""
+    for parameter in ctx.command.params:
+        if is_from_variable(ctx, parameter):
+            _name_variable(error, parameter, ctx.params[parameter.name])
 
 
 def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
