@@ -104,8 +104,8 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         factors = arrays.pop("factors", None)
         if record["zero_points"]:
             arrays["offset_scales"] = arrays["scales"]
-        form = WeightFormat(**record["format"])
-        packed = QuantizedWeight(form, record["n"], record["k"], **arrays)
+        format = WeightFormat(**record["format"])
+        packed = QuantizedWeight(format, record["n"], record["k"], **arrays)
         return FinishedMatrix(packed, factors, record["notes"], record["seconds"])
 
     def put(self, name: str, result: FinishedMatrix) -> None:
