@@ -22,7 +22,7 @@ from genai.evaluate.model_diff import layer_of
 from genai.evaluate.tasks import _question
 from genai.hub.download import _continues
 from genai.models import kv_quality
-from genai.models.model import gpu_name
+from genai.models.model_options import gpu_name
 from genai.quantize.compare import parse_variants
 from genai.quantize.options import parse_size
 from genai.session.cuda_partition import CudaProvider

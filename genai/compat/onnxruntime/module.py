@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from genai import __version__
-from genai.ops.filling import set_seed as seed_nodes
+from genai.ops.filling import set_seed as _seed_nodes
 
 from ...errors import OptionError
 from .errors import typed
@@ -45,7 +45,7 @@ def set_seed(seed: int) -> None:
     """
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
         raise OptionError(f"seed {seed!r}", "a seed is a whole number", "give one")
-    seed_nodes(int(seed))
+    _seed_nodes(int(seed))
 
 
 def set_global_thread_pool_sizes(intra_op_num_threads: int = 0, inter_op_num_threads: int = 0) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import genai
+from genai.doctor import model_info as info
 from genai.engine.decoder import compute
 from genai.engine.scheduler import Pending, plan_step
 from genai.errors import CacheCapacityError, DeviceError, UnsupportedModelError
@@ -19,7 +20,7 @@ from genai.kernels.cuda.driver import CudaError
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.weights import DeviceMatrix
 from genai.kernels.ir import Attention, Linear, weights_of
-from genai.models import info, loading
+from genai.models import loading
 from genai.models.folders import bundled_adapter
 
 from ...drawing import Draw
