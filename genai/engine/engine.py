@@ -227,11 +227,10 @@ class Engine:
         step = plan_step(pending, budget, prefill_budget)
         logits = self._decoder.step(sequences, step, all_rows=asking)
         self._read_tokens += sum(part.num_tokens for part in step if part.prefill)
-        return [
-            (request, rows)
-            for request, rows in zip(requests, logits, strict=True)
-            if self._hand_prompt_logits(request, rows)
-        ]
+        computed = list(zip(requests, logits, strict=True))
+        if asking:
+            computed = [(request, rows) for request, rows in computed if self._hand_prompt_logits(request, rows)]
+        return computed
 
     def _hand_prompt_logits(self, request: EngineRequest, logits: Logits | None) -> bool:
         """Whether the request goes on."""

@@ -83,7 +83,8 @@ class PagedDecoder(Decoder):
         own = _paged(sequences)
         self.check_open()
         check_unchanged(self._files)
-        self._leave_windows(own, step)
+        if self.window is not None:
+            self._leave_windows(own, step)
         with self._reserved(own, step) as slots:
             context, owners = self._contexts.make(own, step, slots, all_rows)
             logits = self._run(own, step, context, output)
@@ -91,7 +92,8 @@ class PagedDecoder(Decoder):
         for index, first, last in owners:
             if last > first:
                 results[index] = logits[first:last]
-        self._leave_windows(own, step)
+        if self.window is not None:
+            self._leave_windows(own, step)
         return results
 
     @property
@@ -108,7 +110,8 @@ class PagedDecoder(Decoder):
         try:
             self.check_open()
             check_unchanged(self._files)
-            self._leave_windows(own, step)
+            if self.window is not None:
+                self._leave_windows(own, step)
             with self._reserved(own, step) as slots:
                 context = self._contexts.make_ahead(own, slots, choice, rows)
                 logits = self._run(own, step, context)
@@ -123,7 +126,7 @@ class PagedDecoder(Decoder):
         return True
 
     def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
-        for chunk in step if self.window is not None else ():
+        for chunk in step:
             sequences[chunk.sequence].leave_window()
 
     def replace_program(self, program: OpProgram) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar, Unpack, overload
 
 from ..common.single import Single
 from ..engine.engine import DEFAULT_MAX_SEQUENCES, Engine
-from ..engine.sampling.params import SamplingOptions, SamplingParams
+from ..engine.sampling.params import SamplingOptions, SamplingParams, has_grammar
 from ..engine.worker import Worker
 from ..errors import ChatTemplateError, GenaiError, InputError, OptionError, did_you_mean, kind_of
 from ..lora.store import AdapterChoice, Adapters
@@ -232,11 +232,10 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         for sample, completion in zip(
             (sample for generation in generations for sample in generation.samples), completions, strict=True
         ):
-            state, sample.retained = (
-                retained_state(self, sample),
-                None,
-            )  # requests of one call hold each other until they are collected
-            results.append(completion if state is None else replace(completion, state=state))
+            if sample.retained is not None:
+                completion = replace(completion, state=retained_state(self, sample))
+                sample.retained = None  # requests of one call hold each other until they are collected
+            results.append(completion)
         return results
 
     async def agenerate(
@@ -606,9 +605,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompt_tools = None if choice == "none" else tools
         prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
-        shape = self.shape(prompt, tools=tools, tool_choice=choice)
-        constrained = with_schema(options, schema)
-        return prompt, self._requests.single(prompt, params, constrained, self.parser.markers, adapter, shape)
+        sampling = dict(options) if schema is None else with_schema(options, schema)
+        shape = None
+        if tools or choice is not None or has_grammar(params, sampling):
+            shape = self.shape(prompt, tools=tools, tool_choice=choice)
+        return prompt, self._requests.single(prompt, params, sampling, self.parser.markers, adapter, shape)
 
     def _prompt(self, prompt: Prompt | Messages) -> Prompt:
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):

@@ -102,5 +102,5 @@ def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, dict[str,
     """
     sampling = {name: value for name, value in options.items() if name not in (*_CALL_OPTIONS, *_BEAMS)}
     call_options = {name: options[name] for name in _CALL_OPTIONS if name in options}
-    beams = BeamOptions.from_options({name: options[name] for name in _BEAMS if name in options})
-    return RequestOptions(**call_options, beams=beams), sampling
+    beams = {name: options[name] for name in _BEAMS if name in options}
+    return RequestOptions(**call_options, beams=BeamOptions.from_options(beams) if beams else None), sampling

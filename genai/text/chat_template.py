@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -11,13 +13,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ChatTemplateError, GenaiError, InputError, kind_of
 from . import template_messages
-from .files import CONFIG_NAME, read_object, read_text, special_tokens
+from .files import CONFIG_NAME, SPECIAL_TOKENS_NAME, read_object, read_text, special_tokens
 from .template_worker import SHARED, TemplateStopped
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
+# Of the times that file systems keep (FAT: two seconds), in nanoseconds.
+_LONGEST_TICK = 2 * 10**9
 
 
 class ChatTemplates:
@@ -31,6 +35,7 @@ class ChatTemplates:
     def __init__(self, folder: Path, special: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._special = dict(special or {})
+        self._read: _FolderTemplates | None = None
 
     def render(self, messages: object, **arguments: Any) -> str:
         """The prompt text of a conversation; see Tokenizer.apply_chat_template, and chat_prompt for `complete`.
@@ -86,7 +91,7 @@ class ChatTemplates:
             )
         values = {
             **self._special,
-            **special_tokens(self._folder),
+            **self._folder_templates().special,
             "documents": None,
             **extra,
             "tools": tool_list,
@@ -118,7 +123,7 @@ class ChatTemplates:
                     f"template_str and template_name = {template_name!r}", "one template is rendered", "leave one out"
                 )
             return TemplateSource(template_str, "template_str")
-        named = folder_templates(self._folder)
+        named = self._folder_templates().named()
         if template_name is None:
             template_name = TOOL_USE if with_tools and TOOL_USE in named else DEFAULT
         if template_name not in named:
@@ -128,6 +133,13 @@ class ChatTemplates:
                 "pass one of them as template_name, or a template's text as template_str",
             )
         return named[str(template_name)]
+
+    def _folder_templates(self) -> _FolderTemplates:
+        """What the folder's files say now; they are read again when one of them has changed."""
+        known = self._read
+        if known is None or known.stamp is None or known.stamp != _stamp(self._folder):
+            known = self._read = _FolderTemplates.read(self._folder)
+        return known
 
     def text(self) -> str:
         """The source of the template for conversations without tools; "" if there is none."""
@@ -245,6 +257,52 @@ class TemplateSource:
 
     text: str
     origin: str
+
+
+@dataclass(frozen=True)
+class _FolderTemplates:
+    """What the files of a folder said when they were read.
+
+    Attributes:
+        special: special tokens by role.
+        stamp: of the files; None where they were written just now, so that they may change again within a clock tick.
+        templates: by name, or the error that reading them raised.
+    """
+
+    special: Mapping[str, str]
+    stamp: tuple[object, ...] | None
+    templates: Mapping[str, TemplateSource] | GenaiError
+
+    @classmethod
+    def read(cls, folder: Path) -> _FolderTemplates:
+        now, stamp = time.time_ns(), _stamp(folder)  # before the files, which may change meanwhile
+        newest = max((times.st_mtime_ns for times in _file_times(folder) if times is not None), default=0)
+        special, templates = special_tokens(folder), _attempt(folder_templates, folder)
+        is_settled = not isinstance(templates, GenaiError) and now - newest > _LONGEST_TICK
+        return cls(special, stamp if is_settled else None, templates)
+
+    def named(self) -> Mapping[str, TemplateSource]:
+        if isinstance(self.templates, GenaiError):
+            raise self.templates
+        return self.templates
+
+
+def _file_times(folder: Path) -> Iterator[os.stat_result | None]:
+    """Of each file that says something of templates; None where it is not there."""
+    names = (TEMPLATE_NAME, CONFIG_NAME, SPECIAL_TOKENS_NAME, NAMED_FOLDER)
+    for path in (*(folder / name for name in names), *(folder / NAMED_FOLDER).glob("*.jinja")):
+        try:
+            yield path.stat()
+        except OSError:
+            yield None
+
+
+def _stamp(folder: Path) -> tuple[object, ...]:
+    """Differs once one of the files has changed."""
+    return tuple(
+        times and (times.st_mtime_ns, times.st_ctime_ns, times.st_size, times.st_ino, times.st_dev)
+        for times in _file_times(folder)
+    )
 
 
 def folder_templates(folder: Path) -> dict[str, TemplateSource]:

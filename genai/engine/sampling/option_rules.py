@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import OptionError, did_you_mean, kind_of
-from .grammar import contradictions as grammar_contradictions
+from .grammar import OPTIONS as GRAMMARS, contradictions as grammar_contradictions
 
 # The samplers in llama.cpp's order, and the options that switch each on; docs/sampling.md says what they do.
 SAMPLERS = {
@@ -244,7 +244,8 @@ def _found(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[
             order, why = f"samplers = {';'.join(options['samplers'])!r}", f"{sampler!r} is not among the samplers"
             yield _said(name, options), order, why, f"add {sampler!r}, or leave {name} out"
     yield from _ends(options)
-    yield from grammar_contradictions(options, defaults)
+    if not given.isdisjoint(GRAMMARS):
+        yield from grammar_contradictions(options, defaults)
 
 
 def _said(name: str, options: Mapping[str, Any]) -> str:

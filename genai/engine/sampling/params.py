@@ -139,7 +139,7 @@ class SamplingParams:
             else one.metadata["check"](one.name, value)
             for one in fields(self)
         }
-        rules.check_contradictions(options, {field.name: field.default for field in fields(self)})
+        rules.check_contradictions(options, NEUTRAL)
         for name, value in options.items():
             object.__setattr__(self, name, value)
 
@@ -198,6 +198,10 @@ class SamplingParams:
         ('END',)
         """
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+NEUTRAL: Mapping[str, Any] = {one.name: one.default for one in fields(SamplingParams)}
+"""The options of a request that asks for nothing."""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -306,11 +310,17 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
         order = rules.parse_order(asked["samplers"])
         unused = {name for sampler, options in rules.SAMPLERS.items() if sampler not in order for name in options}
         kept = {name: value for name, value in kept.items() if name not in unused or value == 0}
-    neutral = {field.name: field.default for field in fields(SamplingParams)}
-    draws = any(name in asked and asked[name] != neutral[name] for name in (*DRAWING, "n"))
+    draws = any(asked[name] != NEUTRAL[name] for name in asked.keys() & {*DRAWING, "n"})
     if kept.get("temperature") == 0 and "temperature" not in asked and draws:
         del kept["temperature"]
     return SamplingParams.from_options({**kept, **asked})
+
+
+def has_grammar(params: SamplingParams | None, options: Mapping[str, Any]) -> bool:
+    """Whether a request with these options, the others from `params`, may ask for a grammar."""
+    if any(options.get(name) is not None for name in grammars.OPTIONS):
+        return True
+    return isinstance(params, SamplingParams) and grammar_of(params) is not None
 
 
 def grammar_of(params: SamplingParams) -> grammars.Grammar | None:

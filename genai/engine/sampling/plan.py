@@ -6,7 +6,7 @@ import math
 import secrets
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from genai.kernels.sampling import ASKED, LIMIT_PLACE, MAX_STEPS, Setting, Step,
 from ...errors import OptionError
 from .guidance import Matcher
 from .option_rules import MOST_TOKENS, SAMPLERS
-from .params import SamplingParams
+from .params import NEUTRAL, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
 
 def _steps(params: SamplingParams) -> list[int]:
     """The samplers that do something, in order."""
-    neutral = {field.name: field.default for field in fields(params)}
-    asked = {name for name, value in params.as_dict().items() if value != neutral[name]}
+    asked = {name for name, value in params.as_dict().items() if value != NEUTRAL[name]}
     active = {name for name, options in SAMPLERS.items() if not asked.isdisjoint(options)}
     if params.temperature == 0:
         active &= {"penalties", "dry"}  # only what changes the order of the tokens matters to the most likely one
