@@ -23,7 +23,7 @@ STEP = 6
 
 
 @dataclass
-class Path_:
+class CallPath:
     """Calls of our functions in order.
 
     Attributes:
@@ -54,7 +54,7 @@ class Tracer:
     """Notes calls of Python functions that lie below the repository's packages."""
 
     def __init__(self, is_begin: Callable[[str, str], bool] | None = None) -> None:
-        self.path = Path_()
+        self.path = CallPath()
         self._is_begin, self._left = is_begin, 10**9
         self._depth, self._begin_depth = 0, -1
 
@@ -89,7 +89,7 @@ def _file_of(frame: FrameType) -> str | None:
     return str(Path(name).resolve().relative_to(ROOT))
 
 
-def trace() -> tuple[Path_, Path_]:
+def trace() -> tuple[CallPath, CallPath]:
     """The path of the caller of `LLM.chat`, and that of one decode step."""
     import genai
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,3 +60,16 @@ def test_what_is_to_be_added_names_places_that_exist() -> None:
         paragraph = text.split(f"**{what}**: ")[1].split("\n\n**")[0]
         places = re.findall(r"`((?:genai|kernels|quant|cli|tests)/[\w/.]*)`", paragraph)
         assert places and all((ROOT / place).exists() for place in places), (what, places)
+
+
+def test_the_files_of_a_path_are_those_that_it_passes() -> None:
+    section = PAGE.split("\n## The files that it passes\n")[1].split("\n## ")[0]
+    traced = subprocess.run(
+        [sys.executable, "-m", "tools.trace_path"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("one decode step")
+    for rows, path in zip(re.findall(r"(?m)^\|---\|---\|\n((?:\|.*\n)+)", section), traced, strict=True):
+        named = re.findall(r"`([\w/]+\.py)`", rows)
+        passed = re.findall(r"(?m)^  ([\w/]+\.py):", path)
+        assert passed
+        assert not [file for file in passed if not any(f"/{file}".endswith(f"/{name}") for name in named)]
+        assert not [name for name in named if not any(f"/{file}".endswith(f"/{name}") for file in passed)]
