@@ -109,7 +109,7 @@ class PagedLayer:
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
         packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
 
-    Each block is contiguous; between blocks there may be others' memory. A token's place is its slot,
+    Each block is contiguous; between blocks there may be others' memory. A token's index is its slot,
     block * PAGE_TOKENS + offset.
     """
 

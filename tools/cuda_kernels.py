@@ -158,7 +158,7 @@ WORK = {
     ),
     "attend_any": Work("attention of a token, float16", 4 * HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
     "join_any": Work("32 splits of a token", 4 * HEADS * (HEAD + 2) * 33, 4 * HEADS * HEAD * 32),
-    "turn_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
+    "hadamard_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
     "rotate_keys": Work("keys of 2,048 tokens, float16", 4 * KV_HEADS * HEAD * 2048, 3 * KV_HEADS * HEAD * 2048),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
     "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),

@@ -66,7 +66,7 @@ def grouped(at: CudaLowering, x: str) -> dict[str, int]:
     def fill(memory: Any) -> None:
         kernel, strides = arrange_kernel(), -(-rows.width // STRIDE)
         arguments = bind(
-            kernel, x=rows.address, grouped=_places(at, rows, memory), x_stride=rows.stride, rows=0, width=rows.width
+            kernel, x=rows.address, grouped=_addresses(at, rows, memory), x_stride=rows.stride, rows=0, width=rows.width
         )
         counted = COUNTED[rows.per]
         at.starts.append(Launch(kernel, arguments, {"rows": counted}, lambda counts: (strides, counts[counted], 1)))
@@ -77,10 +77,10 @@ def grouped(at: CudaLowering, x: str) -> dict[str, int]:
 def _fields(at: CudaLowering, name: str, rows: DeviceRows, fill: Any) -> dict[str, int]:
     chunks = _chunks(rows)
     nbytes = _capacity(at, rows) * chunks * (_CHUNK + _SCALE_BYTES)
-    return _places(at, rows, at.values.derived(name, "grouped", nbytes, fill))
+    return _addresses(at, rows, at.values.derived(name, "grouped", nbytes, fill))
 
 
-def _places(at: CudaLowering, rows: DeviceRows, memory: Any) -> dict[str, int]:
+def _addresses(at: CudaLowering, rows: DeviceRows, memory: Any) -> dict[str, int]:
     address, chunks = at.driver.address(memory), _chunks(rows)
     scales = address + _capacity(at, rows) * chunks * _CHUNK
     return {"bytes": address, "scales": scales, "chunks": chunks, "unused": 0}

@@ -40,7 +40,7 @@ _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 
 _WARPS, _MIX_COLUMNS = 4, 512
 # More rows than a step has.
 _ANY = 1 << 31
-# Numbers of 4 bytes per pair: its expert, its share, its place, and a group.
+# Numbers of 4 bytes per pair: its expert, its share, its position, and a group.
 _NUMBERS_PER_PAIR = 7
 SWIGLU = "swiglu"
 
@@ -131,7 +131,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Routing:
-    """Where the experts of a step's tokens stand: per pair its expert, its share and its place, and groups of pairs."""
+    """Where the experts of a step's tokens stand: per pair its expert, its share and its position, and groups of pairs."""
 
     experts: int
     per_token: int
@@ -220,15 +220,15 @@ def _route(at: CudaLowering, op: MoE, parts: list[_Part], per: Per) -> tuple[_Ro
     numbers, key = at.values.temporary(_NUMBERS_PER_PAIR * per_token, per)
     pairs = at.values.capacity[per] * per_token
     before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first: they are read 16 bytes at once
-    places = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
+    addresses = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
     for part in parts:
         for kernel, blocks in _route_blocks(part):
             arguments = bind(
                 kernel, scores=scores.address, scores_stride=scores.stride, first_row=0, rows=0, experts=scores.width,
-                per_token=per_token, normalized=int(op.normalized), group=part.group, **places,
+                per_token=per_token, normalized=int(op.normalized), group=part.group, **addresses,
             )  # fmt: skip
             at.starts.append(Launch(kernel, arguments, part.counted, blocks))
-    return _Routing(scores.width, per_token, **places), key
+    return _Routing(scores.width, per_token, **addresses), key
 
 
 def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid]]]:

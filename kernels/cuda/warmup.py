@@ -9,7 +9,7 @@ from .attention import (
     KINDS,
     any_kernels,
     heads_together,
-    rotate_kernel,
+    hadamard_kernel,
     split_kernel,
     store_kernel_of,
     tile_kernel,
@@ -99,7 +99,7 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    found += [rotate_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
+    found += [hadamard_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
     for kind in KINDS:
         found += [store_kernel_of(kind), rotate_keys_kernel(kind)]
         for size, group in _HEADS:

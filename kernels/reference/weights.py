@@ -85,7 +85,7 @@ def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projec
     chosen, shares = routing_weights(scores, op.per_token, normalized=op.normalized)
     out = np.zeros((len(x), op.second.weight.rows))
     for expert in np.unique(chosen).tolist():
-        tokens, places = np.nonzero(chosen == expert)
+        tokens, ranks = np.nonzero(chosen == expert)
         hidden = product(x[tokens].astype(np.float64), op.first, expert)
         if op.activation == "swiglu":
             alpha, beta, limit = op.parameters or (1.0, 0.0, np.inf)
@@ -93,5 +93,5 @@ def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projec
             hidden = UNARY["quick_gelu"](gate, alpha) * (up + beta)
         else:
             hidden = UNARY[op.activation](hidden, *op.parameters)
-        out[tokens] += shares[tokens, places, None] * product(hidden, op.second, expert)
+        out[tokens] += shares[tokens, ranks, None] * product(hidden, op.second, expert)
     return out

@@ -137,13 +137,13 @@ class _Training:
             last = min(first + _PANEL, self._columns)
             inside, moved = gradient[first:last].copy(), np.empty((last - first, len(stored)), np.float32)
             for j in range(first, last):
-                block, place = j // size, j - first
-                wanted = values[j] - inside[place] / self._gram[j, j]
+                block, column = j // size, j - first
+                wanted = values[j] - inside[column] / self._gram[j, j]
                 found = self._grid.codes(wanted * inverse[:, block] + self._zeros[:, block])
                 new = (points[found] - self._zeros[:, block]) * self._scales[:, block]
-                moved[place] = new - values[j]
+                moved[column] = new - values[j]
                 codes[:, j] = found
-                inside += self._gram[first:last, j, None] * moved[place]
+                inside += self._gram[first:last, j, None] * moved[column]
             gradient += self._gram[:, first:last] @ moved
         self._keep()
 

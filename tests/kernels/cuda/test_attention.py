@@ -440,7 +440,7 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
         layers.append(copy_of(layer))
         found.append(run(CudaExecutor(driver, 1), op, constants, layers[-1], step, rows))
         names = [one.removeprefix("attention_") for one in driver.launched]
-        kinds = [one.split("_")[1] for one in names if "turn_back" not in one]
+        kinds = [one.split("_")[1] for one in names if "hadamard_back" not in one]
         assert kinds == (["attend"] if multiprocessors else ["store", "attend"]), names
         (of_split,) = [one for one in names if "attend_split" in one]
         of_block = 1 if multiprocessors == enough else together

@@ -123,7 +123,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
          "memory was written out of bounds"),
         (prompted, "{ wait_groups<0>(); }", "{ wait_groups<1>(); }", "wrong"),
         (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", "wrong"),
-        (prompted, "load_turned(pairs, keys + ", "load_turned(pairs, (const char*)keys + 8 + ", "not aligned"),
+        (prompted, "load_transposed(pairs, keys + ", "load_transposed(pairs, (const char*)keys + 8 + ", "not aligned"),
         (prompted_bytes, "    wait_groups<0>();\n#pragma unroll", "    wait_groups<1>();\n#pragma unroll", "wrong"),
         (prompted_floats, "wait_groups<0>();  // for what", "wait_groups<1>();  // for what", "wrong"),
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
