@@ -1,7 +1,8 @@
-"""How keys that lie in blocks are rotated to other positions: rotations by rotary tables add up, so no key is made anew.
+"""How keys in blocks are rotated to other positions: rotations by rotary tables add up, so no key is made anew.
 
-What is kept of a sequence whose middle is forgotten moves to earlier positions that way. The idea is that of llama.cpp's
-context shift, and of StreamingLLM (G. Xiao et al. 2023), which also keeps the first tokens ("attention sinks").
+What is kept of a sequence whose middle is forgotten moves to earlier positions that way. The idea is that of
+llama.cpp's context shift, and of StreamingLLM (G. Xiao et al. 2023), which also keeps the first tokens
+("attention sinks").
 """
 
 from __future__ import annotations

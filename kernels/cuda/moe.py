@@ -131,7 +131,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Routing:
-    """Where the experts of a step's tokens stand: per pair its expert, its share and its position, and groups of pairs."""
+    """Addresses of a step's chosen experts: per pair its expert, its share and its position, and groups of pairs."""
 
     experts: int
     per_token: int

@@ -71,8 +71,8 @@ def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
     if inputs.cross is None or inputs.gram is None:
         return lambda exact: exact
     pull = np.eye(len(inputs.gram)) * _PULL * mean_square(inputs.gram)
-    turned = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
-    matrix = turned.astype(np.float32)
+    solution = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
+    matrix = solution.astype(np.float32)
     return lambda exact: exact @ matrix
 
 

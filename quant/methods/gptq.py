@@ -107,7 +107,7 @@ def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
 
 
 def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
-    """Positions in the order from which to which a panel goes: about _PANEL columns, of whole blocks or of one block."""
+    """First and last positions of panels in the order: about _PANEL columns, of whole blocks or of one block."""
     changes = np.flatnonzero(np.diff(order // block_size)) + 1
     result, first = [], 0
     for end in [*changes.tolist(), len(order)]:

@@ -15,7 +15,7 @@ from genai.kernels.cuda.step import row_tiles
 from genai.kernels.device import StepContext, StepError
 from genai.kernels.float_bits import read_floats, stored_floats
 from genai.kernels.ir import Attention, Rope
-from genai.kernels.reference.attention import attend_pages, rotations, turned
+from genai.kernels.reference.attention import attend_pages, rotated, rotations
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import read_pages
 
@@ -155,7 +155,7 @@ def attended(
         return constants.arrays[name] if name else None
 
     query = rows["q"].reshape(-1, op.heads, op.head_size)
-    query = turned(query, constant(op.q_norm), op.epsilon, rotations(op.rope, step, constant))
+    query = rotated(query, constant(op.q_norm), op.epsilon, rotations(op.rope, step, constant))
     found = attend_pages(op, query, layer, step, constant(op.sinks))
     return found.reshape(len(found), -1)
 
