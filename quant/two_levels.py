@@ -1,11 +1,11 @@
 """Formats of two levels, as methods see them: blocks have scales that are integers times a float of their group.
 
-What k-quants are (256 columns share floats, blocks of 16 or 32 have integers of 4 to 8 bits), and the forms with one
+What k-quants are (256 columns share floats, blocks of 16 or 32 have integers of 4 to 8 bits), and the formats with one
 float per row, 8 bits per block and a grid of its own. Bound to a matrix, the floats of groups are settled by the
 largest scale that is found in each; of a block there are then as many scales as its integer has values, and a method
 chooses among them as it does among those of other formats.
 
-The grids of forms that have one per matrix are trained when they are bound: k-means over weights in units of their
+The grids of formats that have one per matrix are trained when they are bound: k-means over weights in units of their
 block's scale (Lloyd 1982), from a grid that suits weights which are normally distributed.
 """
 

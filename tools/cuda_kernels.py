@@ -123,8 +123,8 @@ _MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
 _SPEED = 512 * 4224 * 8 * 8  # rounds, blocks, warps, products of a warp
 # By the name of a kernel's function.
 WORK = {
-    "lookup_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
-    "lookup_dense": Work("embedding of a token, float16", HIDDEN * 6),
+    "embed_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
+    "embed_dense": Work("embedding of a token, float16", HIDDEN * 6),
     "apply": Work("gated activation of a token", 3 * 4 * INNER, 10 * INNER),
     "combine": Work("sum of two rows of a token", 3 * 4 * HIDDEN, HIDDEN),
     "norm": Work("norm with residual of a token", 5 * 4 * HIDDEN, 6 * HIDDEN),

@@ -39,13 +39,13 @@ def wanted_of(parts: Iterable[Op | HostPart | HostNode]) -> set[str]:
         part.x
         for part in parts
         if isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
-        for branch in _branches(part)
-        if isinstance(branch.weight, BlockWeight)
+        for projection in _projections(part)
+        if isinstance(projection.weight, BlockWeight)
     }
 
 
-def _branches(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
-    return (part.branch,) if isinstance(part, ir.Linear) else (part.gate, part.up)
+def _projections(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
+    return (part.projection,) if isinstance(part, ir.Linear) else (part.gate, part.up)
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:

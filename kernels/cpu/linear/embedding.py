@@ -1,4 +1,4 @@
-"""Rows of a block-quantised table, such as an embedding that shares its packed form with the head."""
+"""Rows of a block-quantised table, such as an embedding that shares its packed format with the head."""
 
 from __future__ import annotations
 
