@@ -423,8 +423,8 @@ class Faulty(HostDriver):
     [
         ("if (threadIdx.x % WARP == 0) room.warp_bests[threadIdx.x / WARP] = x;\n  __syncthreads();",
          "if (threadIdx.x % WARP == 0) room.warp_bests[threadIdx.x / WARP] = x;"),
-        ("return {at_place<int>(at.given.table, at.given.table->tokens) + first + skipped, count - skipped, skipped};",
-         "return {at_place<int>(at.given.table, at.given.table->tokens) + first, count, skipped};"),
+        ("return {at_offset<int>(at.given.table, at.given.table->tokens) + first + skipped, count - skipped, skipped};",
+         "return {at_offset<int>(at.given.table, at.given.table->tokens) + first, count, skipped};"),
         ("stays = sort_key > state.floor || (sort_key == state.floor && tokens.id[i] <= state.last);",
          "stays = sort_key >= state.floor;"),
         ("if (mark && !state.listed) marks[tokens.id[i]] = 0;", ""),
