@@ -33,7 +33,7 @@ class PackedPages:
     With 8 bits a byte is one column, an int8, and a token has one scale: value = integer * scale. Columns are filled
     up with zeros to a multiple of 4 (keys) or 16 (values).
 
-    With 4 bits keys and values are stored turned: multiplied by the normalised Hadamard matrix of the head's size. Each
+    With 4 bits keys and values are stored multiplied by the normalised Hadamard matrix of the head's size. Each
     32 columns have a scale, and 16 bytes: byte i holds column i in its low nibble and column i + 16 in its high one;
     value = (nibble - 7.5) * scale.
 
@@ -109,7 +109,7 @@ class PagedLayer:
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
         packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
 
-    Each block is contiguous; between blocks there may be others' memory. A token's place is its slot,
+    Each block is contiguous; between blocks there may be others' memory. A token's index is its slot,
     block * PAGE_TOKENS + offset.
     """
 

@@ -300,7 +300,7 @@ class Executor(Protocol):
         """Copy rows of the cache's memory, seen as [blocks, bytes]: (source, destination) each, in order."""
 
     def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
-        """Turn all keys in some blocks of the cache, in place, those of each layer as is said for it.
+        """Rotate all keys in some blocks of the cache, in place, those of each layer as is said for it.
 
         They are read as numbers and rounded to what pages hold once more. Where there are no blocks, what the device
         needs for these layers is made ready.
@@ -337,7 +337,7 @@ class Executor(Protocol):
         """Copy an adapter into the device's memory.
 
         Args:
-            factors: per place of the programs that it is for (see `ir.LoraDelta`), those that lie there, all of one
+            factors: per target of the programs that it is for (see `ir.LoraDelta`), those that lie there, all of one
                 type; where there are several, of different columns.
 
         Raises:

@@ -35,9 +35,9 @@ def fuse_gated_linears(
             gate, up = makers.get(op.gate), makers.get(op.up)
             if not (isinstance(gate, ir.Linear) and isinstance(up, ir.Linear)) or gate.x != up.x:
                 continue
-            if gate.exact == up.exact and alike(gate.branch.weight, up.branch.weight):
+            if gate.exact == up.exact and alike(gate.projection.weight, up.projection.weight):
                 fused[id(op)] = ir.GatedLinear(
-                    gate.x, gate.branch, up.branch, op.activation, op.out, gate.exact, op_type=op.op_type
+                    gate.x, gate.projection, up.projection, op.activation, op.out, gate.exact, op_type=op.op_type
                 )
                 gone |= {id(gate), id(up)}
     return [fused.get(id(op), op) for op in parts if id(op) not in gone]
@@ -57,14 +57,14 @@ def add_early(parts: Sequence[Any], keep: Collection[str]) -> list[Any]:
         if not isinstance(part, ir.Norm) or not part.skip or part.input_bias:
             continue
         maker = made.get(part.skip, -1)
-        product = found[maker] if maker >= 0 else None
-        if not isinstance(product, ir.Linear) or uses[part.skip] != 1 or made.get(part.x, -1) >= maker:
+        linear = found[maker] if maker >= 0 else None
+        if not isinstance(linear, ir.Linear) or uses[part.skip] != 1 or made.get(part.x, -1) >= maker:
             continue
-        branch = product.branch
-        if branch.addend or branch.delta is not None:
+        projection = linear.projection
+        if projection.addend or projection.delta is not None:
             continue
         total = part.total or part.skip
-        found[maker] = replace(product, branch=replace(branch, addend=part.x), out=total)
+        found[maker] = replace(linear, projection=replace(projection, addend=part.x), out=total)
         found[index] = replace(part, x=total, skip="", total="")
     return found
 

@@ -1,4 +1,4 @@
-"""A cache in the memory of the host: who copies its blocks, hands them out, and turns the keys in them."""
+"""A cache in the memory of the host: who copies its blocks, hands them out, and rotates the keys in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .float_bits import read_floats, stored_floats
 from .reference.attention import rotate
 from .reference.pages import read_pages, write_keys
 
-# Blocks that are copied and turned at once.
+# Blocks that are copied and rotated at once.
 _AT_ONCE = 64
 
 

@@ -256,10 +256,10 @@ class LoraShrink(Op):
 
 @dataclass(frozen=True)
 class Linear(Op):
-    """out = branch(x). `exact`: with activations in float32; otherwise a device may round them to 8 bits per block."""
+    """out = projection(x). `exact`: with float32 activations; otherwise a device may round them to 8 bits per block."""
 
     x: In
-    branch: Projection
+    projection: Projection
     out: Out
     exact: bool
 
@@ -432,7 +432,7 @@ class Constants(Protocol):
         """A constant's value."""
 
     def packed(self, weight: Weight) -> None:
-        """A weight has been brought into a form of the device's: its constants will not be read again."""
+        """A weight has been brought into a format of the device's: its constants will not be read again."""
 
 
 @dataclass(frozen=True)
@@ -475,7 +475,7 @@ def projections(op: Op) -> tuple[Projection, ...]:
 def weights_of(op: Op) -> tuple[Weight, ...]:
     """The weights that an op names."""
     table = (op.table,) if isinstance(op, Embedding) else ()
-    return (*table, *(branch.weight for branch in projections(op)))
+    return (*table, *(projection.weight for projection in projections(op)))
 
 
 def constant_names(part: Op | Weight) -> list[str]:

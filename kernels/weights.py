@@ -367,12 +367,12 @@ def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
         if sys.byteorder == "little" and bits < 8:  # a word has the codes of a byte, and its lowest one takes all in
             words = array.view(f"u{per_byte}")
             merged = words.copy()
-            for place in range(1, per_byte):
-                merged |= words >> np.array((8 - bits) * place, words.dtype)
+            for index in range(1, per_byte):
+                merged |= words >> np.array((8 - bits) * index, words.dtype)
             return merged.astype(np.uint8)
         packed = array[..., ::per_byte].copy()
-        for place in range(1, per_byte):
-            packed |= array[..., place::per_byte] << np.uint8(bits * place)
+        for index in range(1, per_byte):
+            packed |= array[..., index::per_byte] << np.uint8(bits * index)
         return packed
     if array.shape[-1] % 8 or sys.byteorder != "little":
         single = np.unpackbits(array[..., None], axis=-1, count=bits, bitorder="little")
@@ -380,7 +380,7 @@ def pack_bits(numbers: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     words = array.view(np.uint64)
     for lane in (8, 16, 32):  # two neighbours become one number of twice the bits
         width = bits * lane // 8
-        low = np.uint64(sum(((1 << width) - 1) << place for place in range(0, 64, 2 * lane)))
+        low = np.uint64(sum(((1 << width) - 1) << shift for shift in range(0, 64, 2 * lane)))
         words = words & low | words >> np.uint64(lane - width) & low << np.uint64(width)
     return words.view(np.uint8).reshape(*words.shape, 8)[..., :bits].reshape(*array.shape[:-1], -1)
 

@@ -1,7 +1,8 @@
-"""How keys that lie in blocks are turned to other positions: rotations by rotary tables add up, so no key is made anew.
+"""How keys in blocks are rotated to other positions: rotations by rotary tables add up, so no key is made anew.
 
-What is kept of a sequence whose middle is forgotten moves to earlier places that way. The idea is that of llama.cpp's
-context shift, and of StreamingLLM (G. Xiao et al. 2023), which also keeps the first tokens ("attention sinks").
+What is kept of a sequence whose middle is forgotten moves to earlier positions that way. The idea is that of
+llama.cpp's context shift, and of StreamingLLM (G. Xiao et al. 2023), which also keeps the first tokens
+("attention sinks").
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _TOLERANCE = 2e-3  # of tables in float16
 
 
 def rotate_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distance: int) -> KeyRotation:
-    """The turn to positions that are `distance` lower, by rotary tables [positions, pairs].
+    """The rotation to positions that are `distance` lower, by rotary tables [positions, pairs].
 
     Raises:
         ValueError: rotations by these tables do not add up.
@@ -29,14 +30,14 @@ def rotate_back(cos: NDArray[Any], sin: NDArray[Any], interleaved: bool, distanc
     return KeyRotation(cosine, -sine, interleaved)
 
 
-def _unit(cos: NDArray[Any], sin: NDArray[Any], place: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _unit(cos: NDArray[Any], sin: NDArray[Any], position: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """A row of the tables without the factor that some of them hold."""
-    cosine, sine = cos[place].astype(np.float64), sin[place].astype(np.float64)
+    cosine, sine = cos[position].astype(np.float64), sin[position].astype(np.float64)
     size = np.hypot(cosine, sine)
     return cosine / size, sine / size
 
 
 def _check_sum(cos: NDArray[Any], sin: NDArray[Any], first: int, second: int) -> None:
-    (a, b), (c, d), (e, f) = (_unit(cos, sin, place) for place in (first, second, first + second))
+    (a, b), (c, d), (e, f) = (_unit(cos, sin, position) for position in (first, second, first + second))
     if not (np.allclose(a * c - b * d, e, atol=_TOLERANCE) and np.allclose(b * c + a * d, f, atol=_TOLERANCE)):
         raise ValueError(f"positions {first} and {second} do not add up to {first + second} in its rotary tables")

@@ -33,7 +33,7 @@ class _ReportedCopy(NamedTuple):
     """A copy the storage was asked for; its source stays referenced until the table's next call, to be read."""
 
     source: int
-    place: int
+    block_index: int
     length_before: int
 
 
@@ -185,7 +185,7 @@ class BlockTable:
 
     @uninterrupted
     def forget(self, first: int, count: int) -> list[BlockCopy]:
-        """Take `count` full blocks out, from block `first` on: what lies behind them moves to earlier places.
+        """Take `count` full blocks out, from block `first` on: what lies behind them moves to earlier positions.
 
         Nobody else reads the blocks behind them afterwards, so that their content may be changed.
 
@@ -298,7 +298,7 @@ class BlockTable:
         if copy is None:
             return
         if length <= copy.length_before:
-            self._blocks[copy.place], unused = copy.source, self._blocks[copy.place]
+            self._blocks[copy.block_index], unused = copy.source, self._blocks[copy.block_index]
             self._version = next(_VERSIONS)
         else:
             unused = copy.source

@@ -132,8 +132,8 @@ def quantize_affine(
         own = part if by_row else slice(None)
         wide = rows[part].astype(np.float32)
         if not np.all(np.isfinite(wide)):
-            place = np.argwhere(~np.isfinite(wide))[0] + [first, *[0] * (wide.ndim - 1)]
-            raise QuantizationError(f"the value at {place.tolist()} is {rows[tuple(place)]}")
+            index = np.argwhere(~np.isfinite(wide))[0] + [first, *[0] * (wide.ndim - 1)]
+            raise QuantizationError(f"the value at {index.tolist()} is {rows[tuple(index)]}")
         wide /= scale[own] if scale.ndim else scale
         np.rint(wide, out=wide)
         wide += point[own] if point.ndim else point

@@ -60,10 +60,10 @@ class CodeGrid(Protocol):
     @property
     def format(self) -> WeightFormat: ...
 
-    def codes(self, places: Float32) -> Bytes:
+    def codes(self, scaled: Float32) -> Bytes:
         """Per number, counted in scales with the zero added, the index of the closest point. Any shape."""
 
-    def nearest(self, places: Float32) -> Float32:
+    def nearest(self, scaled: Float32) -> Float32:
         """Per number the closest point itself; may be computed in place."""
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
@@ -135,16 +135,16 @@ class UniformGrid:
     def centre(self) -> float:
         return float(1 << (self.bits - 1))
 
-    def codes(self, places: Float32) -> Bytes:
-        rounded = places + np.float32(0.5)
+    def codes(self, scaled: Float32) -> Bytes:
+        rounded = scaled + np.float32(0.5)
         np.clip(rounded, 0, (1 << self.bits) - 1, out=rounded)
         result: Bytes = rounded.astype(np.uint8)
         return result
 
-    def nearest(self, places: Float32) -> Float32:
-        places += np.float32(0.5)
-        np.clip(places, 0, (1 << self.bits) - 1, out=places)
-        return np.floor(places, out=places)
+    def nearest(self, scaled: Float32) -> Float32:
+        scaled += np.float32(0.5)
+        np.clip(scaled, 0, (1 << self.bits) - 1, out=scaled)
+        return np.floor(scaled, out=scaled)
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         scales = np.asarray(scales, np.float32)
@@ -202,11 +202,11 @@ class CodebookGrid:
     def __repr__(self) -> str:
         return f"CodebookGrid({self.format})"
 
-    def codes(self, places: Float32) -> Bytes:
-        return count_below(self._middles, places)
+    def codes(self, scaled: Float32) -> Bytes:
+        return count_below(self._middles, scaled)
 
-    def nearest(self, places: Float32) -> Float32:
-        return np.take(self.points, count_below(self._middles, places))
+    def nearest(self, scaled: Float32) -> Float32:
+        return np.take(self.points, count_below(self._middles, scaled))
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         scales = np.asarray(scales, np.float32)
@@ -223,7 +223,7 @@ class CodebookGrid:
         return self
 
     def stored(self, codes: Bytes) -> Bytes:
-        """Codes as the format counts them, from places among the ascending points."""
+        """Codes as the format counts them, from positions among the ascending points."""
         return self._order[codes]
 
     def packed(self, blocks: CodedBlocks) -> QuantizedWeight:

@@ -1,11 +1,11 @@
 """Formats of two levels, as methods see them: blocks have scales that are integers times a float of their group.
 
-What k-quants are (256 columns share floats, blocks of 16 or 32 have integers of 4 to 8 bits), and the forms with one
+What k-quants are (256 columns share floats, blocks of 16 or 32 have integers of 4 to 8 bits), and the formats with one
 float per row, 8 bits per block and a grid of its own. Bound to a matrix, the floats of groups are settled by the
 largest scale that is found in each; of a block there are then as many scales as its integer has values, and a method
 chooses among them as it does among those of other formats.
 
-The grids of forms that have one per matrix are trained when they are bound: k-means over weights in units of their
+The grids of formats that have one per matrix are trained when they are bound: k-means over weights in units of their
 block's scale (Lloyd 1982), from a grid that suits weights which are normally distributed.
 """
 
@@ -82,11 +82,11 @@ class TwoLevelGrid:
     def centre(self) -> float:
         return self.inner.centre
 
-    def codes(self, places: Float32) -> Bytes:
-        return self.inner.codes(places)
+    def codes(self, scaled: Float32) -> Bytes:
+        return self.inner.codes(scaled)
 
-    def nearest(self, places: Float32) -> Float32:
-        return self.inner.nearest(places)
+    def nearest(self, scaled: Float32) -> Float32:
+        return self.inner.nearest(scaled)
 
     def settled(self, scales: Float32, zeros: Float32) -> tuple[Float32, Float32]:
         scales = np.asarray(scales, np.float32)
@@ -187,13 +187,13 @@ def _trained(weight: NDArray[Any], scales: Float32, grid: TwoLevelGrid) -> Codeb
     chosen = np.linspace(0, rows - 1, min(rows, max(1, _TRAINED_ON // columns))).astype(np.int64)
     blocks = in_blocks(np.asarray(weight[chosen]), grid.block_size)
     scale = scales[chosen]
-    places = (blocks * reciprocal(scale)[..., None]).reshape(len(chosen), -1)[:, :columns].reshape(-1)
+    scaled = (blocks * reciprocal(scale)[..., None]).reshape(len(chosen), -1)[:, :columns].reshape(-1)
     weighs = repeated(scale**2, blocks.shape[1] * blocks.shape[2])[:, :columns].reshape(-1).astype(np.float64)
-    points, exact = grid.points.astype(np.float64), places.astype(np.float64)
+    points, exact = grid.points.astype(np.float64), scaled.astype(np.float64)
     for _ in range(_ROUNDS):
         codes = count_below((points[1:] + points[:-1]) / 2, exact)
         total = np.bincount(codes, weighs, len(points))
-        means = np.bincount(codes, weighs * places, len(points)) / np.where(total > 0, total, 1)
+        means = np.bincount(codes, weighs * scaled, len(points)) / np.where(total > 0, total, 1)
         points = np.sort(np.where(total > 0, means, points))
     whole = np.rint(points * (_LARGEST / np.abs(points).max())).astype(np.float32)
     inner = grid.inner

@@ -123,8 +123,8 @@ _MATRIX, _ROWS = HIDDEN * INNER, 4 * (HIDDEN + INNER)
 _SPEED = 512 * 4224 * 8 * 8  # rounds, blocks, warps, products of a warp
 # By the name of a kernel's function.
 WORK = {
-    "lookup_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
-    "lookup_dense": Work("embedding of a token, float16", HIDDEN * 6),
+    "embed_blocks": Work("embedding of a token, 8 bits", HIDDEN * (1 + 2 / 32 + 4)),
+    "embed_dense": Work("embedding of a token, float16", HIDDEN * 6),
     "apply": Work("gated activation of a token", 3 * 4 * INNER, 10 * INNER),
     "combine": Work("sum of two rows of a token", 3 * 4 * HIDDEN, HIDDEN),
     "norm": Work("norm with residual of a token", 5 * 4 * HIDDEN, 6 * HIDDEN),
@@ -158,7 +158,7 @@ WORK = {
     ),
     "attend_any": Work("attention of a token, float16", 4 * HEADS * HEAD * CONTEXT, 4 * HEADS * HEAD * CONTEXT),
     "join_any": Work("32 splits of a token", 4 * HEADS * (HEAD + 2) * 33, 4 * HEADS * HEAD * 32),
-    "turn_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
+    "hadamard_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
     "rotate_keys": Work("keys of 2,048 tokens, float16", 4 * KV_HEADS * HEAD * 2048, 3 * KV_HEADS * HEAD * 2048),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
     "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),

@@ -77,7 +77,7 @@ def bench_formats(
         executor = open_executor(threads=threads)
         program = _program(weight_format, arrays, exact)
         function = executor.compile(program)
-        first = next(part.branch.weight for part in program.ops if isinstance(part, Linear))
+        first = next(part.projection.weight for part in program.ops if isinstance(part, Linear))
         nbytes = executor.packed_bytes(first, program.constants)
         count = sum(isinstance(part, Linear) for part in program.parts)
         for tokens in rows:

@@ -96,7 +96,7 @@ def without_targets(program: OpProgram) -> OpProgram:
 
 def _bare(part: Any) -> Any:
     if isinstance(part, Linear):
-        return replace(part, branch=replace(part.branch, delta=None))
+        return replace(part, projection=replace(part.projection, delta=None))
     if isinstance(part, GatedLinear):
         return replace(part, gate=replace(part.gate, delta=None), up=replace(part.up, delta=None))
     return part
@@ -124,7 +124,7 @@ def _changed(
 def _adapted(op: Linear | GatedLinear, targets: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
     """A product with its targets; those of its branches are added to `targets`, and what they read to `shrinks`."""
     changes: dict[str, Projection] = {}
-    for name in ("branch",) if isinstance(op, Linear) else ("gate", "up"):
+    for name in ("projection",) if isinstance(op, Linear) else ("gate", "up"):
         branch: Projection = getattr(op, name)
         module = _module(op, branch)
         if module is None or module in targets or branch.weight.columns < _LEAST_COLUMNS:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from genai.kernels.ir import Attention
-from genai.kernels.reference.attention import attend, rotate, split_heads, turned
+from genai.kernels.reference.attention import attend, rotate, rotated, split_heads
 from genai.kernels.reference.functions import Array
 
 from ..onnx.node import MS
@@ -53,8 +53,8 @@ def group_query_attention(
         positions = (0 if length == longest else last[b] + 1 - length) + np.arange(length)
         at = positions if position_ids is None else position_ids[b]
         rotation = (cos[at], sin[at], rotary_interleaved) if do_rotary and cos is not None else None
-        normed = [turned(heads[i], norms[i], qk_norm_epsilon, None).astype(query.dtype) for i in (0, 1)]
-        q, k = (turned(x, None, 0.0, rotation).astype(x.dtype) for x in normed)
+        normed = [rotated(heads[i], norms[i], qk_norm_epsilon, None).astype(query.dtype) for i in (0, 1)]
+        q, k = (rotated(x, None, 0.0, rotation).astype(x.dtype) for x in normed)
         for present, past, new in zip(presents, (past_key, past_value), (k, heads[2]), strict=True):
             if past is not None:
                 present[b, :, : past.shape[2]] = past[b]
@@ -78,8 +78,8 @@ def rotary_embedding(
     heads = x.swapaxes(1, 2) if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads or x.shape[2] // width, -1)
     if position_ids.size == 1:  # of the first token of every sequence
         position_ids = np.broadcast_to(position_ids.reshape(1, 1) + np.arange(heads.shape[1]), heads.shape[:2])
-    turned = rotate(heads, cos_cache[position_ids], sin_cache[position_ids], interleaved).astype(x.dtype)
-    result = (turned * scale).astype(x.dtype)
+    rotated = rotate(heads, cos_cache[position_ids], sin_cache[position_ids], interleaved).astype(x.dtype)
+    result = (rotated * scale).astype(x.dtype)
     return result.swapaxes(1, 2) if x.ndim == 4 else result.reshape(x.shape)
 
 

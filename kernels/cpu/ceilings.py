@@ -21,7 +21,7 @@ from .jit.native import NativeFunction, kernel, native_op
 from .jit.vector import LANES, splat_int32
 from .program.calls import Call, Items
 
-# Memory is read in this many places at a time: one place alone keeps too few requests under way.
+# Memory is read in this many offsets at a time: one offset alone keeps too few requests under way.
 STREAMS = 4
 # What the parts of a buffer are counted in.
 ITEM_BYTES = 4096

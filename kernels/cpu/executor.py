@@ -40,7 +40,7 @@ from .linear.lora import CpuAdapter, fill_adapters, pack_adapter
 from .program import thread_pool
 from .program.bound_program import addresses_of
 from .program.calls import Program, Rows
-from .program.lower import has_prefill_product, knows, lower
+from .program.lower import has_prefill_linear, knows, lower
 from .program.packed_weights import PackedWeights
 from .program.step_table import ContextTable, StepField
 from .program.value_memory import COUNTED, Lowering
@@ -102,7 +102,7 @@ class CpuExecutor(HostMemory):
             return "vnni int8" if not isinstance(weight, DenseWeight) and isa() in ("amx", "vnni") else "fp32"
         if isinstance(op, MoE):
             return None
-        return "amx bf16" if has_prefill_product(op, self._weights.matrix(weight, constants)) else None
+        return "amx bf16" if has_prefill_linear(op, self._weights.matrix(weight, constants)) else None
 
     def ceiling(self, what: str) -> float | None:
         return None
@@ -159,7 +159,7 @@ class CpuStep(TimedByHost):
 
 def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
     """Bytes of an op's weights that one token meets: of experts those of as many as it is sent to."""
-    total = sum(weights.nbytes(branch.weight, constants) for branch in projections(op))
+    total = sum(weights.nbytes(one.weight, constants) for one in projections(op))
     return total * op.per_token // projections(op)[0].weight.experts if isinstance(op, MoE) else total
 
 

@@ -1,7 +1,7 @@
 """Every kernel that usual models need on this machine, to compile them ahead: `genai doctor --compile`.
 
-Most operators are made when a program first needs them, for a form of weights or a size of heads. Here the usual ones
-are asked for; a model of another form still compiles its own when it is loaded.
+Most operators are made when a program first needs them, for a format of weights or a size of heads. Here the usual ones
+are asked for; a model of another format still compiles its own when it is loaded.
 """
 
 from __future__ import annotations

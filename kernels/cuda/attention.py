@@ -57,9 +57,9 @@ def store_kernel_of(kind: str) -> CudaKernel:
     return CudaKernel("attention_store.cu", f"store_heads<{KINDS[kind]}>", "StoreArguments", _STORE_THREADS, early=True)
 
 
-def rotate_kernel() -> CudaKernel:
-    """The kernel that turns weighted values of 4 bits back."""
-    return CudaKernel("attention_store.cu", "turn_back", "TurnArguments", _STORE_THREADS)
+def hadamard_kernel() -> CudaKernel:
+    """The kernel that undoes the Hadamard transform of weighted values of 4 bits."""
+    return CudaKernel("attention_store.cu", "hadamard_back", "HadamardArguments", _STORE_THREADS)
 
 
 def divides(op: Attention) -> bool:
@@ -146,7 +146,7 @@ def add_attention(
     if layer.kind == "int4":
         rounds = -(-op.heads // _WARPS)
         at.launch(
-            rotate_kernel(), out.per, lambda count: (rounds, count, 1), out=out.address, out_stride=out.stride,
+            hadamard_kernel(), out.per, lambda count: (rounds, count, 1), out=out.address, out_stride=out.stride,
             heads=op.heads, v_head_size=op.v_head_size,
         )  # fmt: skip
 

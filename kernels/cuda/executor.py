@@ -315,7 +315,7 @@ class CudaStep:
             wanted_of(parts), Deltas(), left,
         )  # fmt: skip
         chosen, tokens = self._table.address("chosen"), self._table.address("tokens")
-        arguments = bind(TAKE_CHOSEN, places=chosen, tokens=tokens, count=0)
+        arguments = bind(TAKE_CHOSEN, addresses=chosen, tokens=tokens, count=0)
         lowering.starts.append(Launch(TAKE_CHOSEN, arguments, {"count": "chosen"}, _chosen_grid))
         self._values.expect(name for part in parts for name in read_by(part, left))
         self._values.expect((*program.outputs, *program.given))

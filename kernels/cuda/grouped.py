@@ -39,13 +39,13 @@ def wanted_of(parts: Iterable[Op | HostPart | HostNode]) -> set[str]:
         part.x
         for part in parts
         if isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
-        for branch in _branches(part)
-        if isinstance(branch.weight, BlockWeight)
+        for projection in _projections(part)
+        if isinstance(projection.weight, BlockWeight)
     }
 
 
-def _branches(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
-    return (part.branch,) if isinstance(part, ir.Linear) else (part.gate, part.up)
+def _projections(part: ir.Linear | ir.GatedLinear) -> tuple[Projection, ...]:
+    return (part.projection,) if isinstance(part, ir.Linear) else (part.gate, part.up)
 
 
 def made_with(at: CudaLowering, name: str, rows: DeviceRows, *, whole_strides: bool = False) -> dict[str, int]:
@@ -66,7 +66,7 @@ def grouped(at: CudaLowering, x: str) -> dict[str, int]:
     def fill(memory: Any) -> None:
         kernel, strides = arrange_kernel(), -(-rows.width // STRIDE)
         arguments = bind(
-            kernel, x=rows.address, grouped=_places(at, rows, memory), x_stride=rows.stride, rows=0, width=rows.width
+            kernel, x=rows.address, grouped=_addresses(at, rows, memory), x_stride=rows.stride, rows=0, width=rows.width
         )
         counted = COUNTED[rows.per]
         at.starts.append(Launch(kernel, arguments, {"rows": counted}, lambda counts: (strides, counts[counted], 1)))
@@ -77,10 +77,10 @@ def grouped(at: CudaLowering, x: str) -> dict[str, int]:
 def _fields(at: CudaLowering, name: str, rows: DeviceRows, fill: Any) -> dict[str, int]:
     chunks = _chunks(rows)
     nbytes = _capacity(at, rows) * chunks * (_CHUNK + _SCALE_BYTES)
-    return _places(at, rows, at.values.derived(name, "grouped", nbytes, fill))
+    return _addresses(at, rows, at.values.derived(name, "grouped", nbytes, fill))
 
 
-def _places(at: CudaLowering, rows: DeviceRows, memory: Any) -> dict[str, int]:
+def _addresses(at: CudaLowering, rows: DeviceRows, memory: Any) -> dict[str, int]:
     address, chunks = at.driver.address(memory), _chunks(rows)
     scales = address + _capacity(at, rows) * chunks * _CHUNK
     return {"bytes": address, "scales": scales, "chunks": chunks, "unused": 0}

@@ -37,14 +37,14 @@ _PART, _PART_BYTES, _STAGES, _BESIDE_STAGES = 64, 128, 4, 1024 + 64
 _WARPGROUP_OUTPUTS, _WARPGROUP_THREADS = 64, 128
 
 
-def product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows, *, exact: bool) -> None:
-    """out = branch(x).
+def linear(at: CudaLowering, x: str, projection: Projection, out: DeviceRows, *, exact: bool) -> None:
+    """out = projection(x).
 
     Raises:
         UnsupportedOp: no kernel reads the weight.
     """
-    matrix = at.weights.matrix(branch.weight, at.constants)
-    given = _results(at, branch, matrix, out)
+    matrix = at.weights.matrix(projection.weight, at.constants)
+    given = _results(at, projection, matrix, out)
     has_prefill = not exact and out.per is Per.TOKEN
     if matrix.reader and not exact:
         add_decode(at, x, matrix, out, given)
@@ -52,21 +52,21 @@ def product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows, *, ex
         _gemv(at, x, matrix, given, "decode_rows" if has_prefill else COUNTED[out.per])
     if has_prefill:
         _gemm(at, x, matrix, given)
-    if branch.delta is not None:
-        at.deltas.add(at, branch.delta, out)
+    if projection.delta is not None:
+        at.deltas.add(at, projection.delta, out)
 
 
-def prefill_product(at: CudaLowering, x: str, branch: Projection, out: DeviceRows) -> None:
+def prefill_linear(at: CudaLowering, x: str, projection: Projection, out: DeviceRows) -> None:
     """The same for the rows with prefill numerics alone."""
-    matrix = at.weights.matrix(branch.weight, at.constants)
-    _gemm(at, x, matrix, _results(at, branch, matrix, out))
+    matrix = at.weights.matrix(projection.weight, at.constants)
+    _gemm(at, x, matrix, _results(at, projection, matrix, out))
 
 
-def _results(at: CudaLowering, branch: Projection, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
+def _results(at: CudaLowering, projection: Projection, matrix: DeviceMatrix, out: DeviceRows) -> dict[str, Any]:
     """The fields that kernels of all kinds have: the matrix, and what becomes of sums."""
-    addend = at.values[branch.addend] if branch.addend else None
+    addend = at.values[projection.addend] if projection.addend else None
     return {
-        "matrix": matrix.fields, "bias": at.vector(branch.bias), "addend": addend.address if addend else 0,
+        "matrix": matrix.fields, "bias": at.vector(projection.bias), "addend": addend.address if addend else 0,
         "out": out.address, "addend_stride": addend.stride if addend else 0, "out_stride": out.stride,
         "outputs": matrix.rows,
     }  # fmt: skip

@@ -38,8 +38,8 @@ class LogitsMemory:
         count, driver = addresses.size, self.driver
         if self._functions is None:
             self._functions = driver.load([GATHER])
-        places, out = driver.upload(addresses.reshape(-1)), driver.zeros(4 * count)
-        given = {"places": driver.address(places), "out": driver.address(out), "count": count}
+        sources, out = driver.upload(addresses.reshape(-1)), driver.zeros(4 * count)
+        given = {"addresses": driver.address(sources), "out": driver.address(out), "count": count}
         grid = (-(-count // GATHER.threads), 1, 1)
         driver.launch(self._functions[GATHER], GATHER, grid, bind(GATHER, **given))
         found: NDArray[np.float32] = driver.download(out.view(np.float32)[:count]).reshape(addresses.shape)

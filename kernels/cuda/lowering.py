@@ -10,7 +10,7 @@ from ..device import UnsupportedOp
 from ..ir import Ids, Per
 from .attention import add_attention
 from .decode import add_gated, can_gate
-from .linear import prefill_product, product
+from .linear import linear, prefill_linear
 from .lora import shrink
 from .lowering_context import CudaLowering
 from .memory import DeviceRows
@@ -20,7 +20,7 @@ from .sources import CudaKernel
 from .weight_layout import CHUNK, BlockReader
 
 _IDS = {Ids.TOKENS: "tokens", Ids.POSITIONS: "positions"}
-_ELEMENTS, _ELEMENT_THREADS, _LOOKUP_THREADS = 1024, 256, 128
+_ELEMENTS, _ELEMENT_THREADS, _EMBEDDING_THREADS = 1024, 256, 128
 # The most parameters of a function.
 _PARAMETERS = 3
 UNARY = (
@@ -49,11 +49,11 @@ def knows(op: ir.Op) -> bool:
 # --- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def lookup_kernel(reader: BlockReader | None, scalar: str) -> CudaKernel:
+def embedding_kernel(reader: BlockReader | None, scalar: str) -> CudaKernel:
     """The kernel that looks rows up in small integers, or (None) in floats of a C++ type."""
     if reader:
-        return CudaKernel("lookup.cu", f"lookup_blocks<{reader.name}>", "BlockLookupArguments", _LOOKUP_THREADS)
-    return CudaKernel("lookup.cu", f"lookup_dense<{scalar}>", "DenseLookupArguments", _LOOKUP_THREADS)
+        return CudaKernel("embedding.cu", f"embed_blocks<{reader.name}>", "BlockEmbeddingArguments", _EMBEDDING_THREADS)
+    return CudaKernel("embedding.cu", f"embed_dense<{scalar}>", "DenseEmbeddingArguments", _EMBEDDING_THREADS)
 
 
 def apply_kernel(function: str) -> CudaKernel:
@@ -66,7 +66,7 @@ def combine_kernel(function: str) -> CudaKernel:
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
-REORDER = CudaKernel("lookup.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
+REORDER = CudaKernel("embedding.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
 
 
 # --- rows as they are ------------------------------------------------------------------------------------------------
@@ -94,13 +94,13 @@ def _logits_rows(op: ir.LogitsRows, at: CudaLowering) -> None:
 
 
 @lower.register
-def _lookup(op: ir.Embedding, at: CudaLowering) -> None:
+def _embedding(op: ir.Embedding, at: CudaLowering) -> None:
     matrix, out, ids = at.weights.matrix(op.table, at.constants), at.values.make(op.out), _IDS[op.ids]
     if not matrix.reader:
         _gather(at, matrix.scalar, matrix.fields["data"], matrix.fields["chunks"] * CHUNK, ids, out)
         return
     at.launch(
-        lookup_kernel(matrix.reader, ""),
+        embedding_kernel(matrix.reader, ""),
         out.per,
         lambda rows: (rows, 1, 1),
         table=matrix.fields,
@@ -113,7 +113,7 @@ def _lookup(op: ir.Embedding, at: CudaLowering) -> None:
 
 def _gather(at: CudaLowering, scalar: str, table: int, stride: int, ids: str, out: DeviceRows) -> None:
     at.launch(
-        lookup_kernel(None, scalar),
+        embedding_kernel(None, scalar),
         out.per,
         lambda rows: (rows, 1, 1),
         table=table,
@@ -204,14 +204,14 @@ def _lora_shrink(op: ir.LoraShrink, at: CudaLowering) -> None:
 
 
 @lower.register
-def _product(op: ir.Linear, at: CudaLowering) -> None:
-    product(at, op.x, op.branch, at.values.make(op.out), exact=op.exact)
+def _linear(op: ir.Linear, at: CudaLowering) -> None:
+    linear(at, op.x, op.projection, at.values.make(op.out), exact=op.exact)
 
 
 @lower.register
-def _gated_product(op: ir.GatedLinear, at: CudaLowering) -> None:
+def _gated_linear(op: ir.GatedLinear, at: CudaLowering) -> None:
     out, projections = at.values.make(op.out), (op.gate, op.up)
-    gate_matrix, up_matrix = (at.weights.matrix(branch.weight, at.constants) for branch in projections)
+    gate_matrix, up_matrix = (at.weights.matrix(projection.weight, at.constants) for projection in projections)
     at_once = (
         not op.exact and can_gate(gate_matrix, up_matrix) and not any(one.delta or one.addend for one in projections)
     )
@@ -220,11 +220,11 @@ def _gated_product(op: ir.GatedLinear, at: CudaLowering) -> None:
         if out.per is not Per.TOKEN:
             return
     gate, key = at.values.temporary(out.width, out.per)
-    for branch, rows in zip(projections, (gate, out), strict=True):
+    for projection, rows in zip(projections, (gate, out), strict=True):
         if at_once:
-            prefill_product(at, op.x, branch, rows)
+            prefill_linear(at, op.x, projection, rows)
         else:
-            product(at, op.x, branch, rows, exact=op.exact)
+            linear(at, op.x, projection, rows, exact=op.exact)
     at.deltas.settle(at)
     _apply(at, op.activation, gate, out, out, first="decode_rows" if at_once else "")
     at.values.release(key)

@@ -40,7 +40,7 @@ _ROUTE_THREADS, _ORDER_THREADS, _PRODUCT_THREADS, _MIX_THREADS = 128, 256, 128, 
 _WARPS, _MIX_COLUMNS = 4, 512
 # More rows than a step has.
 _ANY = 1 << 31
-# Numbers of 4 bytes per pair: its expert, its share, its place, and a group.
+# Numbers of 4 bytes per pair: its expert, its share, its position, and a group.
 _NUMBERS_PER_PAIR = 7
 SWIGLU = "swiglu"
 
@@ -56,7 +56,7 @@ def check_experts(op: MoE, functions: tuple[str, ...]) -> None:
         raise UnsupportedOp(f"CUDA has no kernels for {experts} experts: at most {MOST_EXPERTS}")
     if op.activation not in (SWIGLU, *functions):
         raise UnsupportedOp(f"CUDA does not know the function {op.activation}")
-    if any(branch.addend or branch.delta for branch in (op.first, op.second)):
+    if any(projection.addend or projection.delta for projection in (op.first, op.second)):
         raise UnsupportedOp("CUDA has no kernels for experts with addends or adapters")
 
 
@@ -131,7 +131,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Routing:
-    """Where the experts of a step's tokens stand: per pair its expert, its share and its place, and groups of pairs."""
+    """Addresses of a step's chosen experts: per pair its expert, its share and its position, and groups of pairs."""
 
     experts: int
     per_token: int
@@ -191,7 +191,7 @@ class ArrangePairs:
 def mixture(at: CudaLowering, op: MoE) -> None:
     """Add the launches of a mixture."""
     out, per_token = at.values.make(op.out), op.per_token
-    first, second = (at.weights.matrix(branch.weight, at.constants) for branch in (op.first, op.second))
+    first, second = (at.weights.matrix(projection.weight, at.constants) for projection in (op.first, op.second))
     has_prefill = not op.exact and out.per is Per.TOKEN
     parts = [_Part("", "decode_rows" if has_prefill else COUNTED[out.per], _DECODE_GROUP, op.exact)]
     parts += [_Part("decode_rows", "tokens", _PREFILL_GROUP)] if has_prefill else []
@@ -220,15 +220,15 @@ def _route(at: CudaLowering, op: MoE, parts: list[_Part], per: Per) -> tuple[_Ro
     numbers, key = at.values.temporary(_NUMBERS_PER_PAIR * per_token, per)
     pairs = at.values.capacity[per] * per_token
     before = {"groups": 0, "chosen": 4, "shares": 5, "ordered": 6}  # groups first: they are read 16 bytes at once
-    places = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
+    addresses = {name: numbers.address + 4 * number * pairs for name, number in before.items()}
     for part in parts:
         for kernel, blocks in _route_blocks(part):
             arguments = bind(
                 kernel, scores=scores.address, scores_stride=scores.stride, first_row=0, rows=0, experts=scores.width,
-                per_token=per_token, normalized=int(op.normalized), group=part.group, **places,
+                per_token=per_token, normalized=int(op.normalized), group=part.group, **addresses,
             )  # fmt: skip
             at.starts.append(Launch(kernel, arguments, part.counted, blocks))
-    return _Routing(scores.width, per_token, **places), key
+    return _Routing(scores.width, per_token, **addresses), key
 
 
 def _route_blocks(part: _Part) -> list[tuple[CudaKernel, Callable[[Counts], Grid]]]:
@@ -264,7 +264,7 @@ def _rows_of_pairs(
 
 
 def _multiply(
-    at: CudaLowering, matrix: DeviceMatrix, branch: Projection, source: _Source, target: tuple[int, int],
+    at: CudaLowering, matrix: DeviceMatrix, projection: Projection, source: _Source, target: tuple[int, int],
     routing: _Routing, part: _Part, activation: str, parameters: tuple[float, ...] = (),
 ) -> None:  # fmt: skip
     """One product of the pairs of a part.
@@ -273,9 +273,9 @@ def _multiply(
         target: where the results go, and the numbers from one pair's to the next.
     """
     usual = (1.0, 0.0, np.inf) if activation == SWIGLU else (0.0, 0.0, 0.0)
-    outputs = branch.weight.rows
+    outputs = projection.weight.rows
     given: dict[str, Any] = {
-        "matrix": matrix.fields, "x": source.address, "scales": source.scales, "bias": at.vector(branch.bias),
+        "matrix": matrix.fields, "x": source.address, "scales": source.scales, "bias": at.vector(projection.bias),
         "out": target[0], "ordered": routing.ordered, "groups": routing.groups, "out_stride": target[1],
         "per_token": routing.per_token, "sharing": source.sharing, "strides": matrix.strides, "outputs": outputs,
         "p": (*parameters, *usual[len(parameters) :]),

@@ -38,8 +38,8 @@ def left_to_products(
     }
     others = set(outputs)
     for part in parts:
-        is_product = isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
-        if is_product and takes(part):
+        is_linear = isinstance(part, ir.Linear | ir.GatedLinear) and not part.exact
+        if is_linear and takes(part):
             width = constants.array(norms[part.x].weight).size if part.x in norms else 0
             others |= {name for name in part.inputs if name != part.x}
             others |= {part.x} if any(weight.columns != width for weight in weights_of(part)) else set()

@@ -1,4 +1,4 @@
-"""Keys in their pages turned to other positions: a launch per layer, of one list of blocks."""
+"""Keys in their pages rotated to other positions: a launch per layer, of one list of blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _THREADS, _NUMBER_BYTES = 256, 4
 
 
 def rotate_keys_kernel(kind: str) -> CudaKernel:
-    """The kernel that turns keys of a type."""
+    """The kernel that rotates keys of a type."""
     return CudaKernel("rotate_keys.cu", f"rotate_keys<{KINDS[kind]}>", "RotateKeysArguments", _THREADS)
 
 
 class KeyRotator:
-    """Turns keys in the order of what a device is asked for; what it needs is compiled when it is first asked."""
+    """Rotates keys in the order of what a device is asked for; what it needs is compiled when it is first asked."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

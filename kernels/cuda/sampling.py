@@ -41,7 +41,7 @@ PART = 2048
 # Steps that are no option: log(sum(exp)), and the ids of what is left in order.
 _NORMALIZE, _LIST = MAX_STEPS + 1, MAX_STEPS + 2
 _THREADS, _ALIGNMENT = 256, 16
-# A search splits the places of floats into sixteen, after a first guess.
+# A search splits the sort keys of floats into sixteen, after a first guess.
 _SEARCH = 1 + 8
 _LAUNCHES = {
     Step.PENALTIES: 2, Step.DRY: 2, Step.TOP_N_SIGMA: 1, Step.TOP_K: _SEARCH, Step.TYPICAL_P: 1 + _SEARCH + 1,
@@ -167,7 +167,7 @@ class CudaSampler:
         self._outcomes: list[_Outcomes] = []
         self._planned: tuple[tuple[bytes, bool], tuple[int, bool, bool]] | None = None
         self._table = _Table(driver, self._header, 1 << 12)
-        self._forget_places()
+        self._forget_addresses()
 
     def sample(
         self, logits: Any, batch: SamplingBatch, distributions: Float64 | None = None
@@ -284,7 +284,7 @@ class CudaSampler:
         """Memory for larger batches."""
         self._driver.synchronize()  # what goes back may still be copied into
         self._memory.clear()
-        self._forget_places()
+        self._forget_addresses()
         rows, parts, size = capacity.rows, self._parts, self._vocab_size
         layouts = structs("sampling.cu")
         floats, integers, doubles = np.float32, np.int32, np.float64
@@ -305,7 +305,7 @@ class CudaSampler:
             self._memory[name] = self._driver.zeros(nbytes).view(dtype).reshape(shape)
         self._capacity, self._outcomes = capacity, []
 
-    def _forget_places(self) -> None:
+    def _forget_addresses(self) -> None:
         """Memory moved: arguments, and graphs that were captured with them, are made anew."""
         self._bound: dict[tuple[CudaKernel, bool, bool], NDArray[np.void]] = {}
         self._graphs = GraphCache(self._driver)
@@ -314,11 +314,11 @@ class CudaSampler:
         """What a launch is given: the same in every call, as long as no memory moves."""
         key = kernel, is_first, distributions
         if key not in self._bound:
-            places = {name: self._driver.address(array) for name, array in self._memory.items()}
+            addresses = {name: self._driver.address(array) for name, array in self._memory.items()}
             if not distributions:
-                places["distributions"] = 0
+                addresses["distributions"] = 0
             self._bound[key] = bind(
-                kernel, table=self._table.address(), **places, vocab_size=self._vocab_size,
+                kernel, table=self._table.address(), **addresses, vocab_size=self._vocab_size,
                 parts=self._parts, is_first=int(is_first),
             )  # fmt: skip
         return self._bound[key]
@@ -332,9 +332,9 @@ class CudaSampler:
             rows, sources, batch.edit_ids, batch.edit_values, batch.tokens, batch.masks, uploaded,
         )  # fmt: skip
         if self._table.lay_out(tuple(array.nbytes for array in sections)):
-            self._forget_places()
+            self._forget_addresses()
         if len(uploaded):
-            along, first = sources < 0, self._table.address() + self._table.places[_SECTIONS.index("logits")]
+            along, first = sources < 0, self._table.address() + self._table.offsets[_SECTIONS.index("logits")]
             sources[along] = first + 4 * self._vocab_size * (-1 - sources[along])
         self._table.write(sections, {"count": len(rows), "list_width": top, "outcomes": outcomes.address})
 
@@ -347,14 +347,14 @@ class _Table:
     """`SamplingTable` and what follows it, in device memory.
 
     Attributes:
-        places: where parts begin, in bytes.
+        offsets: where parts begin, in bytes.
     """
 
     def __init__(self, driver: Driver, header: np.dtype[np.void], nbytes: int) -> None:
         self._driver, self._header = driver, header
         self._staging = Staging(driver, nbytes)
         self._sizes: tuple[int, ...] = ()
-        self.places: list[int] = []
+        self.offsets: list[int] = []
         self._end = 0
         # Of each of the host's memories the parts that it holds, where they are such that never change.
         self._held: list[list[Any]] = [[], []]
@@ -367,10 +367,10 @@ class _Table:
         """Make room for parts of so many bytes; whether the table moved."""
         if sizes == self._sizes:
             return False
-        self._sizes, self.places, end = sizes, [], self._header.itemsize
+        self._sizes, self.offsets, end = sizes, [], self._header.itemsize
         for size in sizes:
-            self.places.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
-            end = self.places[-1] + size
+            self.offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+            end = self.offsets[-1] + size
         self._end, self._held = end, [[], []]
         if end <= len(self._staging):
             return False
@@ -385,13 +385,13 @@ class _Table:
         header = host[: self._header.itemsize].view(self._header)[0]
         if not held:
             held += [None] * len(sections)
-            for name, place in zip(_SECTIONS[:-1], self.places, strict=False):
-                header[name] = place
+            for name, offset in zip(_SECTIONS[:-1], self.offsets, strict=False):
+                header[name] = offset
         for name, number in fields.items():
             header[name] = number
-        for number, (array, place) in enumerate(zip(sections, self.places, strict=True)):
+        for number, (array, offset) in enumerate(zip(sections, self.offsets, strict=True)):
             if array.nbytes and held[number] is not array:
-                host[place : place + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                host[offset : offset + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 held[number] = None if array.flags.writeable else array
         self._staging.send(self._end)
 

@@ -15,7 +15,7 @@ class Staging:
     may still have to read the other.
 
     Attributes:
-        memory: the device's, uint8. turn: which of the two is filled now.
+        memory: the device's, uint8. half: which of the two is filled now.
     """
 
     def __init__(self, driver: Driver, nbytes: int) -> None:

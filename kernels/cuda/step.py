@@ -1,6 +1,6 @@
 """What a step says, in device memory: one block of int32 that is written once before the step starts.
 
-Its parts keep their places as long as steps fit, so launches that read them are made once.
+Its parts keep their addresses as long as steps fit, so launches that read them are made once.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class StepTable:
 
     def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = ()) -> None:
         self._capacity, self._tile_rows = capacity, tuple(tile_rows)
-        # Addresses of tokens that are being chosen take two places each.
+        # Addresses of tokens that are being chosen take two numbers each.
         self._first = {"chosen": 0, "adapters": 2 * capacity.tokens}
         total = 2 * capacity.tokens + capacity.adapter_numbers
         for name in _PER_TOKEN:
@@ -164,12 +164,12 @@ class StepTable:
         return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
 
     def write(
-        self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS, places: NDArray[np.uint64] | None = None
+        self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS, addresses: NDArray[np.uint64] | None = None
     ) -> dict[str, int]:
         """Copy the numbers of a step into device memory; how many tiles there are, by the name of their table.
 
         Args:
-            places: where the tokens are, if the host does not know them.
+            addresses: where the tokens are, if the host does not know them.
         """
         self._staging.next()
         host, filled = self._hosts[self._staging.half], self._filled[self._staging.half]
@@ -180,8 +180,8 @@ class StepTable:
             host[first : first + len(numbers)] = numbers
 
         put("tokens", step.tokens)
-        if places is not None:
-            put("chosen", places.view(np.int32))
+        if addresses is not None:
+            put("chosen", addresses.view(np.int32))
         put("positions", step.positions)
         put("slots", step.slot_mapping)
         put("logits_rows", step.logits_indices)

@@ -8,8 +8,8 @@ from .attention import (
     FLOAT_KINDS,
     KINDS,
     any_kernels,
+    hadamard_kernel,
     heads_together,
-    rotate_kernel,
     split_kernel,
     store_kernel_of,
     tile_kernel,
@@ -30,7 +30,7 @@ from .linear import (
 )
 from .logits import GATHER
 from .lora import expand_kernels, shrink_kernels
-from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, lookup_kernel
+from .lowering import BINARY, REORDER, UNARY, apply_kernel, combine_kernel, embedding_kernel
 from .moe import SWIGLU, mix_kernel, pairs_gemm_kernel, pairs_gemv_kernel, route_kernels
 from .norms import norm_kernel
 from .rotate_keys import rotate_keys_kernel
@@ -66,7 +66,7 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
     found += [norm_kernel(centred) for centred in (False, True)]
     matrices = [_matrix(None, scalar) for scalar in ("float", "half_bits", "bfloat_bits")]
     matrices += [_matrix(reader) for reader in READERS]
-    found += [lookup_kernel(one.reader, one.scalar) for one in matrices]
+    found += [embedding_kernel(one.reader, one.scalar) for one in matrices]
     found += [pack_kernel(reader) for reader in READERS] + [REORDER]
     found += [
         arrange_kernel(layout) for layout in ("floats<32>", "floats<8>", "floats<4>", "bfloats", "tiles", "bytes")
@@ -99,7 +99,7 @@ def all_kernels(capability: int = HOPPER) -> list[CudaKernel]:
         found.append(pairs_gemm_kernel(matrix, activation))
     found += [*shrink_kernels(), *expand_kernels()]
     found += array_kernels()
-    found += [rotate_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
+    found += [hadamard_kernel(), *(kernel for kind in FLOAT_KINDS for kernel in any_kernels(kind))]
     for kind in KINDS:
         found += [store_kernel_of(kind), rotate_keys_kernel(kind)]
         for size, group in _HEADS:

@@ -81,7 +81,7 @@ class Numbers:
     kind: str
 
     def laid(self, chunks: int, unit: int) -> tuple[NDArray[Any], int]:
-        """As they lie in memory, for every place of so many columns that kernels ask for; and the shift."""
+        """As they lie in memory, for every group of so many columns that kernels ask for; and the shift."""
         if not self.columns:
             return np.ascontiguousarray(self.array), _ROW_SHIFT
         count = -(-chunks * CHUNK // self.columns)

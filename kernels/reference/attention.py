@@ -35,7 +35,7 @@ def split_heads(op: Attention, query: Array, key: Any = None, value: Any = None)
     return [x.reshape(*x.shape[:-1], n, x.shape[-1] // n) for x, n in zip((query, key, value), counts, strict=True)]
 
 
-def turned(x: Array, weight: Array | None, epsilon: float, rotation: tuple[Array, Array, bool] | None) -> Float64:
+def rotated(x: Array, weight: Array | None, epsilon: float, rotation: tuple[Array, Array, bool] | None) -> Float64:
     """Heads [..., heads, head_size] normed, then rotated: each where it is wanted."""
     wide: Float64 = x.astype(np.float64) if weight is None else norm(x, weight, epsilon)
     return wide if rotation is None else rotate(wide, *rotation)
@@ -69,8 +69,8 @@ def attention(
     """Query, key and value (or None) [T, ...] to [T, heads * v_head_size]."""
     q, k, v = split_heads(op, *rows)
     rotation = rotations(op.rope, step, constant)
-    q = turned(q, constant(op.q_norm), op.epsilon, rotation)
-    k = turned(k, constant(op.k_norm), op.epsilon, rotation)
+    q = rotated(q, constant(op.q_norm), op.epsilon, rotation)
+    k = rotated(k, constant(op.k_norm), op.epsilon, rotation)
     within(step.slot_mapping, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
     write_pages(layer, step.slot_mapping, k, v)
     out = attend_pages(op, q, layer, step, constant(op.sinks))

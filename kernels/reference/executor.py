@@ -118,9 +118,9 @@ class ReferenceStep(TimedByHost):
         array = self._weights.array(name)
         return 0.0 if array is None else array.reshape(-1).astype(np.float64)
 
-    def _product(self, x: str, branch: Projection) -> Any:
-        out = self._weights.product(self[x], branch) + self[branch.addend]
-        for rows, columns, added in self._values[branch.delta.hidden] if branch.delta else ():
+    def _linear(self, x: str, projection: Projection) -> Any:
+        out = self._weights.product(self[x], projection) + self[projection.addend]
+        for rows, columns, added in self._values[projection.delta.hidden] if projection.delta else ():
             out[rows, columns] += added
         return out
 
@@ -141,10 +141,10 @@ class ReferenceStep(TimedByHost):
                 self[out] = self[x][step.logits_indices]
             case ir.LoraShrink(x, target, out):
                 self._values[out] = list(lora_shrink(self[x], target, step))
-            case ir.Linear(x, branch, out):
-                self[out] = self._product(x, branch)
+            case ir.Linear(x, projection, out):
+                self[out] = self._linear(x, projection)
             case ir.GatedLinear(x, gate, up, activation, out):
-                self[out] = UNARY[activation](self._product(x, gate)) * self._product(x, up)
+                self[out] = UNARY[activation](self._linear(x, gate)) * self._linear(x, up)
             case ir.Norm(x, weight, epsilon, out, centred, bias, skip, input_bias, total):
                 scale, summed = self._vector(weight), self[x] + self[skip] + self._vector(input_bias)
                 self[total] = summed

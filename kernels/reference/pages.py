@@ -108,7 +108,7 @@ def _packed_bytes(x: Array, columns: int) -> tuple[Array, Array]:
 
 
 def _packed_nibbles(x: Array, columns: int) -> tuple[Array, Array]:
-    """[T, heads, size], turned, as uint8 [T, heads, columns = size / 2] and float16 scales [T, heads, size / 32]."""
+    """Transforms of [T, heads, size]: uint8 [T, heads, columns = size / 2], float16 scales [T, heads, size / 32]."""
     groups = hadamard(x).reshape(*x.shape[:-1], -1, SCALE_COLUMNS)
     scales = _scales(np.abs(groups).max(axis=-1) / 7.5)
     scaled = _scaled(groups, scales.astype(np.float64)[..., None])
@@ -122,7 +122,7 @@ def _from_bytes(integers: Array, scales: Array) -> Float64:
 
 
 def _from_nibbles(integers: Array, scales: Array) -> Float64:
-    """Bytes [..., columns] and scales [..., groups] as numbers [..., 2 * columns], turned back."""
+    """Bytes [..., columns] and scales [..., groups] as numbers [..., 2 * columns], transformed back."""
     groups = integers.reshape(*integers.shape[:-1], -1, _HALF)
     nibbles = np.concatenate([groups & 15, groups >> 4], axis=-1).astype(np.float64)
     return hadamard(((nibbles - 7.5) * scales.astype(np.float64)[..., None]).reshape(*integers.shape[:-1], -1))

@@ -102,18 +102,18 @@ def presence_and_frequency_penalty(logits: Row, output: Sequence[int], presence:
 def dry(logits: Row, tokens: Sequence[int], multiplier: float, base: float, allowed_length: int, limit: int) -> Row:
     """Penalise tokens that would continue a repetition (p-e-w, text-generation-webui #5677).
 
-    For each earlier place whose preceding m tokens are the last m tokens, the token there loses
+    For each earlier position whose preceding m tokens are the last m tokens, the token there loses
     multiplier * base ** (m - allowed_length), m at least allowed_length and the largest counting, at most `limit`: as
     many tokens as stand behind the last sequence breaker. No penalty is so large that it would not be a float32.
     """
     tokens = list(tokens)
     longest: dict[int, int] = {}
-    for place in range(1, len(tokens)):
+    for position in range(1, len(tokens)):
         length = 0
-        while length < min(place, limit) and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
+        while length < min(position, limit) and tokens[position - 1 - length] == tokens[len(tokens) - 1 - length]:
             length += 1
         if length >= allowed_length:
-            longest[tokens[place]] = max(length, longest.get(tokens[place], 0))
+            longest[tokens[position]] = max(length, longest.get(tokens[position], 0))
     result = logits.copy()
     for token, length in longest.items():
         result[token] -= min(multiplier * np.float64(base) ** (length - allowed_length), _LARGEST_PENALTY)

@@ -62,13 +62,13 @@ class ReferenceWeights:
         n, k = len(parts[0]), weight.columns
         return dequantize_weight(*parts, n=n, k=k, bits=weight.bits, block_size=weight.block_size)
 
-    def product(self, x: Float64, branch: Projection, expert: int = 0) -> Float64:
+    def product(self, x: Float64, projection: Projection, expert: int = 0) -> Float64:
         """x @ weight.T + bias of an expert: [T, columns] to [T, rows]; a slab of rows at a time."""
-        weight, height = branch.weight, max(1, _SLAB // branch.weight.columns)
+        weight, height = projection.weight, max(1, _SLAB // projection.weight.columns)
         begin, end = expert * weight.rows, (expert + 1) * weight.rows
         slabs = [self._slab(weight, first, min(first + height, end)) for first in range(begin, end, height)]
         out = np.concatenate([x @ slab.T for slab in slabs], axis=1)
-        return out + self._arrays[branch.bias].reshape(-1, weight.rows)[expert] if branch.bias else out
+        return out + self._arrays[projection.bias].reshape(-1, weight.rows)[expert] if projection.bias else out
 
 
 def routing_weights(scores: Array, k: int, *, normalized: bool) -> tuple[NDArray[np.int64], Float64]:
@@ -85,7 +85,7 @@ def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projec
     chosen, shares = routing_weights(scores, op.per_token, normalized=op.normalized)
     out = np.zeros((len(x), op.second.weight.rows))
     for expert in np.unique(chosen).tolist():
-        tokens, places = np.nonzero(chosen == expert)
+        tokens, ranks = np.nonzero(chosen == expert)
         hidden = product(x[tokens].astype(np.float64), op.first, expert)
         if op.activation == "swiglu":
             alpha, beta, limit = op.parameters or (1.0, 0.0, np.inf)
@@ -93,5 +93,5 @@ def mixture(op: MoE, x: Array, scores: Array, product: Callable[[Float64, Projec
             hidden = UNARY["quick_gelu"](gate, alpha) * (up + beta)
         else:
             hidden = UNARY[op.activation](hidden, *op.parameters)
-        out[tokens] += shares[tokens, places, None] * product(hidden, op.second, expert)
+        out[tokens] += shares[tokens, ranks, None] * product(hidden, op.second, expert)
     return out

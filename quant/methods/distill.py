@@ -71,8 +71,8 @@ def aim_of(inputs: InputStatistics) -> Callable[[Float32], Float32]:
     if inputs.cross is None or inputs.gram is None:
         return lambda exact: exact
     pull = np.eye(len(inputs.gram)) * _PULL * mean_square(inputs.gram)
-    turned = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
-    matrix = turned.astype(np.float32)
+    solution = np.linalg.solve((inputs.gram + pull).T, (inputs.cross + pull).T).T  # cross @ inv(gram), damped
+    matrix = solution.astype(np.float32)
     return lambda exact: exact @ matrix
 
 
@@ -137,13 +137,13 @@ class _Training:
             last = min(first + _PANEL, self._columns)
             inside, moved = gradient[first:last].copy(), np.empty((last - first, len(stored)), np.float32)
             for j in range(first, last):
-                block, place = j // size, j - first
-                wanted = values[j] - inside[place] / self._gram[j, j]
+                block, column = j // size, j - first
+                wanted = values[j] - inside[column] / self._gram[j, j]
                 found = self._grid.codes(wanted * inverse[:, block] + self._zeros[:, block])
                 new = (points[found] - self._zeros[:, block]) * self._scales[:, block]
-                moved[place] = new - values[j]
+                moved[column] = new - values[j]
                 codes[:, j] = found
-                inside += self._gram[first:last, j, None] * moved[place]
+                inside += self._gram[first:last, j, None] * moved[column]
             gradient += self._gram[:, first:last] @ moved
         self._keep()
 

@@ -81,8 +81,8 @@ class Rounding:
                     own = grid.part(slice(None), slice(block, block + 1))
                     scales[:, block], zeros[:, block] = _block_scales(left[inside], self._costs[inside], own)
                     inverse = reciprocal(scales[:, block])
-                places = left[j] * inverse + zeros[:, block]
-                found = grid.codes(places)
+                scaled = left[j] * inverse + zeros[:, block]
+                found = grid.codes(scaled)
                 codes[:, order[j]] = found
                 stored = (grid.points[found] - zeros[:, block]) * scales[:, block]
                 lost[j - first] = (left[j] - stored) / upper[j, j]
@@ -107,12 +107,12 @@ def block_order(squares: NDArray[Any], block_size: int) -> NDArray[np.int64]:
 
 
 def panels(order: NDArray[np.int64], block_size: int) -> list[tuple[int, int]]:
-    """Places in the order from which to which a panel goes: about _PANEL columns, of whole blocks or of one block."""
+    """First and last positions of panels in the order: about _PANEL columns, of whole blocks or of one block."""
     changes = np.flatnonzero(np.diff(order // block_size)) + 1
     result, first = [], 0
     for end in [*changes.tolist(), len(order)]:
         if end - first >= _PANEL or end == len(order):
-            result += [(place, min(place + 2 * _PANEL, end)) for place in range(first, end, 2 * _PANEL)]
+            result += [(start, min(start + 2 * _PANEL, end)) for start in range(first, end, 2 * _PANEL)]
             first = end
     return result
 

@@ -40,8 +40,8 @@ def _optimised(values: Float32, grid: CodeGrid) -> tuple[Float32, Float32]:
         kept = _shrunk((values - stored) / unit, beta) * unit
         target = values - kept
         if grid.has_zeros:
-            places = points - target * reciprocal(scales)[..., None]
-            zeros = places.mean(axis=2)
+            estimates = points - target * reciprocal(scales)[..., None]
+            zeros = estimates.mean(axis=2)
             _, zeros = grid.settled(scales, zeros)
         offset = points - zeros[..., None]
         across = np.einsum("rbi,rbi->rb", offset, offset)

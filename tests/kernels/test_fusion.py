@@ -67,7 +67,7 @@ def first_pair(**changes: Any) -> list[Op]:
     _, ops, _ = end_of_a_model()
     product, norm = ops[:2]
     assert isinstance(product, Linear)
-    return [replace(product, branch=replace(product.branch, **changes)), norm]
+    return [replace(product, projection=replace(product.projection, **changes)), norm]
 
 
 def test_what_stays_as_it_is() -> None:
@@ -77,7 +77,7 @@ def test_what_stays_as_it_is() -> None:
     assert isinstance(norm, Norm)
     biased = replace(norm, input_bias="b")
     assert isinstance(product, Linear)
-    maker = Linear("x", product.branch, "rest", False)
+    maker = Linear("x", product.projection, "rest", False)
     for parts in (
         [product, norm, Norm("first", "w2", 1e-5, "other")],
         first_pair(delta=LoraDelta("hidden", 0)),

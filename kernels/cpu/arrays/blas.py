@@ -239,11 +239,11 @@ def product_op(letter: str, is_wide: bool) -> NativeOp:
                 gemv(arguments.gemv, operands)
             elif rows == 1:
                 height, width = (terms, columns) if b_order == _AS_IS else (columns, terms)
-                turned = _TRANSPOSED if b_order == _AS_IS else _AS_IS
-                gemv(arguments.gemv, (_ROW_MAJOR, turned, height, width, 1, b, b_stride, a, a_next, 0, out, 1))
+                opposite = _TRANSPOSED if b_order == _AS_IS else _AS_IS
+                gemv(arguments.gemv, (_ROW_MAJOR, opposite, height, width, 1, b, b_stride, a, a_next, 0, out, 1))
             else:
-                places = (1, a, a_stride, b, b_stride, 0, out, out_stride)
-                gemm(arguments.gemm, (_ROW_MAJOR, a_order, b_order, rows, columns, terms, *places))
+                matrices = (1, a, a_stride, b, b_stride, 0, out, out_stride)
+                gemm(arguments.gemm, (_ROW_MAJOR, a_order, b_order, rows, columns, terms, *matrices))
             a, b, out = a + a_step, b + b_step, out + size * rows * columns
         return 0
 

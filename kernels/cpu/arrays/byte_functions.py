@@ -27,7 +27,7 @@ _PIECE = 4096
 _NANOSECONDS_PER_ELEMENT = 0.2
 _BYTES = (np.int8, np.uint8)
 _HALF = 128
-_FORM_BYTES = 8
+_QPARAMS_BYTES = 8
 
 
 class ByteTableArguments(Arguments):
@@ -68,7 +68,7 @@ class OperandArguments(Arguments):
     row: int
     step: int
     flip: int
-    form: Address
+    qparams: Address
 
 
 class BytePairsArguments(Arguments):
@@ -78,7 +78,7 @@ class BytePairsArguments(Arguments):
     b: OperandArguments
     out: Address
     width: int
-    form: Address
+    qparams: Address
     low: float
     high: float
 
@@ -95,7 +95,7 @@ class QParams:
 def _numbers(operand: OperandArguments, row: int, column: int, left: int) -> Any:
     """The next numbers of an operand, dequantised."""
     step, flip = operand.step, operand.flip
-    scale, point = read_float32(operand.form), read_float32(operand.form + 4)
+    scale, point = read_float32(operand.qparams), read_float32(operand.qparams + 4)
     at = operand.address + row * operand.row + column * step
     if step == 0:
         values = splat_int32(read_uint8(at))
@@ -113,7 +113,7 @@ def combine_op(name: str) -> NativeOp:
     def combine(arguments: BytePairsArguments, context: int, begin: int, end: int, scratch: int) -> int:
         width = arguments.width
         pieces = -(-width // _PIECE)
-        scale, point = read_float32(arguments.form), read_float32(arguments.form + 4)
+        scale, point = read_float32(arguments.qparams), read_float32(arguments.qparams + 4)
         low, high = arguments.low - point, arguments.high - point
         for item in range(begin, end):
             row = item // pieces
@@ -130,25 +130,29 @@ def combine_op(name: str) -> NativeOp:
 
 
 def combined_bytes(
-    threads: Threads, name: str, a: NDArray[Any], a_form: QParams, b: NDArray[Any], b_form: QParams, form: QParams,
-    dtype: Any,
+    threads: Threads, name: str, a: NDArray[Any], a_qparams: QParams, b: NDArray[Any], b_qparams: QParams,
+    qparams: QParams, dtype: Any,
 ) -> NDArray[Any] | None:  # fmt: skip
     """a + b ("Add") or a * b ("Mul") of int8 or uint8 arrays as int8 or uint8.
 
     None where the shapes are neither equal, nor one of them a last axis of the other, nor a single number.
     """
     if b.size > a.size:
-        a, a_form, b, b_form = b, b_form, a, a_form
+        a, a_qparams, b, b_qparams = b, b_qparams, a, a_qparams
     layout = _layout(a, b)
     if layout is None or not all(given in _BYTES for given in (a.dtype, b.dtype, dtype)):
         return None
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     out = np.empty(a.shape, dtype)
     a_flip, b_flip = (_HALF if given.dtype == np.int8 else 0 for given in (a, b))
-    given = ((a_form.scale, a_form.point + a_flip), (b_form.scale, b_form.point + b_flip), (form.scale, form.point))
-    forms = np.array(given, np.float32)
+    given = (
+        (a_qparams.scale, a_qparams.point + a_flip),
+        (b_qparams.scale, b_qparams.point + b_flip),
+        (qparams.scale, qparams.point),
+    )
+    all_qparams = np.array(given, np.float32)
     program = _pair_program(combine_op(name), *layout, a_flip, b_flip, out.dtype)
-    program.run(threads, a=a, b=b, out=out, forms=forms)
+    program.run(threads, a=a, b=b, out=out, all_qparams=all_qparams)
     return out
 
 
@@ -170,11 +174,11 @@ def _pair_program(
     op: NativeOp, rows: int, width: int, b_row: int, b_step: int, a_flip: int, b_flip: int, dtype: Any
 ) -> NodeProgram:
     info = np.iinfo(dtype)
-    a, b, forms = Binding("a"), Binding("b"), Binding("forms")
+    a, b, all_qparams = Binding("a"), Binding("b"), Binding("all_qparams")
     arguments = BytePairsArguments(
-        a=OperandArguments(address=a, row=width, step=1, flip=a_flip, form=forms),
-        b=OperandArguments(address=b, row=b_row, step=b_step, flip=b_flip, form=forms + _FORM_BYTES),
-        out=Binding("out"), width=width, form=forms + 2 * _FORM_BYTES, low=info.min, high=info.max,
+        a=OperandArguments(address=a, row=width, step=1, flip=a_flip, qparams=all_qparams),
+        b=OperandArguments(address=b, row=b_row, step=b_step, flip=b_flip, qparams=all_qparams + _QPARAMS_BYTES),
+        out=Binding("out"), width=width, qparams=all_qparams + 2 * _QPARAMS_BYTES, low=info.min, high=info.max,
     )  # fmt: skip
     call = Call(op, arguments, Items(factor=rows * -(-width // _PIECE)))
     return NodeProgram([[call]], rows * width * _NANOSECONDS_PER_ELEMENT)

@@ -29,14 +29,14 @@ _STEPS = 255.0
 class PieceArguments(Arguments):
     """`count` numbers, of which an item is a piece, and where results go.
 
-    `form`: float32 [2], scale and zero point. Results are kept within `low` and `high`. `ranges`: what `value_range`
+    `qparams`: float32 [2], scale and zero point. Results are kept within `low` and `high`. `ranges`: what `value_range`
     found. `found`: float32 [2], where scale and zero point go.
     """
 
     x: Address
     out: Address
     count: int
-    form: Address = None
+    qparams: Address = None
     low: float = 0.0
     high: float = 0.0
     ranges: Address = None
@@ -56,7 +56,7 @@ def _round_pieces(arguments: PieceArguments, begin: int, end: int, scale: Any, p
 @native_op(PieceArguments)
 def quantize_bytes(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
     """round(x / scale) + point, saturated; items are pieces."""
-    scale, point = memory.read_float32(arguments.form), memory.read_float32(arguments.form + 4)
+    scale, point = memory.read_float32(arguments.qparams), memory.read_float32(arguments.qparams + 4)
     low, high = arguments.low - point, arguments.high - point
     _round_pieces(arguments, begin, end, splat_float32(scale), splat_float32(point), low, high)
     return 0
@@ -69,7 +69,7 @@ def dequantize_op(dtype: Any) -> NativeOp:
 
     def dequantize(arguments: PieceArguments, context: int, begin: int, end: int, scratch: int) -> int:
         x, out, count = arguments.x, arguments.out, arguments.count
-        scale, point = memory.read_float32(arguments.form), memory.read_float32(arguments.form + 4)
+        scale, point = memory.read_float32(arguments.qparams), memory.read_float32(arguments.qparams + 4)
         last = min(end * _PIECE, count)
         whole = last - last % LANES
         for first in range(begin * _PIECE, whole, LANES):
@@ -162,8 +162,8 @@ def _converted(
     threads: Threads, op: NativeOp, x: NDArray[Any], scale: float, point: int, dtype: Any, **limits: int
 ) -> NDArray[Any]:
     x = np.ascontiguousarray(x)
-    out, form = np.empty(x.shape, dtype), np.array((scale, point), np.float32)
+    out, qparams = np.empty(x.shape, dtype), np.array((scale, point), np.float32)
     if x.size:
         items, nanoseconds = Items(factor=-(-x.size // _PIECE)), x.size * _NANOSECONDS_PER_ELEMENT
-        run_alone(op, items, nanoseconds, threads, x=x, out=out, count=x.size, form=form, **limits)
+        run_alone(op, items, nanoseconds, threads, x=x, out=out, count=x.size, qparams=qparams, **limits)
     return out

@@ -1,6 +1,6 @@
 """Ops as functions of arrays: activations, norms, softmax, lookups, products with block-quantised weights, experts.
 
-The calls for each form of operands are kept.
+The calls for each shape and format of operands are kept.
 """
 
 from __future__ import annotations
@@ -242,11 +242,11 @@ class BlockLinear:
         matrix = self._matrix
         x = Rows(Binding("x"), 4 * matrix.columns, matrix.columns)
         out, addend = (Rows(Binding(name), 4 * matrix.rows, matrix.rows) for name in ("out", "addend"))
-        branch = Affine(matrix, self._bias, addend if has_addend else None)
+        projection = Affine(matrix, self._bias, addend if has_addend else None)
         inputs = inputs_at(Binding("inputs"), matrix, StepField.TOKENS, exact=self._exact)
-        phases = [[input_call(x, inputs)], [decode_call(inputs, branch, out)]]
+        phases = [[input_call(x, inputs)], [decode_call(inputs, projection, out)]]
         if self._exact and x.width == matrix.padded_columns:
-            phases = [[decode_call(x, branch, out)]]
+            phases = [[decode_call(x, projection, out)]]
         weights = matrix.rows * matrix.columns
         return NodeProgram(phases, weights * _NANOSECONDS_PER_WEIGHT, weights * _NANOSECONDS_PER_PRODUCT)
 

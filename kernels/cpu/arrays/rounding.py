@@ -63,25 +63,25 @@ class Points:
 
 
 @inline
-def _closest_whole(place: Any, points: int, table: int) -> Any:
-    return floor(minimum(maximum(place + np.float32(0.5), np.float32(0)), np.float32(points - 1)))
+def _closest_whole(scaled: Any, points: int, table: int) -> Any:
+    return floor(minimum(maximum(scaled + np.float32(0.5), np.float32(0)), np.float32(points - 1)))
 
 
 @inline
-def _closest(place: Any, points: int, table: int) -> Any:
+def _closest(scaled: Any, points: int, table: int) -> Any:
     found = splat_float32(read_float32(table))
     for i in range(1, points):
         middle = splat_float32(read_float32(table + 4 * (points + i - 1)))
-        found = where_less(middle, place, read_float32(table + 4 * i), found)
+        found = where_less(middle, scaled, read_float32(table + 4 * i), found)
     return found
 
 
 @inline
-def _closest_code(place: Any, points: int, table: int) -> Any:
+def _closest_code(scaled: Any, points: int, table: int) -> Any:
     found = splat_float32(np.float32(0))
     for i in range(1, points):
         middle = splat_float32(read_float32(table + 4 * (points + i - 1)))
-        found = where_less(middle, place, np.float32(i), found)
+        found = where_less(middle, scaled, np.float32(i), found)
     return found
 
 
@@ -108,8 +108,8 @@ def _made(kind: str, closest: Callable[..., Any], closest_code: Callable[..., An
         for block in range(blocks):
             inverse, zero = _inverse(read_float32(scales + 4 * block)), read_float32(zeros + 4 * block)
             for j in range(0, size, LANES):
-                place = load(values + 4 * j, size - j) * inverse + zero
-                store_as_bytes(out + j, closest_code(place, points, table), size - j)
+                scaled = load(values + 4 * j, size - j) * inverse + zero
+                store_as_bytes(out + j, closest_code(scaled, points, table), size - j)
             values, out = values + 4 * size, out + size
         return 0
 
@@ -213,7 +213,7 @@ def rounded_to_half(numbers: Float32) -> Float32:
 
 
 def closest_codes(values: Float32, scales: Float32, zeros: Float32, points: Points) -> Bytes:
-    """The places among the points of the one closest to value / scale + zero, uint8 [..., size].
+    """The indices among the points of the one closest to value / scale + zero, uint8 [..., size].
 
     Args:
         values: float32 [..., size]. scales, zeros: float32 [...]; with a scale of 0 every value becomes the zero.

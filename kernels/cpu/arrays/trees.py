@@ -117,8 +117,8 @@ class Forest:
         nodes["true"], nodes["false"] = self.true_children, self.false_children
         nodes["first"], nodes["last"] = self.leaf_starts[:-1], self.leaf_starts[1:]
         single = (self.modes == LEAF) & (nodes["last"] - nodes["first"] == 1)
-        places = nodes["first"][single]
-        nodes["threshold"][single], nodes["feature"][single] = self.weights[places], self.targets[places]
+        firsts = nodes["first"][single]
+        nodes["threshold"][single], nodes["feature"][single] = self.weights[firsts], self.targets[firsts]
         return nodes
 
 
@@ -141,8 +141,8 @@ class ForestArguments(Arguments):
     aggregate: int
 
 
-# A node in one place, half a cache line: trees are rarely in a cache when a single row walks them. A leaf of one weight
-# has it as its threshold, and the target as its feature.
+# A node as one record, half a cache line: trees are rarely in a cache when a single row walks them. A leaf of one
+# weight has it as its threshold, and the target as its feature.
 _NODE = np.dtype(
     [
         ("threshold", np.float64), ("feature", np.int32), ("mode", np.uint8), ("missing", np.uint8), ("_", np.uint16),
@@ -153,14 +153,14 @@ _BYTES, _FEATURE, _MODE, _MISSING, _TRUE, _FALSE, _FIRST, _LAST = 32, 8, 12, 13,
 
 
 @inline
-def _combine(place: int, weight: float, aggregate: int) -> None:
-    total = read_float64(place)
+def _combine(address: int, weight: float, aggregate: int) -> None:
+    total = read_float64(address)
     if aggregate == SUM:
-        write_float64(place, total + weight)
+        write_float64(address, total + weight)
     elif aggregate == MIN:
-        write_float64(place, min(total, weight))
+        write_float64(address, min(total, weight))
     else:
-        write_float64(place, max(total, weight))
+        write_float64(address, max(total, weight))
 
 
 @inline
@@ -240,19 +240,19 @@ def walk_trees(arguments: ForestArguments, context: int, begin: int, end: int, s
 
 
 def binary_scores(
-    scores: NDArray[np.float64], column: int, base: float, threshold: float, form: int
+    scores: NDArray[np.float64], column: int, base: float, threshold: float, kind: int
 ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Which of two classes each row is, and the scores of both: (-s, s), (1 - s, s), or (sigmoid(-s), sigmoid(s)).
 
     Args:
         scores: as from `run_forest`; s is column `column` plus `base`, as float32.
-        form: NEGATED, COMPLEMENT or LOGISTIC.
+        kind: NEGATED, COMPLEMENT or LOGISTIC.
     """
     if not 0 <= column < scores.shape[1]:
         raise ValueError(f"scores are {scores.dtype} {list(scores.shape)}, column {column} is wanted")
     score = (scores[:, column] + base).astype(np.float32)
-    pairs = np.stack([1 - score if form == COMPLEMENT else -score, score], axis=1)
-    if form == LOGISTIC and pairs.size:
+    pairs = np.stack([1 - score if kind == COMPLEMENT else -score, score], axis=1)
+    if kind == LOGISTIC and pairs.size:
         pairs = activation("sigmoid", pairs)
     return (score > np.float64(threshold)).astype(np.int8), pairs
 

@@ -45,21 +45,21 @@ def _multiply_of(columns: int, line: int, step: int, accumulate: bool) -> Any:
 
     @intrinsic(None, *["int64"] * 6)
     def multiply(e: Emitter, a: Any, b: Any, b_next: Any, steps: Any, c: Any, stride: Any) -> None:
-        places = [e.at(c, column * amx.TILE_ROW_BYTES) for column in range(columns)]
-        for tile, place in enumerate(places):
+        addresses = [e.at(c, column * amx.TILE_ROW_BYTES) for column in range(columns)]
+        for tile, address in enumerate(addresses):
             if accumulate:
-                amx.load_tile(e, tile, place, stride)
+                amx.load_tile(e, tile, address, stride)
             else:
                 amx.clear_tile(e, tile)
         with e.loop(steps) as (index, _):
             amx.load_tile(e, _ROWS, e.at(a, e.builder.mul(index, INT64(step))), line)
-            place_b = e.at(b, e.builder.mul(index, INT64(amx.TILE_BYTES)))
+            address_b = e.at(b, e.builder.mul(index, INT64(amx.TILE_BYTES)))
             for tile in range(columns):
-                amx.load_tile(e, _COLUMNS[tile], place_b)
+                amx.load_tile(e, _COLUMNS[tile], address_b)
                 amx.add_bfloat_product(e, tile, _ROWS, _COLUMNS[tile])
-                place_b = e.at(place_b, b_next)
-        for tile, place in enumerate(places):
-            amx.store_tile(e, tile, place, stride)
+                address_b = e.at(address_b, b_next)
+        for tile, address in enumerate(addresses):
+            amx.store_tile(e, tile, address, stride)
 
     return multiply
 
@@ -80,8 +80,8 @@ def load_queries(arguments: AttentionArguments, scratch: int, row: int) -> None:
     for head in range(arguments.group):
         source, target = panel(scratch, Panel.READY) + head * stride, _query_address(scratch, row + head)
         for step in range(steps):
-            place = source + 4 * _TILE_COLUMNS * step
-            amx.store_bfloats(target + step * amx.TILE_BYTES, load_float32(place), load_float32(place + 4 * LANES))
+            address = source + 4 * _TILE_COLUMNS * step
+            amx.store_bfloats(target + step * amx.TILE_BYTES, load_float32(address), load_float32(address + 4 * LANES))
 
 
 @inline
@@ -102,14 +102,14 @@ def load_keys_of(kind: str) -> Callable[..., None]:
         source = read_int64(panel(scratch, Panel.PAGES) + 8 * page)
         target = panel(scratch, Panel.KEYS) + 2 * page * column
         for pair in range(panel(scratch, Panel.STEPS) * amx.TILE_ROWS):
-            place = target + pair // amx.TILE_ROWS * amx.TILE_BYTES + pair % amx.TILE_ROWS * amx.TILE_ROW_BYTES
+            address = target + pair // amx.TILE_ROWS * amx.TILE_BYTES + pair % amx.TILE_ROWS * amx.TILE_ROW_BYTES
             for part in range(2):
                 first, second = splat_float32(0.0), splat_float32(0.0)
                 if 2 * pair < size:
                     first = key_vector(size, source, 2 * pair, part)
                 if 2 * pair + 1 < size:
                     second = key_vector(size, source, 2 * pair + 1, part)
-                amx.store_bfloat_pairs(place + part * column, first, second)
+                amx.store_bfloat_pairs(address + part * column, first, second)
 
     return load_keys
 
@@ -187,9 +187,9 @@ def add_tile_group(arguments: AttentionArguments, scratch: int, row: int, pages:
     weights, sums = scores_of(arguments, scratch, row), panel(scratch, Panel.SUMS) + row * stride
     columns = stride // amx.TILE_ROW_BYTES
     for column in range(0, columns, 4):
-        place, target = values + column * _VALUE_COLUMN_BYTES, sums + column * amx.TILE_ROW_BYTES
+        address, target = values + column * _VALUE_COLUMN_BYTES, sums + column * amx.TILE_ROW_BYTES
         if column + 2 < columns:
-            _add_four(weights, place, _VALUE_COLUMN_BYTES, pages, target, stride)
+            _add_four(weights, address, _VALUE_COLUMN_BYTES, pages, target, stride)
         else:
-            _add_two(weights, place, _VALUE_COLUMN_BYTES, pages, target, stride)
+            _add_two(weights, address, _VALUE_COLUMN_BYTES, pages, target, stride)
     return 0

@@ -26,7 +26,8 @@ class AttentionArguments(Arguments):
     `make_ready` is `heads.make_heads_ready`; `multiply_keys` and `add_values` are `products` of `rows_at_once` query
     rows; `pack_queries` and `pack_weights` are those of `packing`, where pages hold small integers and a value has
     `weight_groups` scales; the others are what
-    `decode` and `prefill` say. `panels` is a table of `panels`. If `turned`, heads are stored as `turning` makes them.
+    `decode` and `prefill` say. `panels` is a table of `panels`. If `hadamard`, heads are stored
+    as `hadamard_transform` makes them.
     """
 
     query: Rows
@@ -44,7 +45,7 @@ class AttentionArguments(Arguments):
     v_head_size: int
     key_page: int
     value_page: int
-    turned: int
+    hadamard: int
     query_factor: float
     score_cap: float
     window: int
@@ -106,7 +107,7 @@ def first_visible(arguments: AttentionArguments, position: int) -> Any:
 def list_pages(
     arguments: AttentionArguments, context: int, sequence: int, first: int, last: int, head: int, keys: int, values: int
 ) -> Any:
-    """Write down the addresses of pages [first, last) of a head, of keys and of values each at their place.
+    """Write down the addresses of pages [first, last) of a head, those of keys and those of values each in order.
 
     Returns 0, or ErrorCode.PAGE.
     """
@@ -120,7 +121,7 @@ def list_pages(
         block = np.int64(read_int32(table + 4 * index))
         if block < 0 or block >= arguments.num_blocks:
             return ErrorCode.PAGE.value
-        place = 8 * (index - first)
-        write_int64(keys + place, first_key + block * arguments.key_block)
-        write_int64(values + place, first_value + block * arguments.value_block)
+        offset = 8 * (index - first)
+        write_int64(keys + offset, first_key + block * arguments.key_block)
+        write_int64(values + offset, first_value + block * arguments.value_block)
     return 0

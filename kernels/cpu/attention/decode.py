@@ -31,7 +31,7 @@ from .arguments import (
     position_of,
     sequence_of,
 )
-from .hadamard import rotate
+from .hadamard import hadamard_transform
 from .heads import head_bytes, head_stride
 from .int8_products import most_packed_rows
 from .packing import PACKED_WEIGHTS, pack_stride
@@ -45,7 +45,7 @@ _SPLIT_PAGES = SPLIT_TOKENS // PAGE_TOKENS
 _AHEAD = 2  # pages
 _LINE = 64
 _PAGE_LIST_BYTES = 8 * (2 * _SPLIT_PAGES + _AHEAD + 6)
-_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # places in a partial result; weighted values are its rest
+_MAXIMUM, _SUM, _VALUES = 0, 4, 4 * LANES  # offsets in a partial result; weighted values are its rest
 
 
 def partial_floats(heads: int, v_head_size: int) -> int:
@@ -156,15 +156,15 @@ def _attend(
 @inline
 def _add_values(
     arguments: AttentionArguments, pages: int, low: int, high: int, rows: int, heads: int, value_bytes: int,
-    places: int, weights: int, sums: int,
+    addresses: int, weights: int, sums: int,
 ) -> None:  # fmt: skip
     """Weighted values of tokens [low, high): those outside have no part in it, not even 0 * infinity."""
     token_bytes, add = arguments.value_page // PAGE_TOKENS, arguments.add_values
     for i in range(pages):
         first: Any = max(low - i * PAGE_TOKENS, np.int64(0))
         last: Any = min(high - i * PAGE_TOKENS, np.int64(PAGE_TOKENS))
-        page = memory.read_int64(places + 8 * (pages + i)) + first * token_bytes
-        ahead = memory.read_int64(places + 8 * (pages + i + _AHEAD)) + first * token_bytes
+        page = memory.read_int64(addresses + 8 * (pages + i)) + first * token_bytes
+        ahead = memory.read_int64(addresses + 8 * (pages + i + _AHEAD)) + first * token_bytes
         for h in range(0, heads, rows):
             share = weights + h * WEIGHT_BYTES + 4 * (i * PAGE_TOKENS + first)
             call_operator(add, page, ahead, last - first, share, sums + h * value_bytes)
@@ -172,7 +172,7 @@ def _add_values(
 
 @inline
 def _add_packed_values(
-    arguments: AttentionArguments, pages: int, rows: int, heads: int, value_bytes: int, places: int, weights: int,
+    arguments: AttentionArguments, pages: int, rows: int, heads: int, value_bytes: int, addresses: int, weights: int,
     sums: int,
 ) -> None:  # fmt: skip
     """Weighted values of packed pages: tokens that are not seen have weights of 0."""
@@ -181,8 +181,8 @@ def _add_packed_values(
     for i in range(arguments.group * stride, heads * stride, 4 * LANES):
         memory.store_float32(packed + i, splat_float32(0.0))
     for i in range(pages):
-        page = memory.read_int64(places + 8 * (pages + i))
-        ahead = memory.read_int64(places + 8 * (pages + i + _AHEAD))
+        page = memory.read_int64(addresses + 8 * (pages + i))
+        ahead = memory.read_int64(addresses + 8 * (pages + i + _AHEAD))
         call_operator(arguments.pack_weights, arguments, weights + 4 * PAGE_TOKENS * i, WEIGHT_BYTES, page, packed)
         for h in range(0, heads, rows):
             call_operator(arguments.add_values, page, ahead, 0, packed + h * stride, sums + h * value_bytes)
@@ -231,15 +231,17 @@ def _merge(partial: int, step: int, splits: int, width: int, sink: float, has_si
     if has_sink:
         total = _power(sink - top)
     for i in range(splits):
-        place = partial + i * step
-        share = _power(memory.read_float32(place + _MAXIMUM) - top)
-        total += memory.read_float32(place + _SUM) * share
-        memory.write_float32(place + _SUM, share)
+        address = partial + i * step
+        share = _power(memory.read_float32(address + _MAXIMUM) - top)
+        total += memory.read_float32(address + _SUM) * share
+        memory.write_float32(address + _SUM, share)
     for j in range(0, width, LANES):
         value = splat_float32(0.0)
         for i in range(splits):
-            place = partial + i * step
-            value = multiply_add(memory.load_float32(place + _VALUES + 4 * j), memory.read_float32(place + _SUM), value)
+            address = partial + i * step
+            value = multiply_add(
+                memory.load_float32(address + _VALUES + 4 * j), memory.read_float32(address + _SUM), value
+            )
         memory.store_first(out + 4 * j, value / total, min(width - j, LANES))
 
 
@@ -264,6 +266,6 @@ def merge_splits(arguments: AttentionArguments, context: int, begin: int, end: i
             for h in range(group):
                 sink = memory.read_float32(sinks + 4 * (head * group + h)) if sinks != 0 else NO_MAXIMUM
                 _merge(partials + h * partial_bytes, step, splits, width, sink, sinks != 0, out + 4 * h * width)
-                if arguments.turned != 0:
-                    rotate(out + 4 * h * width, width)
+                if arguments.hadamard != 0:
+                    hadamard_transform(out + 4 * h * width, width)
     return 0

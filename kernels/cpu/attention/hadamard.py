@@ -1,6 +1,6 @@
-"""Heads turned by the normalised Hadamard matrix: what one column of a head is becomes a part of all of them.
+"""Heads multiplied by the normalised Hadamard matrix: what one column of a head is becomes a part of all of them.
 
-Products of turned queries and keys are those of the heads as they were, and turning is its own inverse. It spreads
+Products of such queries and keys are those of the heads as they were, and the transform is its own inverse. It spreads
 single large columns, so that few bits hold a head better (QuaRot, Ashkboos et al. 2024).
 """
 
@@ -18,7 +18,7 @@ from ..jit.memory import load_float32, store_float32
 
 
 @intrinsic(FLOATS, FLOATS)
-def _rotate_lanes(e: Emitter, vector: Any) -> Any:
+def _transform_lanes(e: Emitter, vector: Any) -> Any:
     """A vector by Sylvester's matrix of its size: sums and differences of lanes that are 1, 2, 4 and 8 apart."""
     step = 1
     while step < LANES:
@@ -29,11 +29,11 @@ def _rotate_lanes(e: Emitter, vector: Any) -> Any:
 
 
 @inline
-def rotate(head: int, size: int) -> None:
-    """The float32 numbers at an address, as many as a power of two of at least LANES, in place."""
+def hadamard_transform(head: int, size: int) -> None:
+    """Transform the float32 numbers at an address, as many as a power of two of at least LANES, in place."""
     factor = np.float32(1.0) / np.float32(math.sqrt(np.float32(size)))
     for i in range(0, size, LANES):
-        store_float32(head + 4 * i, _rotate_lanes(load_float32(head + 4 * i)) * factor)
+        store_float32(head + 4 * i, _transform_lanes(load_float32(head + 4 * i)) * factor)
     step = np.int64(LANES)
     while step < size:
         for first in range(0, size, 2 * step):

@@ -17,7 +17,7 @@ from ..jit.vector import LANES, multiply_add, reduce_add, splat_float32
 from ..program.calls import row_at
 from ..program.step_table import ErrorCode, StepField
 from .arguments import AttentionArguments, position_of, sequence_of
-from .hadamard import rotate
+from .hadamard import hadamard_transform
 
 
 def head_bytes(size: int) -> int:
@@ -56,8 +56,8 @@ def make_heads_ready(arguments: AttentionArguments, context: int, row: int, head
         source = row_at(arguments.query, row) + 4 * head * count * size
     for index in range(count):
         _make_ready(arguments, source + 4 * index * size, norm, factor, cos, sin, out - stride, out + index * stride)
-        if arguments.turned != 0:
-            rotate(out + index * stride, size)
+        if arguments.hadamard != 0:
+            hadamard_transform(out + index * stride, size)
     return 0
 
 

@@ -17,7 +17,7 @@ from ..jit.native import NativeOp
 from ..jit.variants import once
 from ..linear.dot import add_signed_lanes
 from .heads import head_bytes
-from .packing import MIDDLE, PACKED_WEIGHTS, WEIGHTS_FACTOR, WEIGHTS_SUM, query_factor_place
+from .packing import MIDDLE, PACKED_WEIGHTS, WEIGHTS_FACTOR, WEIGHTS_SUM, query_factor_offset
 from .pages import ZERO
 from .products import SUMS, fetch, operator_of
 
@@ -42,10 +42,10 @@ class _Sums:
         self.rows, self.vectors = rows, vectors
         self.zeros = [_NO_SUM] * (rows * vectors)
 
-    def add(self, e: Emitter, sums: list[Any], lanes: list[Any], place: Any, stride: int) -> None:
-        """Rows of bytes that meet these lanes lie `stride` bytes apart from `place` on."""
+    def add(self, e: Emitter, sums: list[Any], lanes: list[Any], address: Any, stride: int) -> None:
+        """Rows of bytes that meet these lanes lie `stride` bytes apart from `address` on."""
         for row in range(self.rows):
-            four = e.load(e.at(place, row * stride), INT32)
+            four = e.load(e.at(address, row * stride), INT32)
             for vector, lane in enumerate(lanes):
                 index = row * self.vectors + vector
                 sums[index] = add_signed_lanes(isa(), e, sums[index], four, lane)
@@ -59,7 +59,7 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
     a page to be fetched meanwhile.
     """
     query_bytes = head_bytes(head_size)
-    factor_place = query_factor_place(head_size)
+    factor_offset = query_factor_offset(head_size)
     columns = head_size // 2 if bits == 4 else -(-head_size // 4) * 4
     groups = head_size // SCALE_COLUMNS if bits == 4 else 1
     steps, line = columns // 4 // groups, 4 * PAGE_TOKENS
@@ -76,8 +76,8 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
         for half, lanes in enumerate(_halves(e, found, bits)):
             sums_of.add(e, sums, lanes, e.at(query, half * steps * 4), query_bytes)
             for part, lane in enumerate(lanes):
-                place = len(sums_of.zeros) + part
-                sums[place] = add_signed_lanes(isa(), e, sums[place], _MIDDLES, lane)
+                index = len(sums_of.zeros) + part
+                sums[index] = add_signed_lanes(isa(), e, sums[index], _MIDDLES, lane)
 
     def emit(e: Emitter, page: Any, ahead: Any, queries: Any, scores: Any, stride: Any) -> None:
         b = e.builder
@@ -90,22 +90,22 @@ def multiply_packed_keys_op(rows: int, head_size: int, bits: int) -> NativeOp:
                     add_step(e, page, ahead, queries, group, e.at(step, k), sums)
             middle = sums[len(sums_of.zeros) :]
             for part in range(_PAGE_VECTORS):
-                place = e.at(page, PAGE_TOKENS * columns + group * _SCALES + part * 2 * LANES)
-                scale = e.load_halves(place)
+                address = e.at(page, PAGE_TOKENS * columns + group * _SCALES + part * 2 * LANES)
+                scale = e.load_halves(address)
                 for row in range(rows):
                     total = b.sitofp(b.sub(sums[row * _PAGE_VECTORS + part], middle[part]), FLOAT_VECTOR)
                     if bits == 4:
-                        all_of = e.load(e.at(queries, row * query_bytes + factor_place + 4 + 4 * group), FLOAT)
+                        all_of = e.load(e.at(queries, row * query_bytes + factor_offset + 4 + 4 * group), FLOAT)
                         total = e.fast_multiply_add(e.splat(all_of), constant(FLOAT_VECTOR, -ZERO), total)
                     index = row * _PAGE_VECTORS + part
                     before = totals[index]
                     scaled = b.fmul(total, scale) if before is None else e.fast_multiply_add(total, scale, before)
                     totals[index] = scaled
         for row in range(rows):
-            factor = e.splat(e.load(e.at(queries, row * query_bytes + factor_place), FLOAT))
+            factor = e.splat(e.load(e.at(queries, row * query_bytes + factor_offset), FLOAT))
             for part in range(_PAGE_VECTORS):
-                place = e.at(e.at(scores, b.mul(stride, INT64(row))), part * _VECTOR)
-                e.store(b.fmul(totals[row * _PAGE_VECTORS + part], factor), place)
+                address = e.at(e.at(scores, b.mul(stride, INT64(row))), part * _VECTOR)
+                e.store(b.fmul(totals[row * _PAGE_VECTORS + part], factor), address)
 
     return operator_of(f"multiply_packed_keys_{bits}_{rows}x{head_size}", emit)
 
@@ -130,13 +130,13 @@ def add_packed_values_op(rows: int, width: int, bits: int) -> NativeOp:
         for group in range(groups):
             for first in range(0, in_group, at_once):
                 chosen = range(first, min(first + at_once, in_group), 8 // bits)
-                places = [group * in_group * bits // 8 + vector * bits // 8 for vector in chosen]
-                sums_of, own = _Sums(rows, len(places) * 8 // bits), e.at(weights, group * PACKED_WEIGHTS)
+                vectors_at = [group * in_group * bits // 8 + vector * bits // 8 for vector in chosen]
+                sums_of, own = _Sums(rows, len(vectors_at) * 8 // bits), e.at(weights, group * PACKED_WEIGHTS)
                 with e.loop(INT64(steps), sums_of.zeros, 2) as (index, found):
                     for k in range(2):
                         step = e.at(index, k)
                         line = b.mul(step, INT64(4 * columns))
-                        at = [e.at(line, place * _VECTOR) for place in places]
+                        at = [e.at(line, vector * _VECTOR) for vector in vectors_at]
                         for offset in at:
                             fetch(e, e.at(ahead, offset), _VECTOR)
                         loaded = [e.load(e.at(page, offset), INT32_VECTOR) for offset in at]
@@ -150,8 +150,8 @@ def add_packed_values_op(rows: int, width: int, bits: int) -> NativeOp:
                             all_of = e.splat(e.load(e.at(own, row * stride + WEIGHTS_SUM), FLOAT))
                             total = e.fast_multiply_add(all_of, constant(FLOAT_VECTOR, -ZERO), total)
                         column = row * vectors + group * in_group + first + vector
-                        place = e.at(sums, column * _VECTOR)
-                        e.store(e.fast_multiply_add(total, factor, e.load(place, FLOAT_VECTOR)), place)
+                        address = e.at(sums, column * _VECTOR)
+                        e.store(e.fast_multiply_add(total, factor, e.load(address, FLOAT_VECTOR)), address)
 
     return operator_of(f"add_packed_values_{bits}_{rows}x{width}", emit)
 

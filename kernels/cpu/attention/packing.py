@@ -34,12 +34,12 @@ _SMALLEST = np.float32(1e-30)  # what is smaller counts as 0
 _HALF = SCALE_COLUMNS // 2
 
 
-def query_factor_place(size: int) -> int:
+def query_factor_offset(size: int) -> int:
     """Where a packed query's factor lies; behind it the sum of the integers of each group of columns (float32)."""
     return -(-size // LANES) * LANES
 
 
-_factor_place = inline(query_factor_place)
+_factor_offset = inline(query_factor_offset)
 
 
 @inline
@@ -73,11 +73,11 @@ def _largest_and_poison(head: int, size: int) -> Any:
 
 
 @inline
-def _write_scale(head: int, size: int, steps: float, place: int) -> Any:
+def _write_scale(head: int, size: int, steps: float, address: int) -> Any:
     """The scale with which the largest number is so many steps, as float16; returns its inverse, 0 if there is none."""
     largest, poison = _largest_and_poison(head, size)
-    memory.write_half(place, largest / np.float32(steps) + poison)
-    scale = memory.read_half(place)
+    memory.write_half(address, largest / np.float32(steps) + poison)
+    scale = memory.read_half(address)
     return np.float32(1.0) / scale if scale > 0 else np.float32(0.0)
 
 
@@ -117,7 +117,7 @@ def pack_queries_op(bits: int) -> NativeOp:
 
     def pack_queries(arguments: AttentionArguments, queries: int, count: int, unused: int, too: int) -> int:
         size, sums = arguments.head_size, queries - head_stride(arguments.head_size)
-        stride, factor_place = head_stride(size), _factor_place(size)
+        stride, factor_offset = head_stride(size), _factor_offset(size)
         for h in range(count):
             head = queries + h * stride
             largest, poison = _largest_and_poison(head, size)
@@ -129,10 +129,10 @@ def pack_queries_op(bits: int) -> NativeOp:
                     total = total + x if i % SCALE_COLUMNS else x
                     memory.write_float32(sums + 4 * (i // SCALE_COLUMNS), reduce_add(total))
                 memory.store_bytes(head + i, x + np.float32(MIDDLE))
-            memory.write_float32(head + factor_place, largest / np.float32(_LARGEST_QUERY) + poison)
+            memory.write_float32(head + factor_offset, largest / np.float32(_LARGEST_QUERY) + poison)
             if bits == 4:  # now that all numbers of the head have been read
                 for group in range(size // SCALE_COLUMNS):
-                    memory.write_float32(head + factor_place + 4 + 4 * group, memory.read_float32(sums + 4 * group))
+                    memory.write_float32(head + factor_offset + 4 + 4 * group, memory.read_float32(sums + 4 * group))
         return 0
 
     return native_op(AttentionArguments, name=f"pack_queries_{bits}")(pack_queries)

@@ -53,10 +53,10 @@ def key_vector_of(kind: str) -> Callable[[int, int, int, int], Any]:
 
     @inline
     def of_nibbles(size: int, page: int, column: int, part: int) -> Any:
-        group, place = column // SCALE_COLUMNS, column % SCALE_COLUMNS
-        byte = group * _HALF + place % _HALF
+        group, within = column // SCALE_COLUMNS, column % SCALE_COLUMNS
+        byte = group * _HALF + within % _HALF
         lanes = load_int32(page + byte // 4 * 4 * PAGE_TOKENS + _LINE * part)
-        whole = (lanes >> (8 * (byte % 4) + 4 * (place // _HALF))) & 15
+        whole = (lanes >> (8 * (byte % 4) + 4 * (within // _HALF))) & 15
         scale = load_half(page + PAGE_TOKENS * key_columns(4, size) + _SCALES * group + 2 * LANES * part)
         return (to_float32(whole) - ZERO) * scale
 

@@ -157,7 +157,7 @@ def attention_phases(
         "v_head_size": layer.v_head_size,
         "key_page": layer.keys.strides[1],
         "value_page": layer.values.strides[1],
-        "turned": layer.kind == "int4",
+        "hadamard": layer.kind == "int4",
         "weight_groups": layer.packed.value_groups if layer.packed else 0,
         "query_factor": scale / op.softcap if op.softcap else scale * _LOG2_E,
         "score_cap": op.softcap * _LOG2_E,

@@ -36,7 +36,7 @@ from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from . import amx_products, vector_products
 from .arguments import NO_MAXIMUM, AttentionArguments, context_length, first_visible, list_pages, position_of
-from .hadamard import rotate
+from .hadamard import hadamard_transform
 from .pages import value_vector_of
 from .panels import CHUNK_PAGES, CHUNK_TOKENS, SCORE_BYTES, Panel, open_panels, panel, scores_of, set_panel, value_page
 from .products import any_above, between, most_rows
@@ -172,9 +172,9 @@ def weigh_rows_op(kind: str) -> NativeOp:
             top = new
             memory.write_float32(top_at, top)
         for page in range(pages):
-            place = scores + 4 * PAGE_TOKENS * page
-            first = weigh_score(memory.load_float32(place) - top)
-            second = weigh_score(memory.load_float32(place + 4 * LANES) - top)
+            address = scores + 4 * PAGE_TOKENS * page
+            first = weigh_score(memory.load_float32(address) - top)
+            second = weigh_score(memory.load_float32(address + 4 * LANES) - top)
             total = total + (first + second)
             store_weights(scores, page, first, second)
         memory.store_float32(total_at, total)
@@ -279,8 +279,8 @@ def _attend_blocks(tiles: bool) -> NativeOp:
             out = row_at(arguments.out, row + r // group)
             out += 4 * (head * group + r % group) * width
             _finish_row(scratch, r, width, out)
-            if arguments.turned != 0:
-                rotate(out, width)
+            if arguments.hadamard != 0:
+                hadamard_transform(out, width)
         return 0
 
     def attend_blocks(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:

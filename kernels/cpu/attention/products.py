@@ -68,8 +68,8 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
             for k in range(unrolled):
                 if prefetching:
                     fetch(e, e.at(e.at(ahead, offset), k * line), line)
-                place = e.at(e.at(page, offset), k * line)
-                keys = [_load(e, e.at(place, part * LANES * item), half) for part in range(_PAGE_VECTORS)]
+                address = e.at(e.at(page, offset), k * line)
+                keys = [_load(e, e.at(address, part * LANES * item), half) for part in range(_PAGE_VECTORS)]
                 for row in range(rows):
                     query = e.splat(e.load(e.at(column, row * query_bytes + 4 * k), FLOAT))
                     for part in range(_PAGE_VECTORS):
@@ -77,8 +77,8 @@ def multiply_keys_op(rows: int, head_size: int, half: bool, prefetching: bool) -
                         sums[index] = e.fast_multiply_add(keys[part], query, sums[index])
         for row in range(rows):
             for part in range(_PAGE_VECTORS):
-                place = e.at(e.at(scores, b.mul(stride, INT64(row))), 4 * part * LANES)
-                e.store(sums[row * _PAGE_VECTORS + part], place)
+                address = e.at(e.at(scores, b.mul(stride, INT64(row))), 4 * part * LANES)
+                e.store(sums[row * _PAGE_VECTORS + part], address)
 
     name = f"multiply_keys_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{head_size}"
     return operator_of(name, emit)
@@ -89,7 +89,7 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
     """op(page, ahead, count, weights, sums): sums[row] += weights[row, token] * values[token] of `count` >= 1 tokens.
 
     Rows of weights are `stride` bytes apart, those of sums as many vectors as hold `width` float32. `ahead` is the
-    place in a page to be fetched meanwhile.
+    address in a page to be fetched meanwhile.
     """
     vectors = -(-width // LANES)
     columns_at_once = max(1, SUMS[isa()] // rows)
@@ -100,21 +100,21 @@ def add_values_op(rows: int, width: int, half: bool, prefetching: bool, stride: 
         b = e.builder
         for column in range(0, vectors, columns_at_once):
             columns = range(column, min(column + columns_at_once, vectors))
-            places = [e.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
-            with e.loop(count, [e.load(place, FLOAT_VECTOR) for place in places]) as (t, totals):
+            addresses = [e.at(sums, 4 * LANES * (row * vectors + j)) for row in range(rows) for j in columns]
+            with e.loop(count, [e.load(address, FLOAT_VECTOR) for address in addresses]) as (t, totals):
                 offset = b.mul(t, INT64(width * item))
                 if prefetching:
                     fetch(e, e.at(e.at(ahead, offset), column * LANES * item), len(columns) * LANES * item)
                 at = e.at(page, offset)
                 values = [_load(e, e.at(at, j * LANES * item), half, min(LANES, width - j * LANES)) for j in columns]
                 for row in range(rows):
-                    place = e.at(e.at(weights, row * stride), b.mul(t, INT64(4)))
-                    weight = e.splat(e.load(place, FLOAT))
+                    address = e.at(e.at(weights, row * stride), b.mul(t, INT64(4)))
+                    weight = e.splat(e.load(address, FLOAT))
                     for k, value in enumerate(values):
                         index = row * len(columns) + k
                         totals[index] = e.fast_multiply_add(value, weight, totals[index])
-            for place, total in zip(places, totals, strict=True):
-                e.store(total, place)
+            for address, total in zip(addresses, totals, strict=True):
+                e.store(total, address)
 
     name = f"add_values_{_kind(half)}{'_ahead' if prefetching else ''}_{rows}x{width}_{stride}"
     return operator_of(name, emit)

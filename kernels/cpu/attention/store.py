@@ -17,7 +17,7 @@ from ..program.calls import Rows, row_at
 from ..program.driver import call_operator
 from ..program.step_table import ErrorCode, StepField
 from .arguments import AttentionArguments
-from .hadamard import rotate
+from .hadamard import hadamard_transform
 from .heads import head_bytes, head_stride
 from .packing import round_head_of
 from .pages import PACKED_BITS, item_bytes, key_columns, value_columns
@@ -29,9 +29,9 @@ _LINE = 64
 @inline
 def _fetch(rows: Rows, row: int, column: int, width: int) -> None:
     """Ask for a part of a row, which may lie behind the last."""
-    place = row_at(rows, row) + 4 * column
+    address = row_at(rows, row) + 4 * column
     for i in range(0, 4 * width, _LINE):
-        memory.prefetch(place + i)
+        memory.prefetch(address + i)
 
 
 def store_scratch(head_size: int, v_head_size: int) -> int:
@@ -116,12 +116,12 @@ def _packed_of(bits: int) -> _Storing:
         for i in range(0, size, LANES):
             memory.store_float32(ready + 4 * i, memory.load_first(source + 4 * i, min(size - i, LANES)))
         if bits == 4:
-            rotate(ready, size)
+            hadamard_transform(ready, size)
         columns: Any = value_columns(bits, size)
         round_head(ready, size, work, page + PAGE_TOKENS * columns + 2 * token)
         # A byte each: the tokens beside this one may be written by other threads meanwhile.
-        place = page + token // 4 * 4 * columns + token % 4
+        address = page + token // 4 * 4 * columns + token % 4
         for i in range(columns):
-            memory.write_int8(place + 4 * i, np.int8(memory.read_int8(work + i)))
+            memory.write_int8(address + 4 * i, np.int8(memory.read_int8(work + i)))
 
     return store_key, store_value

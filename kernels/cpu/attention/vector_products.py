@@ -49,8 +49,8 @@ def load_keys_of(kind: str) -> Callable[..., None]:
         target += 4 * page * PAGE_TOKENS * size
         for column in range(size):
             for part in range(PAGE_TOKENS // LANES):
-                place = target + 4 * (column * PAGE_TOKENS + part * LANES)
-                memory.store_float32(place, key_vector(size, source, column, part))
+                address = target + 4 * (column * PAGE_TOKENS + part * LANES)
+                memory.store_float32(address, key_vector(size, source, column, part))
 
     return load_keys
 

@@ -59,7 +59,7 @@ Held = Annotated[Any, "held"]
 
 @dataclass(frozen=True)
 class ArgumentField:
-    """One argument: its name, what it is ("int", "float", "address", or a class of arguments), its place."""
+    """One argument: its name, what it is ("int", "float", "address", or a class of arguments), its first entry."""
 
     name: str
     kind: str | type[Arguments]
@@ -112,7 +112,7 @@ def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
         return _LAYOUTS[declaration]
     hints = typing.get_type_hints(declaration, include_extras=True)
     result: list[ArgumentField] = []
-    place = 0
+    entries = 0
     for field in fields(declaration):  # type: ignore[arg-type]
         if hasattr(Arguments, field.name):
             raise TypeError(f"{declaration.__name__}.{field.name} hides a method of Arguments: give it another name")
@@ -121,10 +121,10 @@ def layout(declaration: type[Arguments]) -> tuple[ArgumentField, ...]:
             raise TypeError(f"{declaration.__name__}.{field.name} cannot be {hints[field.name]}")
         if kind == "held":
             continue
-        result.append(ArgumentField(field.name, kind, place))
-        place += 1 if isinstance(kind, str) else size(kind)
-    if place > MAX_ARGUMENTS:
-        raise TypeError(f"{declaration.__name__} takes {place} entries, a call has room for {MAX_ARGUMENTS}")
+        result.append(ArgumentField(field.name, kind, entries))
+        entries += 1 if isinstance(kind, str) else size(kind)
+    if entries > MAX_ARGUMENTS:
+        raise TypeError(f"{declaration.__name__} takes {entries} entries, a call has room for {MAX_ARGUMENTS}")
     found = _LAYOUTS[declaration] = tuple(result)
     return found
 
@@ -134,7 +134,7 @@ def size(declaration: type[Arguments]) -> int:
     return sum(1 if isinstance(field.kind, str) else size(field.kind) for field in layout(declaration))
 
 
-def place(declaration: type[Arguments], *path: str) -> int:
+def offset_of(declaration: type[Arguments], *path: str) -> int:
     """How many bytes behind the start of some arguments one of them lies, or one of those inside it."""
     entries, inside = 0, declaration
     for name in path:

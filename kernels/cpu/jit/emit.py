@@ -132,9 +132,9 @@ class Emitter:
         first = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, INT32(0))
         return self.builder.shuffle_vector(first, first, numbers(*[0] * lanes))
 
-    def shuffle(self, first: Any, second: Any, places: Sequence[int]) -> Any:
-        """Lanes of two vectors, by their places in both together."""
-        return self.builder.shuffle_vector(first, second, numbers(*places))
+    def shuffle(self, first: Any, second: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of two vectors, by their lanes in both together."""
+        return self.builder.shuffle_vector(first, second, numbers(*lanes))
 
     def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
         """Call an LLVM intrinsic, or a C function."""

@@ -167,9 +167,9 @@ def prefetch_second(e: Emitter, address: Any) -> None:
 def copy_arguments(arguments: Any, target: Any) -> Any:
     """Write a view of arguments to memory: a copy that may be changed."""
 
-    def emit(e: Emitter, source: Any, place: Any) -> None:
+    def emit(e: Emitter, source: Any, target: Any) -> None:
         for index in range(size(arguments.declaration)):
-            e.store(e.load(e.at(source, 8 * index), INT64), e.at(place, 8 * index))
+            e.store(e.load(e.at(source, 8 * index), INT64), e.at(target, 8 * index))
 
     return types.void(arguments, types.int64), emit
 

@@ -21,7 +21,7 @@ from .isa import isa
 _FLOATS = FLOATS.or_number
 
 
-def _place(e: Emitter, array_type: Any, array: Any, index: Any) -> Any:
+def _address(e: Emitter, array_type: Any, array: Any, index: Any) -> Any:
     """Where the vector lies that begins with an element of an array of one axis."""
     made = e.context.make_array(array_type)(e.context, e.builder, array)
     pointer = cgutils.get_item_pointer(e.context, e.builder, array_type, made, [index], wraparound=False)
@@ -32,8 +32,8 @@ def _place(e: Emitter, array_type: Any, array: Any, index: Any) -> Any:
 def load(array: Any, index: Any) -> Any:
     """LANES consecutive float32 of an array of one axis, from an index on. Nothing is checked."""
 
-    def emit(e: Emitter, values: Any, place: Any) -> Any:
-        return e.builder.load(_place(e, array, values, place), align=1)
+    def emit(e: Emitter, values: Any, start: Any) -> Any:
+        return e.builder.load(_address(e, array, values, start), align=1)
 
     return FLOATS.type(array, types.int64), emit
 
@@ -42,8 +42,8 @@ def load(array: Any, index: Any) -> Any:
 def store(array: Any, index: Any, vector: Any) -> Any:
     """Write a float32 vector to LANES consecutive elements of an array, from an index on. Nothing is checked."""
 
-    def emit(e: Emitter, values: Any, place: Any, value: Any) -> None:
-        e.builder.store(value, _place(e, array, values, place), align=1)
+    def emit(e: Emitter, values: Any, start: Any, value: Any) -> None:
+        e.builder.store(value, _address(e, array, values, start), align=1)
 
     return types.void(array, types.int64, vector), emit
 

@@ -167,8 +167,8 @@ def quantize(arguments: QuantizeArguments, context: int, begin: int, end: int, s
         for block in range(piece * piece_blocks, min(blocks, (piece + 1) * piece_blocks)):
             first = block * block_size
             columns = min(block_size, max(0, arguments.x.width - first))
-            places = scales + 4 * block, scales + 4 * (blocks + block)
-            _quantize_block(x + 4 * first, columns, block_size, out + first, *places, zero_point)
+            addresses = scales + 4 * block, scales + 4 * (blocks + block)
+            _quantize_block(x + 4 * first, columns, block_size, out + first, *addresses, zero_point)
     return 0
 
 

@@ -164,11 +164,11 @@ class FloatWeights:
         return factor(e, scales, self.layout.factors), point
 
     def quarter(self, e: Emitter, source: Any, factors: Any, target: Any) -> Iterator[None]:
-        for place, row in enumerate(_rows(self.layout)):
+        for number, row in enumerate(_rows(self.layout)):
             # Nibbles: rows 0 and 1 are low ones, 8 and 9 high ones, of one vector; bytes: two rows per vector.
-            vector, shift = (0, 4 * (place // 2)) if self.layout.bits == 4 else (place // 2, 0)
+            vector, shift = (0, 4 * (number // 2)) if self.layout.bits == 4 else (number // 2, 0)
             lanes = e.load(e.at(source, GROUP_BYTES * vector), INT32_VECTOR)
-            pair = [self._value(e, lanes, shift + 8 * (place % 2 + column), factors) for column in (0, 2)]
+            pair = [self._value(e, lanes, shift + 8 * (number % 2 + column), factors) for column in (0, 2)]
             e.store(bfloat_pairs(e, *pair), e.at(target, TILE_ROW_BYTES * row), align=64)
             yield
 
@@ -195,7 +195,7 @@ class DenseLayout:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """Of bfloat16 already: the numbers only change places."""
+    """Of bfloat16 already: the numbers only change order."""
 
     layout: DenseLayout = DenseLayout()
     name = "dense"

@@ -50,10 +50,10 @@ class Affine:
 
 
 def decode_call(
-    x: Inputs, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None,
+    x: Inputs, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None,
     swiglu: SwigluArguments | None = None,
 ) -> Call:  # fmt: skip
-    """out = branch(x), or gate(branch(x)) * gated(x).
+    """out = projection(x), or gate(projection(x)) * gated(x).
 
     Args:
         x: what `quantize_call` made, or float32 rows, as wide as the matrix is filled up to. Its `counted` says how
@@ -61,15 +61,15 @@ def decode_call(
         gate: a key of UNARY, or SWIGLU, given together with `gated`, whose matrix is of the same kind and size.
         swiglu: the parameters of SWIGLU; None = (1, 0, no limit).
     """
-    matrix, second = branch.matrix, gated or branch
-    _check(x, branch, out, bool(gate), gated)
+    matrix, second = projection.matrix, gated or projection
+    _check(x, projection, out, bool(gate), gated)
     kind = kind_of(matrix, quantized=isinstance(x, Quantized))
     tiles, scratch = tile_memory(kind, matrix.records)
     scales, corrections = (x.scales, x.corrections) if isinstance(x, Quantized) else (0, 0)
     arguments = ProductArguments(
         x=Rows(x.address, x.stride, matrix.padded_columns, x.counted, x.held), scales=scales, corrections=corrections,
         weights=matrix.data, gated_weights=second.matrix.data, tile_stride=matrix.records * kind.record_bytes,
-        records=matrix.records, out=out, terms=branch.terms, gated_terms=second.terms, tiles=tiles,
+        records=matrix.records, out=out, terms=projection.terms, gated_terms=second.terms, tiles=tiles,
         grid=_grid(matrix), gated_grid=_grid(second.matrix), swiglu=swiglu or SwigluArguments(),
     )  # fmt: skip
     groups = matrix.tiles // (STREAMS // 2 if gate else STREAMS)
@@ -100,14 +100,15 @@ def _tile_weights(first: Matrix, second: Matrix) -> TileWeights:
     return DenseWeights()
 
 
-def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
+def prefill_call(x: RowTiles, projection: Affine, out: Rows, *, gate: str = "", gated: Affine | None = None) -> Call:
     """What `decode_call` computes, for the step's rows that x holds, in bfloat16 tiles; see `has_prefill`.
 
     Args:
-        x: what `row_tiles_call` made. out, and the branches' addends: rows of the whole step; those of x are written.
+        x: what `row_tiles_call` made. out, and the projections' addends: rows of the whole step; those of x are
+            written.
     """
-    matrix, second = branch.matrix, gated or branch
-    _check_shapes(branch, out, bool(gate), gated)
+    matrix, second = projection.matrix, gated or projection
+    _check_shapes(projection, out, bool(gate), gated)
     if not (has_prefill(matrix) and has_prefill(second.matrix)):
         raise ValueError(f"no tiles of this machine multiply {matrix}")
     if x.columns != matrix.padded_columns:
@@ -119,7 +120,7 @@ def prefill_call(x: RowTiles, branch: Affine, out: Rows, *, gate: str = "", gate
     arguments = PrefillArguments(
         x=x, first=matrix.data, second=second.matrix.data if gate else matrix.data.ctypes.data + tile_bytes,
         pair_bytes=tile_bytes if gate else 2 * tile_bytes, steps=steps, span=span_steps(steps), out=out,
-        terms=branch.terms, gated_terms=second.terms, table=table,
+        terms=projection.terms, gated_terms=second.terms, table=table,
     )  # fmt: skip
     pairs = -(-matrix.rows // (TILE_ROWS if gate else 2 * TILE_ROWS))
     items = Items(factor=pairs, grain=min(_PAIRS_TOGETHER, max(1, pairs // 8)))
@@ -135,25 +136,25 @@ def kind_of(matrix: Matrix, *, quantized: bool) -> Packing:
     return FloatBlocks(matrix.layout, isa())
 
 
-def _check(x: Inputs, branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
-    matrix = branch.matrix
+def _check(x: Inputs, projection: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
+    matrix = projection.matrix
     if isinstance(x, Rows):
         if x.width != matrix.padded_columns:
             raise ValueError(f"x has {x.width} columns, the matrix is filled up to {matrix.padded_columns}")
     elif isinstance(matrix, DenseMatrix) or not x.fits(matrix):
         raise ValueError(f"activations {x} were not made for this matrix: {matrix}")
-    _check_shapes(branch, out, gate, gated)
+    _check_shapes(projection, out, gate, gated)
 
 
-def _check_shapes(branch: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
-    matrix = branch.matrix
+def _check_shapes(projection: Affine, out: Rows, gate: bool, gated: Affine | None) -> None:
+    matrix = projection.matrix
     if gate != (gated is not None):
         raise ValueError("a gate and a second matrix come together")
     if gated is not None and not alike(matrix, gated.matrix):
         raise ValueError(f"the two matrices differ: {matrix}, {gated.matrix}")
     if out.width != matrix.rows:
         raise ValueError(f"out has {out.width} columns, the matrix gives {matrix.rows}")
-    for one in (branch, gated or branch):
+    for one in (projection, gated or projection):
         if one.addend is not None and one.addend.width != matrix.rows:
             raise ValueError(f"addend has {one.addend.width} columns, the matrix gives {matrix.rows}")
         if one.bias is not None and one.bias.shape != (matrix.rows,):
@@ -161,7 +162,7 @@ def _check_shapes(branch: Affine, out: Rows, gate: bool, gated: Affine | None) -
 
 
 def alike(a: Matrix, b: Matrix) -> bool:
-    """Whether two matrices have one form and size, so that one call can multiply with both."""
+    """Whether two matrices have one format and size, so that one call can multiply with both."""
     if isinstance(a, BlockMatrix) and isinstance(b, BlockMatrix) and a.layout != b.layout:
         return False
     return type(a) is type(b) and (a.rows, a.columns) == (b.rows, b.columns)

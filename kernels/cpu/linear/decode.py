@@ -172,8 +172,8 @@ def _emit_pass(
             share = b.mul(number, INT64(lines * _LINE))
             for address in at:
                 for line in range(lines):
-                    place = e.at(e.at(address, e.at(moved, share)), _LINE * line + records_ahead * kind.record_bytes)
-                    e.prefetch(place, level)
+                    ahead = e.at(e.at(address, e.at(moved, share)), _LINE * line + records_ahead * kind.record_bytes)
+                    e.prefetch(ahead, level)
 
         if not kind.asks:
             ask(part, per_record)
@@ -209,8 +209,8 @@ def scale_sums(scale: int, sums: int, count: int, first: int, tiles: int, width:
             column = first + stream * TILE_ROWS
             if column < width:
                 for m in range(count):
-                    place = sums + m * _ROW_BYTES + stream * _VECTOR_BYTES
-                    store_float32(place, scaled(load_float32(place), scale, column, width - column))
+                    address = sums + m * _ROW_BYTES + stream * _VECTOR_BYTES
+                    store_float32(address, scaled(load_float32(address), scale, column, width - column))
 
 
 def _writer(name: str) -> Any:
@@ -237,12 +237,12 @@ def _writer(name: str) -> Any:
                 column = (group * beside + stream) * TILE_ROWS
                 left = width - column
                 if left > 0:
-                    place = scratch + m * _ROW_BYTES + stream * _VECTOR_BYTES
-                    value = with_terms(load_float32(place), arguments.terms.bias, addend, column, left)
+                    address = scratch + m * _ROW_BYTES + stream * _VECTOR_BYTES
+                    value = with_terms(load_float32(address), arguments.terms.bias, addend, column, left)
                     gated = value
                     if is_gated:
                         gated_addend = addend_of(arguments.gated_terms, row + m)
-                        gated = load_float32(place + beside * _VECTOR_BYTES)
+                        gated = load_float32(address + beside * _VECTOR_BYTES)
                         gated = with_terms(gated, arguments.gated_terms.bias, gated_addend, column, left)
                     store_first(out + 4 * column, combine(value, gated, arguments.swiglu), left)
 
@@ -332,8 +332,8 @@ def _by_tiles(layout: RecordLayout, gate: str, write: Any) -> Any:
                                          _GROUP_BYTES))  # fmt: skip
                     for m in range(count):
                         for group in range(groups):
-                            place = sums + group * _GROUP_BYTES + m * _ROW_BYTES
-                            write(arguments, context, place, NOT_ASKED, run + group, row + m, 1)
+                            address = sums + group * _GROUP_BYTES + m * _ROW_BYTES
+                            write(arguments, context, address, NOT_ASKED, run + group, row + m, 1)
         if rows > 0:
             release_tiles()
         return rows
@@ -359,10 +359,10 @@ def tile_memory(kind: Packing, records: int) -> tuple[TileArguments, int]:
     assert isinstance(kind, IntegerBlocks)
     table = decode_amx.configurations(kind.layout)
     first = max(SCRATCH_BYTES, decode_amx.scratch_bytes(kind.layout))
-    turned = decode_amx.transposed_bytes(BLOCKS_PER_RECORD * records)
+    transposed = decode_amx.transposed_bytes(BLOCKS_PER_RECORD * records)
     together = max(1, _BYTES_TOGETHER // (STREAMS * records * kind.record_bytes))
-    arguments = TileArguments(configurations=table, scratch=first, transposed_bytes=turned, together=together)
-    return arguments, first + 2 * turned + _RUN_GROUPS * _GROUP_BYTES
+    arguments = TileArguments(configurations=table, scratch=first, transposed_bytes=transposed, together=together)
+    return arguments, first + 2 * transposed + _RUN_GROUPS * _GROUP_BYTES
 
 
 @once

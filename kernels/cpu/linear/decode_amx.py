@@ -82,7 +82,7 @@ def transposed_bytes(blocks: int) -> int:
 
 @once
 def transpose_kernel() -> Any:
-    """Numbers that lie by rows turned, so that those of a block lie side by side: [blocks][16 rows].
+    """Transpose numbers that lie by rows, so that those of a block lie side by side: [blocks][16 rows].
 
     Its arguments: the address of the first row's numbers, the stride; rows, 1 to 16, of which the last one is repeated;
     blocks; the address of the result. Up to fifteen numbers behind those of a row are read.
@@ -100,8 +100,8 @@ def transpose_kernel() -> Any:
             offset = b.shl(index, INT64(6))
             vectors = e.transposed([e.load(e.at(row, offset), INT32_VECTOR) for row in row_at])
             target = e.at(out, b.shl(offset, INT64(4)))
-            for place, vector in enumerate(vectors):
-                e.store(vector, e.at(target, place * TILE_ROW_BYTES), align=64)
+            for block, vector in enumerate(vectors):
+                e.store(vector, e.at(target, block * TILE_ROW_BYTES), align=64)
 
     return micro_kernel(emit)
 
@@ -121,9 +121,9 @@ def tiles_kernel(layout: RecordLayout, rows: int) -> Any:
     """Products of neighbouring tiles of weights with up to `rows` rows (8 or 16), all columns.
 
     Its arguments: the address of the first tile of weights; tiles; records per tile; the address of the first row's
-    integers, their stride; turned scales and corrections; scratch; the address of the sums; how many tiles' sums lie
-    side by side (a power of two), the bytes from a row of sums to the next, those from such a group to the next. Tiles
-    must be configured for the number of rows.
+    integers, their stride; transposed scales and corrections; scratch; the address of the sums; how many tiles' sums
+    lie side by side (a power of two), the bytes from a row of sums to the next, those from such a group to the next.
+    Tiles must be configured for the number of rows.
     """
 
     def emit(e: Emitter, *values: Any) -> None:
@@ -220,14 +220,14 @@ class _Tiles:
 
     def _multiply_block(self, begin: Any, first: Any, index: Any, block: int) -> None:
         e, b, size = self.e, self.e.builder, self.layout.block_size
-        place, unpacked = e.at(first, index), self._unpacked(index)
-        x = e.at(self.given.x, b.mul(place, INT64(BLOCKS_PER_RECORD * size)))
+        record, unpacked = e.at(first, index), self._unpacked(index)
+        x = e.at(self.given.x, b.mul(record, INT64(BLOCKS_PER_RECORD * size)))
         clear_tile(e, _SUMS[block])
         for column in range(block * size, (block + 1) * size, self.columns):
             load_tile(e, _WEIGHTS[block], e.at(unpacked, column * TILE_ROWS))
             load_tile(e, _ROWS[block], e.at(x, column), self.given.stride)
             add_byte_product(e, _SUMS[block], _ROWS[block], _WEIGHTS[block], signed=not self.layout.zero_points)
-        self._ask_later(begin, place, block)
+        self._ask_later(begin, record, block)
 
     def _store(self, index: Any, block: int) -> None:
         store_tile(self.e, _SUMS[block], self._products(index, block))
@@ -260,8 +260,8 @@ class _Tiles:
 
     def _products(self, index: Any, block: int) -> Any:
         e = self.e
-        place = e.builder.mul(index, INT64(BLOCKS_PER_RECORD * TILE_BYTES))
-        return e.at(e.at(self.products, place), block * TILE_BYTES)
+        offset = e.builder.mul(index, INT64(BLOCKS_PER_RECORD * TILE_BYTES))
+        return e.at(e.at(self.products, offset), block * TILE_BYTES)
 
     def _ask_soon(self, record: Any) -> Iterator[None]:
         """Ask for a record that is unpacked soon, some lines at a time."""
@@ -272,15 +272,15 @@ class _Tiles:
                 self.e.prefetch(self.e.at(ahead, line * _LINE), 1)
             yield
 
-    def _ask_later(self, begin: Any, place: Any, block: int) -> None:
+    def _ask_later(self, begin: Any, number: Any, block: int) -> None:
         """Ask for a part of a record of the next tile.
 
         The next tile is asked for in quarters side by side: memory delivers more to several streams than to one.
         """
         e, b, size = self.e, self.e.builder, INT64(self.layout.nbytes)
         streams = TILES_TOGETHER.bit_length() - 1
-        quarter = b.mul(b.and_(place, INT64(TILES_TOGETHER - 1)), b.lshr(self.given.records, INT64(streams)))
-        record = b.add(self.given.records, b.add(quarter, b.lshr(place, INT64(streams))))
+        quarter = b.mul(b.and_(number, INT64(TILES_TOGETHER - 1)), b.lshr(self.given.records, INT64(streams)))
+        record = b.add(self.given.records, b.add(quarter, b.lshr(number, INT64(streams))))
         later, lines = e.at(begin, b.mul(record, size)), self.layout.nbytes // _LINE
         for line in range(block * lines // BLOCKS_PER_RECORD, (block + 1) * lines // BLOCKS_PER_RECORD):
             e.prefetch(e.at(later, line * _LINE), 2)

@@ -1,4 +1,4 @@
-"""Rows of a block-quantised table, such as an embedding that shares its packed form with the head."""
+"""Rows of a block-quantised table, such as an embedding that shares its packed format with the head."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _record_kernel(layout: RecordLayout) -> Any:
                 if layout.is_group:
                     less, point = b.fmul(minimum, point), FLOAT(0.0)
             with e.loop(INT64(layout.sub_blocks)) as (sub_block, _):
-                place = b.add(b.mul(block, INT64(layout.sub_blocks)), sub_block)
-                integers = e.at(record, b.mul(place, INT64(layout.block_bytes // layout.sub_blocks)))
-                target = e.at(out, b.mul(place, INT64(4 * layout.sub_block)))
+                index = b.add(b.mul(block, INT64(layout.sub_blocks)), sub_block)
+                integers = e.at(record, b.mul(index, INT64(layout.block_bytes // layout.sub_blocks)))
+                target = e.at(out, b.mul(index, INT64(4 * layout.sub_block)))
                 for vector, column in unpacked(e, integers, layout):
                     codes = b.extract_element(vector, lane)
                     for i in range(GROUP_COLUMNS):

@@ -112,14 +112,14 @@ def _write(laid: _Laid, data: NDArray[np.uint8]) -> None:
     if layout.offsets == "nibbles":
         assert scales is not None and offsets is not None
         scales, offsets = scales | offsets << np.uint8(4), None
-    for place, count, array in (
+    for offset, count, array in (
         (layout.scales, layout.blocks, scales),
         (layout.points, layout.blocks, offsets),
         (layout.group_scales, 1, laid.group_scales),
         (layout.group_scales + layout.group_bytes, 1, laid.group_offsets),
     ):
         if array is not None:
-            write_factors(data, place, count, array)
+            write_factors(data, offset, count, array)
 
 
 def _laid_out(weight: QuantizedWeight, grid: _Grid) -> _Laid:

@@ -137,9 +137,9 @@ class IntegerBlocks(Blocks):
         """Add the products of the block `index` of a row, `part` of its record; of a group its offsets' sums, too."""
         b, layout, tiles = e.builder, self.layout, len(step.records)
         count = len(step.rows) * tiles
-        place = b.shl(index, INT64(2))
-        correction_at = [e.at(e.at(row, step.corrections), place) for row in step.rows]
-        row_scales = [e.splat(e.load(e.at(e.at(row, step.scales), place), FLOAT)) for row in step.rows]
+        offset = b.shl(index, INT64(2))
+        correction_at = [e.at(e.at(row, step.corrections), offset) for row in step.rows]
+        row_scales = [e.splat(e.load(e.at(e.at(row, step.scales), offset), FLOAT)) for row in step.rows]
         totals = self._integer_products(e, step, index, part, correction_at)
         found = _factors(e, layout, step.records, part)
         result = list(sums)
@@ -307,8 +307,8 @@ class FloatBlocks(Blocks):
                 self._sub_block(e, address, (points[t], step.grids[t]), (t, tiles), x_at, partial)
             if has_sums:
                 for m, x in enumerate(x_at):
-                    for place in range(layout.sub_block):
-                        one = e.splat(e.load(e.at(x, 4 * place), FLOAT))
+                    for number in range(layout.sub_block):
+                        one = e.splat(e.load(e.at(x, 4 * number), FLOAT))
                         partial[count + m] = b.fadd(partial[count + m], one)
         result = list(sums)
         for here in range(count):
@@ -332,11 +332,11 @@ class FloatBlocks(Blocks):
         beside = sub_block_groups(self.layout) * planes(self.layout.bits)[0] // 8
         byte = constant(INT32_VECTOR, 0xFF)
         for first in range(beside):
-            for place in range(GROUP_COLUMNS):
+            for within in range(GROUP_COLUMNS):
                 for vector, column in vectors[first::beside]:
-                    lane = b.and_(b.lshr(vector, constant(INT32_VECTOR, 8 * place)), byte)
+                    lane = b.and_(b.lshr(vector, constant(INT32_VECTOR, 8 * within)), byte)
                     if grid is not None:
                         weight = looked_up_floats(e, grid, lane, self.isa)
                     else:
                         weight = b.fsub(b.uitofp(lane, FLOAT_VECTOR), points)
-                    _meet(e, weight, *tile, x_at, column + place, sums)
+                    _meet(e, weight, *tile, x_at, column + within, sums)

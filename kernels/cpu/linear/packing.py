@@ -51,14 +51,14 @@ class PackArguments(Arguments):
 
 
 def _sub_block_packer(bits: int, columns: int) -> Any:
-    """A sub-block of one row, from a row of bits to its places in the planes of a record (see formats.RecordLayout).
+    """A sub-block of one row, from a row of bits to its part of the planes of a record (see formats.RecordLayout).
 
     Its arguments: addresses of the source and of the sub-block in the record; the row's number in its tile.
     """
     size, groups = columns * bits // 8, columns // weight_layout.GROUP_COLUMNS
     codes_type, wide = ir.VectorType(INT8, columns), ir.VectorType(INT16, columns)
 
-    def places(numbers: Iterable[int]) -> Any:
+    def lane_numbers(numbers: Iterable[int]) -> Any:
         found = list(numbers)
         return ir.Constant(ir.VectorType(INT32, len(found)), found)
 
@@ -69,7 +69,7 @@ def _sub_block_packer(bits: int, columns: int) -> Any:
             return raw
         first = [i * bits // 8 for i in range(columns)]
         low, high = (
-            b.zext(b.shuffle_vector(raw, raw, places(min(at + more, size - 1) for at in first)), wide)
+            b.zext(b.shuffle_vector(raw, raw, lane_numbers(min(at + more, size - 1) for at in first)), wide)
             for more in (0, 1)
         )
         words = b.or_(low, b.shl(high, constant(wide, 8)))
@@ -84,7 +84,7 @@ def _sub_block_packer(bits: int, columns: int) -> Any:
             vectors = max(1, groups * width // 8)
             together = None
             for shift, first in enumerate(range(0, groups, vectors)):
-                beside = places(
+                beside = lane_numbers(
                     range(weight_layout.GROUP_COLUMNS * first, weight_layout.GROUP_COLUMNS * (first + vectors))
                 )
                 some = b.shuffle_vector(part, part, beside)
@@ -92,15 +92,15 @@ def _sub_block_packer(bits: int, columns: int) -> Any:
                 together = some if together is None else b.or_(together, some)
             words = b.bitcast(together, ir.VectorType(INT32, vectors))
             if groups * width < 8:  # half a vector: rows from 8 on have the high nibbles
-                place = e.at(out, b.shl(b.and_(lane, INT64(7)), INT64(2)))
+                address = e.at(out, b.shl(b.and_(lane, INT64(7)), INT64(2)))
                 moved = b.shl(
                     b.extract_element(words, INT32(0)), b.trunc(b.shl(b.lshr(lane, INT64(3)), INT64(2)), INT32)
                 )
-                e.store(b.or_(e.load(place, INT32), moved), place)
+                e.store(b.or_(e.load(address, INT32), moved), address)
             else:
-                place = e.at(out, b.shl(lane, INT64(2)))
+                address = e.at(out, b.shl(lane, INT64(2)))
                 for vector in range(vectors):
-                    e.store(b.extract_element(words, INT32(vector)), e.at(place, vector * weight_layout.GROUP_BYTES))
+                    e.store(b.extract_element(words, INT32(vector)), e.at(address, vector * weight_layout.GROUP_BYTES))
             out, low = e.at(out, weight_layout.GROUP_BYTES * groups * width // 8), low + width
 
     return micro_kernel(emit)
@@ -137,11 +137,11 @@ def pack_op(bits: int, sub_block: int) -> NativeOp:
                     for first in range(source + number * block_bytes, source + (number + 1) * block_bytes, sub_bytes):
                         pack((first, out, lane))
                         out += sub_bytes * weight_layout.TILE_ROWS
-                    place = (within * weight_layout.TILE_ROWS + lane) * factor_bytes
+                    offset = (within * weight_layout.TILE_ROWS + lane) * factor_bytes
                     if scales != 0:
-                        _write_factor(record + arguments.scale_at + place, read_float32(scales + 4 * number), wide)
+                        _write_factor(record + arguments.scale_at + offset, read_float32(scales + 4 * number), wide)
                     if points != 0:
-                        _write_factor(record + arguments.point_at + place, read_float32(points + 4 * number), wide)
+                        _write_factor(record + arguments.point_at + offset, read_float32(points + 4 * number), wide)
         return 0
 
     return native_op(PackArguments, name=f"pack_tiles_{bits}_{sub_block}")(pack_tiles)
@@ -279,18 +279,18 @@ def codes_call(
     return Call(pack_op(layout.bits, layout.sub_block), arguments, Items(factor=data.shape[0]))
 
 
-def write_factors(data: NDArray[np.uint8], place: int, per_record: int, factors: NDArray[Any]) -> None:
+def write_factors(data: NDArray[np.uint8], offset: int, per_record: int, factors: NDArray[Any]) -> None:
     """Write factors [rows, count], `per_record` of them a record, to records [tiles, records, nbytes] from byte
-    `place` on.
+    `offset` on.
 
     They keep their type; what fills rows and records up is zero.
     """
     tiles, records = data.shape[:2]
     whole = np.zeros((tiles * weight_layout.TILE_ROWS, records * per_record), factors.dtype)
     whole[: len(factors), : factors.shape[1]] = factors
-    turned = whole.reshape(tiles, weight_layout.TILE_ROWS, records, per_record).transpose(0, 2, 3, 1)
+    transposed = whole.reshape(tiles, weight_layout.TILE_ROWS, records, per_record).transpose(0, 2, 3, 1)
     size = per_record * weight_layout.TILE_ROWS * factors.itemsize
-    data[:, :, place : place + size] = np.ascontiguousarray(turned).view(np.uint8).reshape(tiles, records, size)
+    data[:, :, offset : offset + size] = np.ascontiguousarray(transposed).view(np.uint8).reshape(tiles, records, size)
 
 
 def _check(weight: NDArray[Any], scales: NDArray[Any], blocks: int, block_bytes: int) -> None:

@@ -40,7 +40,7 @@ BLOCK_ROWS = ROW_PAIRS * PAIR_ROWS
 SPAN_STEPS = 32
 # Pairs whose sums wait, when columns come in spans.
 _WAITING_PAIRS = 16
-# Scratch: two panels, sums of a block for each waiting pair, and a place for sums that nobody wants.
+# Scratch: two panels, sums of a block for each waiting pair, and a panel for sums that nobody wants.
 _PAIR_SUMS = ROW_PAIRS * SUMS_BYTES
 _SUMS = 2 * PANEL_BYTES
 _NOWHERE = _SUMS + _WAITING_PAIRS * _PAIR_SUMS

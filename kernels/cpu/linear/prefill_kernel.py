@@ -106,10 +106,10 @@ def dequantise_kernel(weights: TileWeights) -> Any:
     def emit(e: Emitter, first: Any, second: Any, step: Any, panel: Any, begin: Any, end: Any) -> None:
         b = e.builder
         with e.loop(b.sub(end, begin)) as (index, _):
-            place = b.add(index, begin)
-            moved = b.mul(place, INT64(STEP_BYTES))
+            number = b.add(index, begin)
+            moved = b.mul(number, INT64(STEP_BYTES))
             for tile, address in enumerate((first, second)):
-                integers, *scales = Steps(weights.layout).at(e, address, b.add(step, place))
+                integers, *scales = Steps(weights.layout).at(e, address, b.add(step, number))
                 target = e.at(e.at(panel, moved), tile * PANEL_TILE)
                 source = _Source(integers, (scales[0], scales[1]), target)
                 for _ in _dequantise(e, weights, [(source, [INT64(quarter) for quarter in range(QUARTERS)])]):

@@ -60,27 +60,27 @@ class SumOfProducts:
     def _add_tiles(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
         tokens, columns = len(a), -(-len(a) // STEP_COLUMNS) * STEP_COLUMNS
         with ThreadPoolExecutor(2) as pool:
-            turning, packing = pool.submit(_turned, a), pool.submit(_packed, b, columns)
-            turned, packed = turning.result(), packing.result()
+            transposing, packing = pool.submit(_transposed, a), pool.submit(_packed, b, columns)
+            transposed, packed = transposing.result(), packing.result()
         for part in self._blocks():
             rows, width = part.stop - part.start, part.stop if self._same else b.shape[1]
             tiles = row_tiles_in(huge_array((row_tiles_size(columns, rows),), np.uint8), columns)
             out = Rows.of(self._total[part, :width])
             matrix = Affine(DenseMatrix(width, columns, "bfloat16", packed[: num_tiles(width)]), addend=out)
-            phases = [[row_tiles_call(Rows.of(turned[part]), tiles)], [prefill_call(tiles, matrix, out)]]
+            phases = [[row_tiles_call(Rows.of(transposed[part]), tiles)], [prefill_call(tiles, matrix, out)]]
             context = ContextTable()
             for field, count in ((StepField.TOKENS, rows), (StepField.DECODE_ROWS, 0), (StepField.PREFILL_ROWS, rows)):
                 context.count(field, count)
             self._threads.run(program_of(phases), context, nanoseconds=rows * tokens * width * _NANOSECONDS_PER_PRODUCT)
 
 
-def _turned(a: NDArray[np.float32]) -> NDArray[np.float32]:
+def _transposed(a: NDArray[np.float32]) -> NDArray[np.float32]:
     """The transpose, in a piece: square by square, each of which the first-level cache holds."""
-    turned = np.empty(a.shape[::-1], np.float32)
+    transposed = np.empty(a.shape[::-1], np.float32)
     for i in range(0, a.shape[0], _SQUARE):
         for j in range(0, a.shape[1], _SQUARE):
-            turned[j : j + _SQUARE, i : i + _SQUARE] = a[i : i + _SQUARE, j : j + _SQUARE].T
-    return turned
+            transposed[j : j + _SQUARE, i : i + _SQUARE] = a[i : i + _SQUARE, j : j + _SQUARE].T
+    return transposed
 
 
 def _packed(b: NDArray[np.float32], columns: int) -> NDArray[np.uint16]:

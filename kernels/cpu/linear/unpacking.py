@@ -91,16 +91,16 @@ def factor(e: Emitter, address: Any, kind: FactorType, *, high: bool = False) ->
 def load_table(e: Emitter, grid: Any) -> Any:
     """The sixteen bytes of a grid, in every quarter of a vector of bytes."""
     sixteen = e.load(e.at(grid, GRID_TABLE), ir.VectorType(INT8, GRID_ENTRIES))
-    places = ir.Constant(ir.VectorType(INT32, 4 * LANES), list(range(GRID_ENTRIES)) * (4 * LANES // GRID_ENTRIES))
-    return e.builder.shuffle_vector(sixteen, sixteen, places)
+    lanes = ir.Constant(ir.VectorType(INT32, 4 * LANES), list(range(GRID_ENTRIES)) * (4 * LANES // GRID_ENTRIES))
+    return e.builder.shuffle_vector(sixteen, sixteen, lanes)
 
 
 def looked_up(e: Emitter, table: Any, codes: Any, isa: str) -> Any:
     """Bytes of a table (see `load_table`) chosen by the bytes of a vector, which are below 16."""
     b = e.builder
-    places = b.bitcast(codes, _BYTES)
+    indices = b.bitcast(codes, _BYTES)
     if isa in ("amx", "vnni"):
-        found = e.call("llvm.x86.avx512.pshuf.b.512", _BYTES, [table, places])
+        found = e.call("llvm.x86.avx512.pshuf.b.512", _BYTES, [table, indices])
     elif isa == "avx2":
         halves = []
         for first in (0, 2 * LANES):
@@ -109,14 +109,14 @@ def looked_up(e: Emitter, table: Any, codes: Any, isa: str) -> Any:
                 e.call(
                     "llvm.x86.avx2.pshuf.b",
                     _HALF_BYTES,
-                    [b.shuffle_vector(part, part, mask) for part in (table, places)],
+                    [b.shuffle_vector(part, part, mask) for part in (table, indices)],
                 )
             )
         both = ir.Constant(ir.VectorType(INT32, 4 * LANES), list(range(4 * LANES)))
         found = b.shuffle_vector(*halves, both)
     else:
         entries = [_everywhere(e, table, entry, _BYTES) for entry in range(GRID_ENTRIES)]
-        found = _chosen(e, entries, places, _BYTES)
+        found = _chosen(e, entries, indices, _BYTES)
     return b.bitcast(found, INT32_VECTOR)
 
 
@@ -130,14 +130,14 @@ def looked_up_floats(e: Emitter, grid: Any, codes: Any, isa: str) -> Any:
 
 def _everywhere(e: Emitter, table: Any, entry: int, type_: Any) -> Any:
     """One entry of a vector in all lanes."""
-    places = ir.Constant(ir.VectorType(INT32, type_.count), [entry] * type_.count)
-    return e.builder.shuffle_vector(table, table, places)
+    indices = ir.Constant(ir.VectorType(INT32, type_.count), [entry] * type_.count)
+    return e.builder.shuffle_vector(table, table, indices)
 
 
-def _chosen(e: Emitter, entries: Sequence[Any], places: Any, type_: Any) -> Any:
+def _chosen(e: Emitter, entries: Sequence[Any], indices: Any, type_: Any) -> Any:
     """Entries chosen by the bits of numbers below 16, lane by lane: half of those that are left at a time."""
     b, left = e.builder, list(entries)
     for bit in range(4):
-        is_set = b.icmp_unsigned("!=", b.and_(places, constant(type_, 1 << bit)), constant(type_, 0))
+        is_set = b.icmp_unsigned("!=", b.and_(indices, constant(type_, 1 << bit)), constant(type_, 0))
         left = [b.select(is_set, high, low) for low, high in zip(left[0::2], left[1::2], strict=True)]
     return left[0]

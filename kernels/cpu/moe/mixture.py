@@ -110,10 +110,10 @@ def mixture_phases(
     first, second = mixture.first.matrices, mixture.second.matrices
     for name, rows, width in (("x", x, first.columns), ("scores", scores, first.experts), ("out", out, second.rows)):
         check_rows(name, rows, x.counted, width)
-    places, k, counted = _memory(mixture, capacity), mixture.per_token, x.counted
+    offsets, k, counted = _memory(mixture, capacity), mixture.per_token, x.counted
 
     def at(name: str) -> int | Binding:
-        return memory + places[name]
+        return memory + offsets[name]
 
     def pairs(name: str, width: int) -> Rows:
         """`per_token` times as many rows as there are tokens."""
@@ -123,13 +123,13 @@ def mixture_phases(
         """Rows that such matrices multiply."""
         return inputs_at(at(name), matrices.parts[0], counted, held, exact=mixture.exact)
 
-    chosen, weights, order, slots = at("chosen"), at("weights"), at("places"), at("slots")
+    chosen, weights, order, slots = at("chosen"), at("weights"), at("positions"), at("slots")
     rounded, copied, again = inputs("rounded", first), inputs("copied", first), inputs("inputs", second)
     hidden, results = pairs("hidden", first.rows), pairs("results", second.rows)
     routing = RouteArguments(scores=scores, per_token=k, normalized=mixture.normalized, chosen=chosen, weights=weights)
     sorting = OrderArguments(
         rows_field=counted, chosen=chosen, per_token=k, experts=first.experts, slots=slots, sources=at("sources"),
-        places=order,
+        positions=order,
     )  # fmt: skip
     # Every token is rounded once, however many experts it is sent to, and copied as it then lies in memory.
     rounding, source = ([], x) if mixture.exact else ([input_call(x, rounded)], whole_rows(rounded))
@@ -184,14 +184,17 @@ def _memory(mixture: Mixture, capacity: int) -> dict[str, int]:
     """
     first, second = mixture.first.matrices, mixture.second.matrices
     pairs = capacity * mixture.per_token
-    sizes = dict.fromkeys(("chosen", "weights", "sources", "places"), 4 * pairs) | {
+    sizes = dict.fromkeys(("chosen", "weights", "sources", "positions"), 4 * pairs) | {
         "slots": SLOT_BYTES * first.experts,
         "rounded": 0 if mixture.exact else input_bytes(first.parts[0], capacity, exact=False),
         "inputs": input_bytes(second.parts[0], pairs, exact=mixture.exact),
         "copied": input_bytes(first.parts[0], pairs, exact=mixture.exact),
         "hidden": pairs * _lines(4 * first.rows),
     }
-    places, end = {}, 0
+    offsets, end = {}, 0
     for name, size in sizes.items():
-        places[name], end = end, end + _lines(size)
-    return places | {"results": places["copied"], "end": max(end, places["copied"] + pairs * _lines(4 * second.rows))}
+        offsets[name], end = end, end + _lines(size)
+    return offsets | {
+        "results": offsets["copied"],
+        "end": max(end, offsets["copied"] + pairs * _lines(4 * second.rows)),
+    }

@@ -18,7 +18,7 @@ from genai.common.host_memory import Arena, new_array
 
 from ...checks import FormatError
 from ...weight_layout import BlockMatrix, check_block_format, num_records, num_tiles
-from ..jit.arguments import Address, Arguments, Binding, place, size
+from ..jit.arguments import Address, Arguments, Binding, offset_of, size
 from ..jit.dsl import inline
 from ..jit.memory import copy_arguments, read_int64, write_int64
 from ..jit.native import native_op
@@ -153,10 +153,10 @@ class ExpertProductArguments(Arguments):
 
 _COPY_BYTES = -(-8 * size(ProductArguments) // _LINE) * _LINE
 _COUNTED, _X, _OUT = (
-    place(ProductArguments, *path) for path in (("x", "counted"), ("x", "address"), ("out", "address"))
+    offset_of(ProductArguments, *path) for path in (("x", "counted"), ("x", "address"), ("out", "address"))
 )
-_WEIGHTS, _GATED_WEIGHTS = (place(ProductArguments, name) for name in ("weights", "gated_weights"))
-_BIAS, _GATED_BIAS = (place(ProductArguments, name, "bias") for name in ("terms", "gated_terms"))
+_WEIGHTS, _GATED_WEIGHTS = (offset_of(ProductArguments, name) for name in ("weights", "gated_weights"))
+_BIAS, _GATED_BIAS = (offset_of(ProductArguments, name, "bias") for name in ("terms", "gated_terms"))
 
 
 def experts_call(first: Call, slots: int | Binding, *, weight_stride: int, bias_stride: int) -> Call:

@@ -1,7 +1,7 @@
 """Which experts each token is sent to, the tokens in the order of their experts, and the weighted sum of their results.
 
 A pair is a token and one of the experts chosen for it. Pairs are sorted by expert, and by token among those of one
-expert; so the rows of an expert lie side by side, in the places of its pairs.
+expert; so the rows of an expert lie side by side, in the positions of its pairs.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ def _choose(scores: int, experts: int, chosen: int, best: int, k: int) -> None:
     for expert in range(experts):
         score = memory.read_float32(scores + 4 * expert)
         if expert < k:
-            place = expert
+            position = expert
         elif _before(score, memory.read_float32(best + 4 * (k - 1))):
-            place = k - 1
+            position = k - 1
         else:
             continue
-        while place > 0 and _before(score, memory.read_float32(best + 4 * (place - 1))):
-            memory.write_float32(best + 4 * place, memory.read_float32(best + 4 * (place - 1)))
-            memory.write_int32(chosen + 4 * place, memory.read_int32(chosen + 4 * (place - 1)))
-            place -= 1
-        memory.write_float32(best + 4 * place, score)
-        memory.write_int32(chosen + 4 * place, expert)
+        while position > 0 and _before(score, memory.read_float32(best + 4 * (position - 1))):
+            memory.write_float32(best + 4 * position, memory.read_float32(best + 4 * (position - 1)))
+            memory.write_int32(chosen + 4 * position, memory.read_int32(chosen + 4 * (position - 1)))
+            position -= 1
+        memory.write_float32(best + 4 * position, score)
+        memory.write_int32(chosen + 4 * position, expert)
 
 
 @inline
@@ -80,13 +80,17 @@ def _total(scores: int, count: int, largest: float) -> Any:
 @inline
 def _sort_by_number(chosen: int, weights: int, k: int) -> None:
     for index in range(1, k):
-        expert, weight, place = memory.read_int32(chosen + 4 * index), memory.read_float32(weights + 4 * index), index
-        while place > 0 and memory.read_int32(chosen + 4 * (place - 1)) > expert:
-            memory.write_int32(chosen + 4 * place, memory.read_int32(chosen + 4 * (place - 1)))
-            memory.write_float32(weights + 4 * place, memory.read_float32(weights + 4 * (place - 1)))
-            place -= 1
-        memory.write_int32(chosen + 4 * place, expert)
-        memory.write_float32(weights + 4 * place, weight)
+        expert, weight, position = (
+            memory.read_int32(chosen + 4 * index),
+            memory.read_float32(weights + 4 * index),
+            index,
+        )
+        while position > 0 and memory.read_int32(chosen + 4 * (position - 1)) > expert:
+            memory.write_int32(chosen + 4 * position, memory.read_int32(chosen + 4 * (position - 1)))
+            memory.write_float32(weights + 4 * position, memory.read_float32(weights + 4 * (position - 1)))
+            position -= 1
+        memory.write_int32(chosen + 4 * position, expert)
+        memory.write_float32(weights + 4 * position, weight)
 
 
 @native_op(RouteArguments)
@@ -110,8 +114,8 @@ class OrderArguments(Arguments):
     """Pairs to be sorted; how many experts have any is written to context[EXPERTS].
 
     `chosen`: int32 [context[rows_field], per_token], numbers below `experts`. `slots`: gets SLOT_BYTES for each expert
-    with pairs, in order of their numbers. `sources`: gets int32 [T * per_token], the token of the pair in each place.
-    `places`: gets int32 [T, per_token], the place of each pair.
+    with pairs, in order of their numbers. `sources`: gets int32 [T * per_token], the token of the pair at each
+    position. `positions`: gets int32 [T, per_token], the position of each pair.
     """
 
     rows_field: int
@@ -120,7 +124,7 @@ class OrderArguments(Arguments):
     experts: int
     slots: Address
     sources: Address
-    places: Address
+    positions: Address
 
 
 @native_op(OrderArguments)
@@ -145,33 +149,33 @@ def order_pairs(arguments: OrderArguments, context: int, begin: int, end: int, s
             first += rows
     for pair in range(pairs):
         counter = scratch + 8 * memory.read_int32(chosen + 4 * pair)
-        place = memory.read_int64(counter)
-        memory.write_int64(counter, place + 1)
-        memory.write_int32(arguments.sources + 4 * place, pair // k)
-        memory.write_int32(arguments.places + 4 * pair, place)
+        position = memory.read_int64(counter)
+        memory.write_int64(counter, position + 1)
+        memory.write_int32(arguments.sources + 4 * position, pair // k)
+        memory.write_int32(arguments.positions + 4 * pair, position)
     memory.write_int64(context + 8 * _EXPERTS, (slot - arguments.slots) // SLOT_BYTES)
     return 0
 
 
 class CombineArguments(Arguments):
-    """Rows in places, the int32 places of each token's `per_token` rows, their float32 weights; `pieces` of a row."""
+    """Rows, the int32 positions of each token's `per_token` rows, their float32 weights; `pieces` of a row."""
 
     x: Rows
-    places: Address
+    positions: Address
     weights: Address
     per_token: int
     out: Rows
     pieces: int
 
 
-def combine_call(x: Rows, places: int | Binding, weights: int | Binding, out: Rows, *, per_token: int) -> Call:
-    """out[t] = the sum of weights[t, i] * x[places[t, i]], i ascending.
+def combine_call(x: Rows, positions: int | Binding, weights: int | Binding, out: Rows, *, per_token: int) -> Call:
+    """out[t] = the sum of weights[t, i] * x[positions[t, i]], i ascending.
 
     Args:
-        places: int32 [T, per_token]. weights: float32 of the same shape.
+        positions: int32 [T, per_token]. weights: float32 of the same shape.
     """
     pieces = -(-out.width // _PIECE)
-    arguments = CombineArguments(x=x, places=places, weights=weights, per_token=per_token, out=out, pieces=pieces)
+    arguments = CombineArguments(x=x, positions=positions, weights=weights, per_token=per_token, out=out, pieces=pieces)
     return Call(combine, arguments, Items(out.counted, pieces))
 
 
@@ -181,13 +185,13 @@ def combine(arguments: CombineArguments, context: int, begin: int, end: int, scr
     k, pieces = arguments.per_token, arguments.pieces
     for item in range(begin, end):
         token, piece = item // pieces, item % pieces
-        places, weights = arguments.places + 4 * k * token, arguments.weights + 4 * k * token
+        positions, weights = arguments.positions + 4 * k * token, arguments.weights + 4 * k * token
         out = row_at(arguments.out, token)
         last = min(arguments.out.width, (piece + 1) * _PIECE)
         for first in range(piece * _PIECE, last, LANES):
             total = splat_float32(0.0)
             for index in range(k):
-                row = row_at(arguments.x, memory.read_int32(places + 4 * index))
+                row = row_at(arguments.x, memory.read_int32(positions + 4 * index))
                 total = total + memory.load(row + 4 * first, last - first) * memory.read_float32(weights + 4 * index)
             memory.store(out + 4 * first, total, last - first)
     return 0

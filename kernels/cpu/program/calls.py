@@ -144,7 +144,7 @@ class Program:
         table: int64 [calls, CALL_ENTRIES].
         calls: what the table was written from.
         scratch: bytes that each thread needs, whole cache lines.
-        open: places in `table` (call, entry) that wait for what is bound to a name.
+        open: entries in `table` (call, entry) that wait for what is bound to a name.
         later: calls that only prefill rows need, whose operators were not compiled when it was written; see `complete`.
     """
 
@@ -184,11 +184,11 @@ class Program:
         """Write a call's operator and arguments into the table, but for what is to be bound."""
         row, call = self.table[index], self.calls[index]
         row[OPERATOR] = call.op.address
-        for place, value in enumerate(call.arguments.encoded(), FIRST_ARGUMENT):
+        for entry, value in enumerate(call.arguments.encoded(), FIRST_ARGUMENT):
             if isinstance(value, Binding):
-                self.open.append((index, place, value))
+                self.open.append((index, entry, value))
             else:
-                row[place] = value
+                row[entry] = value
 
 
 def program_of(phases: Phases, also: Collection[Compiled] = ()) -> Program:

@@ -84,7 +84,7 @@ def _work(call: int, counters: int, shared: int, context: int, scratch: int, thr
 
 
 @inline
-def _place(shared: int, thread: int, entry: int) -> int:
+def _address(shared: int, thread: int, entry: int) -> int:
     """The address of a thread's own entry."""
     return shared + 8 * (FIRST_THREAD + thread * THREAD_ENTRIES + entry)
 
@@ -93,18 +93,18 @@ def _place(shared: int, thread: int, entry: int) -> int:
 def _own_core(shared: int, thread: int) -> None:
     """Say where this thread runs. Rarely news, and the other threads keep the line in their caches until it is."""
     core = current_core()
-    place = _place(shared, thread, CORE)
-    if core != read_int64(place):
-        exchange(place, core)
+    address = _address(shared, thread, CORE)
+    if core != read_int64(address):
+        exchange(address, core)
 
 
 @inline
 def _patience(shared: int, thread: int, limit: int) -> Any:
     """How often to look before sleeping: not once while another thread of the last run needs this core."""
-    core = current(_place(shared, thread, CORE))
+    core = current(_address(shared, thread, CORE))
     threads = entry(shared, THREADS)
     for offset in range(1, threads if core >= 0 else 1):
-        if current(_place(shared, (thread + offset) % threads, CORE)) == core:
+        if current(_address(shared, (thread + offset) % threads, CORE)) == core:
             return 0
     return entry(shared, limit)
 
@@ -146,9 +146,9 @@ def run_program(shared: int) -> int:
     write_int64(shared + 8 * ERROR, 0)
     write_int64(shared + 8 * FIRST_BARRIER, entry(shared, ARRIVED))
     for thread in range(1, threads):
-        started = _place(shared, thread, STARTED)
+        started = _address(shared, thread, STARTED)
         fetch_add(started, 1)
-        wake_waiting(started, _place(shared, thread, START_SLEEPERS))
+        wake_waiting(started, _address(shared, thread, START_SLEEPERS))
     _run_calls(shared, 0)
     return 0
 
@@ -160,7 +160,7 @@ def serve(shared: int, thread: int) -> int:
     while shared != 0:  # always: Numba wants a way to the end
         runs += 1
         _own_core(shared, thread)
-        started, sleepers = _place(shared, thread, STARTED), _place(shared, thread, START_SLEEPERS)
+        started, sleepers = _address(shared, thread, STARTED), _address(shared, thread, START_SLEEPERS)
         wait_until(started, sleepers, runs, _patience(shared, thread, START_SPIN_LIMIT))
         _run_calls(shared, thread)
     return 0

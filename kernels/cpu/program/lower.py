@@ -65,7 +65,7 @@ def _logits_rows(op: ir.LogitsRows, at: Lowering) -> None:
 
 
 @lower.register
-def _lookup(op: ir.Embedding, at: Lowering) -> None:
+def _embedding(op: ir.Embedding, at: Lowering) -> None:
     out, ids = at.make(op.out), _IDS[op.ids]
     if isinstance(op.table, ir.DenseWeight):  # read from the mapped file, of which few rows are touched
         call = embedding(at.constants.array(op.table.data), out, ids)
@@ -146,15 +146,15 @@ def _attention(op: ir.Attention, at: Lowering) -> None:
 def _multiply(op: ir.Linear | ir.GatedLinear, at: Lowering) -> None:
     """The rows of decode numerics, and where the machine has prefill numerics of its own, those of it apart."""
     projections = ir.projections(op)
-    first, *gated = (_branch(branch, at) for branch in projections)
+    first, *gated = (_affine(projection, at) for projection in projections)
     options: dict[str, Any] = {}
     if isinstance(op, ir.GatedLinear):
         options = {"gate": op.activation, "gated": gated[0]}
     x = at.rows(op.x)
-    apart = has_prefill_product(op, first.matrix) and x.counted == StepField.TOKENS
+    apart = has_prefill_linear(op, first.matrix) and x.counted == StepField.TOKENS
     activations, source = _activations(op, at, first.matrix, StepField.DECODE_ROWS if apart else x.counted)
-    sources: list[Any] = [source, *(branch.addend for branch in projections if branch.addend)]
-    sources += [branch.delta.hidden for branch in projections if branch.delta]
+    sources: list[Any] = [source, *(projection.addend for projection in projections if projection.addend)]
+    sources += [projection.delta.hidden for projection in projections if projection.delta]
     if apart:
         tiles, tiles_source = _row_tiles(at, op.x, x, first.matrix.padded_columns)
         sources.append(tiles_source)
@@ -171,25 +171,25 @@ def _lora_shrink(op: ir.LoraShrink, at: Lowering) -> None:
     at.run([[shrink_call(at.rows(op.x), op.target)]], [op.x], [op.out])
 
 
-def has_prefill_product(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
+def has_prefill_linear(op: ir.Linear | ir.GatedLinear, matrix: Matrix) -> bool:
     """Whether the rows of long prompts meet a matrix in tiles of bfloat16."""
     return not op.exact and has_prefill(matrix)
 
 
-def _branch(branch: ir.Projection, at: Lowering) -> products.Affine:
-    addend = at.rows(branch.addend) if branch.addend else None
-    target = NO_TARGET if branch.delta is None else branch.delta.target
-    matrix = at.weights.matrix(branch.weight, at.constants)
-    return products.Affine(matrix, vector(at.constants, branch.bias), addend, target)
+def _affine(projection: ir.Projection, at: Lowering) -> products.Affine:
+    addend = at.rows(projection.addend) if projection.addend else None
+    target = NO_TARGET if projection.delta is None else projection.delta.target
+    matrix = at.weights.matrix(projection.weight, at.constants)
+    return products.Affine(matrix, vector(at.constants, projection.bias), addend, target)
 
 
 def _activations(op: Any, at: Lowering, matrix: Matrix, counted: StepField) -> tuple[Inputs, Any]:
     """What a product with decode numerics reads, made from x if it is not there yet, and its name among the values."""
     x = at.rows(op.x)
-    form: tuple[int, ...] = counted, matrix.padded_columns
+    format: tuple[int, ...] = counted, matrix.padded_columns
     if not op.exact and isinstance(matrix, BlockMatrix):
         layout = matrix.layout
-        form += (layout.block_size, layout.zero_points, layout.bits)
+        format += (layout.block_size, layout.zero_points, layout.bits)
     elif x.width == matrix.padded_columns:
         return Rows(x.address, x.stride, x.width, counted, x.held), op.x
 
@@ -197,7 +197,7 @@ def _activations(op: Any, at: Lowering, matrix: Matrix, counted: StepField) -> t
         made = inputs_at(memory.ctypes.data, matrix, counted, memory, exact=op.exact)
         return made, input_call(x, made)
 
-    return at.derived(op.x, form, input_bytes(matrix, at.capacity[x.counted], exact=op.exact), make)
+    return at.derived(op.x, format, input_bytes(matrix, at.capacity[x.counted], exact=op.exact), make)
 
 
 def _row_tiles(at: Lowering, name: str, x: Rows, columns: int) -> tuple[RowTiles, Any]:
@@ -224,11 +224,11 @@ def _experts(op: ir.MoE, at: Lowering) -> None:
 
 def mixture_of(op: ir.MoE, weights: PackedWeights, constants: ir.Constants) -> Mixture:
     """A mixture with its packed weights."""
-    first, second = (_expert_layer(branch, weights, constants) for branch in (op.first, op.second))
+    first, second = (_expert_layer(projection, weights, constants) for projection in (op.first, op.second))
     swiglu = SwigluArguments(**dict(zip(("alpha", "beta", "limit"), op.parameters, strict=False)))
     return Mixture(first, second, op.per_token, op.normalized, op.activation, swiglu, op.exact)
 
 
-def _expert_layer(branch: ir.Projection, weights: PackedWeights, constants: ir.Constants) -> ExpertLayer:
-    matrices, bias = weights.experts(branch.weight, constants), table(constants, branch.bias)
+def _expert_layer(projection: ir.Projection, weights: PackedWeights, constants: ir.Constants) -> ExpertLayer:
+    matrices, bias = weights.experts(projection.weight, constants), table(constants, projection.bias)
     return ExpertLayer(matrices, None if bias is None else bias.reshape(matrices.experts, -1))

@@ -1,4 +1,4 @@
-"""Weights in the form that products read, packed once however many ops name them."""
+"""Weights in the format that products read, packed once however many ops name them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PackedWeights:
         return packed.nbytes
 
     def alike(self, first: Weight, second: Weight, constants: Constants) -> bool:
-        """Whether two weights have one form and size, so that one call can multiply with both."""
+        """Whether two weights have one format and size, so that one call can multiply with both."""
         return alike(self.matrix(first, constants), self.matrix(second, constants))
 
     def _pack(self, weight: Weight, constants: Constants) -> Matrix:

@@ -48,9 +48,9 @@ class StepField(IntEnum):
     ROW_ADAPTERS = 30  # int64 [E, 2]: address of an adapter's table, where its part begins in a row of HIDDEN, in bytes
     SHRINK_BLOCKS = 31  # int64 [LORA_BLOCKS, 4]: address of a table, first rank, begin and end in SHRINK_ROWS
     SHRINK_ROWS = 32  # int32 [.., 3]: row, where its part begins in a row of HIDDEN, bits of the weight (float32)
-    HIDDEN = 33  # float32 [places, T, HIDDEN_STRIDE / 4]
+    HIDDEN = 33  # float32 [targets, T, HIDDEN_STRIDE / 4]
     HIDDEN_STRIDE = 34
-    HIDDEN_TARGET = 35  # bytes from a place to the next
+    HIDDEN_TARGET = 35  # bytes from a target to the next
 
 
 CONTEXT_FIELDS = 64

@@ -45,7 +45,7 @@ class Lowering:
 
     Attributes:
         capacity: the largest number of rows, by what they are counted in.
-        types: of all values. constants, weights: what ops name, and its packed form.
+        types: of all values. constants, weights: what ops name, and its packed format.
         layers: per cache layer its pages.
         buffers: where every value was put.
         bound: values for which every run gives the memory, in contiguous rows.
@@ -105,14 +105,14 @@ class Lowering:
         return buffer.memory, key
 
     def derived(
-        self, source: str, form: Hashable, size: int, make: Callable[[NDArray[np.uint8]], tuple[T, Call]]
+        self, source: str, format: Hashable, size: int, make: Callable[[NDArray[np.uint8]], tuple[T, Call]]
     ) -> tuple[T, Hashable]:
         """Something computed from a value once, and its key among the values. It lives as long as the value does.
 
         Args:
             make: from the memory for it, of `size` bytes, to what it is there, and the call that computes it.
         """
-        key = (source, form)
+        key = (source, format)
         if key not in self._values:
             buffer = self._buffer(size)
             made, call = make(buffer.memory)

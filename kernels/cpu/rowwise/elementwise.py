@@ -50,7 +50,7 @@ def unary(function: str, x: Rows, out: Rows, *parameters: float) -> Call:
     """out = function(x), element by element: a key of UNARY and what it takes; out may be x itself."""
     numbers = check_function(function, parameters)
     check_rows("x", x, out.counted, out.width)
-    return _call(unary_op(function), _place("x", x, out), _place("x", x, out), out, numbers)
+    return _call(unary_op(function), _strided("x", x, out), _strided("x", x, out), out, numbers)
 
 
 def check_function(function: str, parameters: tuple[float, ...]) -> tuple[float, float]:
@@ -74,7 +74,7 @@ def binary(function: str, a: Operand, b: Operand, out: Rows) -> Call:
     """
     if function not in BINARY:
         raise ValueError(f"no function of two operands is named {function!r}; there are {', '.join(BINARY)}")
-    return _call(binary_op(function), _place("a", a, out), _place("b", b, out), out, (0.0, 0.0))
+    return _call(binary_op(function), _strided("a", a, out), _strided("b", b, out), out, (0.0, 0.0))
 
 
 def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -> Call:
@@ -82,11 +82,11 @@ def gate(activation: str, gate: Rows, up: Rows, out: Rows, *parameters: float) -
     numbers = check_function(activation, parameters)
     for name, rows in (("gate", gate), ("up", up)):
         check_rows(name, rows, out.counted, out.width)
-    places = _place("gate", gate, out), _place("up", up, out)
-    return _call(gate_op(activation), *places, out, numbers)
+    operands = _strided("gate", gate, out), _strided("up", up, out)
+    return _call(gate_op(activation), *operands, out, numbers)
 
 
-def _place(name: str, operand: Operand, out: Rows) -> StridedOperand:
+def _strided(name: str, operand: Operand, out: Rows) -> StridedOperand:
     if isinstance(operand, Rows):
         check_rows(name, operand, out.counted, 1 if operand.width == 1 else out.width)
         return StridedOperand(operand.address, operand.stride, 0 if operand.width == 1 else 4, operand.held)

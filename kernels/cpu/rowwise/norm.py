@@ -127,18 +127,18 @@ def norm_op(centred: bool, summed: bool) -> NativeOp:
         for item in range(begin, end):
             row = item // groups
             group = item - row * groups
-            place = 4 * size * group
-            x, out = row_at(arguments.x, row) + place, arguments.out.address
+            offset = 4 * size * group
+            x, out = row_at(arguments.x, row) + offset, arguments.out.address
             if out != _NOWHERE:
-                out = row_at(arguments.out, row) + place
+                out = row_at(arguments.out, row) + offset
             if summed:
                 skip, bias, total = arguments.skip.address, arguments.input_bias, arguments.total.address
                 if skip != _NOWHERE:
-                    skip = row_at(arguments.skip, row) + place
+                    skip = row_at(arguments.skip, row) + offset
                 if bias != _NOWHERE:
-                    bias += place
-                # Without a place of its own the sum goes where the result will be.
-                total = out if total == _NOWHERE else row_at(arguments.total, row) + place
+                    bias += offset
+                # Without memory of its own the sum goes where the result will be.
+                total = out if total == _NOWHERE else row_at(arguments.total, row) + offset
                 _add(x, skip, bias, size, total)
                 x = total
             if out != _NOWHERE:

@@ -179,7 +179,7 @@ def _sum(row: Row, centre: Any, squared: bool) -> Any:
 
 @helper
 def key_of(logit: Any, centre: Any) -> Any:
-    """A token's place in an order: its logit (NO_CENTRE), or minus the distance of its logit from a centre."""
+    """A token's position in an order: its logit (NO_CENTRE), or minus the distance of its logit from a centre."""
     return logit if math.isnan(centre) else -abs(logit - centre)
 
 

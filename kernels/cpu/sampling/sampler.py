@@ -117,8 +117,8 @@ class SamplingArguments(Arguments):
 
 # Where the parts of a row and of an outcome begin.
 _ROW_BYTES, _OUTCOME_BYTES, _PROBABILITY = ROW.itemsize, 24, 16
-_PLACES = {name: place for name, (_, place, *_) in (ROW.fields or {}).items()}
-_STEPS, _SETTINGS, _COUNTER, _SPAN = (_PLACES[name] for name in ("steps", "settings", "counter", "span"))
+_OFFSETS = {name: offset for name, (_, offset, *_) in (ROW.fields or {}).items()}
+_STEPS, _SETTINGS, _COUNTER, _SPAN = (_OFFSETS[name] for name in ("steps", "settings", "counter", "span"))
 
 
 def _sampler(name: str, rare: bool) -> NativeOp:
@@ -173,10 +173,10 @@ def _sampler(name: str, rare: bool) -> NativeOp:
             words = -(-size // 32)
             constrain(row, _words(arguments.masks + 4 * words * (span[Span.MASK] - 1), words))
         _look(row, setting)
-        for place in range(MAX_STEPS):
-            if steps[place] == Step.END or row.flags[STATUS] != FINE:
+        for index in range(MAX_STEPS):
+            if steps[index] == Step.END or row.flags[STATUS] != FINE:
                 break
-            apply(row, steps[place], setting, history, span, coin, same)
+            apply(row, steps[index], setting, history, span, coin, same)
         chosen, probability[0] = -1, 1.0
         if row.flags[STATUS] == FINE:
             if is_greedy:

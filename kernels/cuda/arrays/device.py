@@ -141,18 +141,18 @@ class ArrayProgram:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Places in the memory of inputs, and in that of results: what the host wants comes first."""
+        """Offsets in the memory of inputs, and in that of results: what the host wants comes first."""
         self._staged, self._staged_bytes = {}, 0
         for index, array in enumerate(self._inputs):
             if array is not None:
                 self._staged[index] = self._staged_bytes
                 self._staged_bytes += _rounded(array.size * array.dtype.itemsize)
-        self._places: dict[int, int] = {}
+        self._result_offsets: dict[int, int] = {}
         end = 0 if self._status.array is None else _ALIGNED
         for wanted in (True, False):
             for index, value in enumerate(self._results):
                 if isinstance(value, Array) and self._on_host[index] is wanted:
-                    self._places[index] = end
+                    self._result_offsets[index] = end
                     end += _rounded(value.size * value.dtype.itemsize)
         self._result_bytes = end
         self._staging = np.zeros(self._staged_bytes, np.uint8)
@@ -182,9 +182,9 @@ class ArrayProgram:
         taken.append(own)
         region = Region(device.driver, device.pool.take(self._result_bytes), device.pool)
         tensors: dict[int, DeviceTensor] = {}
-        for index, place in self._places.items():
+        for index, offset in self._result_offsets.items():
             value = self._results[index]
-            tensors[index] = DeviceTensor(region, place, value.shape, value.dtype)
+            tensors[index] = DeviceTensor(region, offset, value.shape, value.dtype)
             if isinstance(value, Array):
                 addresses[value.block] = tensors[index].address
         if self._status.array is not None:
@@ -207,36 +207,36 @@ class ArrayProgram:
         if host or apart:
             memory = device.pool.take(self._staged_bytes)
             taken.append(memory)
-        for index, place in self._staged.items():
+        for index, offset in self._staged.items():
             value, array = values[index], self._inputs[index]
             assert array is not None
             if isinstance(value, DeviceTensor):
                 value.region.verify()
             if memory is not None and (index in host or index in apart):
-                addresses[array.block] = device.driver.address(memory) + place
+                addresses[array.block] = device.driver.address(memory) + offset
             if isinstance(value, np.ndarray):
                 raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-                moves.append((place, raw))
+                moves.append((offset, raw))
             elif index in apart:
                 assert memory is not None
-                device.driver.copy(value.bytes, memory[place : place + value.nbytes])
+                device.driver.copy(value.bytes, memory[offset : offset + value.nbytes])
             else:
                 addresses[array.block] = value.address
         if memory is None or not moves:
             return
         if len(moves) == 1 and not apart:
-            place, raw = moves[0]
+            offset, raw = moves[0]
             if raw.size:
-                device.driver.write(memory[place : place + raw.size], raw)
+                device.driver.write(memory[offset : offset + raw.size], raw)
             return
         first, end = moves[0][0], moves[-1][0] + moves[-1][1].size
-        for place, raw in moves:
-            self._staging[place : place + raw.size] = raw
+        for offset, raw in moves:
+            self._staging[offset : offset + raw.size] = raw
         device.driver.write(memory[first:end], self._staging[first:end])
         for index in apart:  # what lay between was written over
-            value, place = values[index], self._staged[index]
+            value, offset = values[index], self._staged[index]
             assert isinstance(value, DeviceTensor)
-            device.driver.copy(value.bytes, memory[place : place + value.nbytes])
+            device.driver.copy(value.bytes, memory[offset : offset + value.nbytes])
 
 
 def taken_in(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

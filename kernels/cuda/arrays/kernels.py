@@ -17,11 +17,11 @@ from .rows import (
 
 # C++ types of floats, and how many of them are 16 bytes.
 _FLOATS = {"float": 4, "half_bits": 8}
-_FORMS = ("ALONG_K", "ALONG_LINES")
+_LAYOUTS = ("ALONG_K", "ALONG_LINES")
 
 
 def array_kernels() -> list[CudaKernel]:
-    """Every function of elements once, and all forms of products, rows and windows."""
+    """Every function of elements once, and all layouts of products, rows and windows."""
     found = [kernel for scalar, width in _FLOATS.items() for kernel in _of_floats(scalar, width)]
     for scalar, width in (("int", 4), ("long long", 2)):
         found += [map_kernel(1, function, scalar, scalar, width) for function in ANY_FUNCTIONS.values()]
@@ -43,7 +43,7 @@ def _of_floats(scalar: str, width: int) -> list[CudaKernel]:
     found += [map_kernel(3, "choose", "unsigned char", scalar, width), map_kernel(3, "scale_shift", scalar, scalar, 1)]
     for tile in (64, 128):
         for function in ("copy", "relu", "gelu"):
-            found += [product_kernel(scalar, function, tile, a, b) for a in _FORMS for b in _FORMS]
+            found += [product_kernel(scalar, function, tile, a, b) for a in _LAYOUTS for b in _LAYOUTS]
             found.append(product_kernel(scalar, function, tile, "ALONG_K", "WINDOWS"))
     found += [channel_kernel(scalar, function) for function in ("copy", "relu", "clip")]
     found += [pool_kernel(scalar, kind) for kind in ("Largest", "Mean")]

@@ -1,7 +1,7 @@
 """Functions of arrays as launches of kernels: recorded once for given shapes, then started as often as one likes.
 
 A `Recorder` takes functions one by one, and notes launches and who lives how long. It makes a `LaunchList`: launches
-with places for addresses, and one layout of the memory between them, in which values take turns.
+with slots for addresses, and one layout of the memory between them, in which values take turns.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Block:
 
     Attributes:
         born, dies: the launches between which it is used; of memory that is not the program's own both are -1.
-        place: of the program's own memory, where it lies there.
+        offset: of the program's own memory, in bytes from its beginning.
     """
 
     nbytes: int
     own: bool = False
     born: int = -1
     dies: int = -1
-    place: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class _Start:
     kernel: CudaKernel
     grid: Grid
     arguments: NDArray[np.void]
-    places: tuple[tuple[str, Block, int], ...]
+    addresses: tuple[tuple[str, Block, int], ...]
 
 
 @dataclass(eq=False)
@@ -194,11 +194,11 @@ class LaunchList:
         Args:
             own: address of its own memory. addresses: of all other blocks.
         """
-        now = {**addresses, **{block: own + block.place for block in self.own}}
+        now = {**addresses, **{block: own + block.offset for block in self.own}}
         moved = {block for block, address in now.items() if self._addresses.get(block) != address}
         if moved:
             for start in self.starts:
-                for name, block, distance in start.places:
+                for name, block, distance in start.addresses:
                     if block in moved:
                         start.arguments[name] = now[block] + distance
             self._addresses = now
@@ -228,16 +228,16 @@ class Recorder:
 
     def start(self, kernel: CudaKernel, grid: Grid, **given: Any) -> None:
         """Note a launch; arrays among its arguments stand for their addresses, None for none."""
-        places = []
+        addresses = []
         for name, value in given.items():
             if isinstance(value, Array):
-                places.append((name, value.block, value.first * value.dtype.itemsize))
+                addresses.append((name, value.block, value.first * value.dtype.itemsize))
                 self._use(value.block)
                 given[name] = 0
             elif value is None:
                 given[name] = 0
         if all(grid):
-            self._starts.append(_Start(kernel, grid, bind(kernel, **given), tuple(places)))
+            self._starts.append(_Start(kernel, grid, bind(kernel, **given), tuple(addresses)))
 
     def keep(self, block: Block) -> None:
         """A block of the program's own becomes one whose address the run says."""
@@ -253,15 +253,15 @@ class Recorder:
         placed: list[Block] = []
         total = 0
         for block in sorted(self._own, key=lambda one: -one.nbytes):
-            size, place = -(-block.nbytes // _ALIGNED) * _ALIGNED, 0
-            for other in sorted(placed, key=lambda one: one.place):
+            size, offset = -(-block.nbytes // _ALIGNED) * _ALIGNED, 0
+            for other in sorted(placed, key=lambda one: one.offset):
                 if other.born > block.dies or other.dies < block.born:
                     continue
-                if place + size <= other.place:
+                if offset + size <= other.offset:
                     break
-                place = max(place, other.place + -(-other.nbytes // _ALIGNED) * _ALIGNED)
-            block.place = place
-            total = max(total, place + size)
+                offset = max(offset, other.offset + -(-other.nbytes // _ALIGNED) * _ALIGNED)
+            block.offset = offset
+            total = max(total, offset + size)
             placed.append(block)
         return LaunchList(self._starts, self._own, total)
 
@@ -338,7 +338,7 @@ def map_kernel(inputs: int, function: str, scalar: str, result: str, width: int)
 
 
 def _pack(arrays: Collection[Array], sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
-    """Neighbours that a thread takes at once: 16 bytes of the widest type where everything begins at such places."""
+    """Neighbours that a thread takes at once: 16 bytes of the widest type where everything begins at such offsets."""
     width = min(16 // max(value.dtype.itemsize for value in arrays), 8)
     while width > 1:
         fits = sizes[0] % width == 0 and strides[-1][0] == 1

@@ -35,11 +35,11 @@ class Tail:
     parameters: tuple[float, ...] = ()
 
 
-def product_kernel(scalar: str, function: str, tile: int, a_form: str, b_form: str) -> CudaKernel:
+def product_kernel(scalar: str, function: str, tile: int, a_layout: str, b_layout: str) -> CudaKernel:
     """The kernel for floats or halves."""
     name = "float_product" if scalar == "float" else "half_product"
     threads = 256 if scalar == "float" else 2 * tile
-    text = f"{name}<unary::{function}, {tile}, {a_form}, {b_form}>"
+    text = f"{name}<unary::{function}, {tile}, {a_layout}, {b_layout}>"
     return CudaKernel("arrays_product.cu", text, "ArrayProductArguments", threads)
 
 
@@ -88,17 +88,17 @@ def _launch(to: Recorder, a: Array, b: Array, out: Array, tail: Tail) -> None:
         bias = None if bias is None else to.dense(bias)
         _launch(to, a, b, out, replace(tail, bias=bias, addend=addend))
         return
-    a_form = _form(a.strides[-1], a.strides[-2])
-    b_form = _form(b.strides[-2], b.strides[-1])
+    a_layout = _layout(a.strides[-1], a.strides[-2])
+    b_layout = _layout(b.strides[-2], b.strides[-1])
     start_product(
-        to, out, tail, a_form, b_form, math.prod(sizes), a=a, b=b, bias=bias, addend=addend, a_row=a.strides[-2],
+        to, out, tail, a_layout, b_layout, math.prod(sizes), a=a, b=b, bias=bias, addend=addend, a_row=a.strides[-2],
         a_k=a.strides[-1], b_k=b.strides[-2], b_column=b.strides[-1], bias_row=bias.strides[-2] if bias else 0,
         bias_column=bias.strides[-1] if bias else 0, out_row=out.strides[-2], rows=out.shape[-2],
         columns=out.shape[-1], k=a.shape[-1], batches=padded(sizes, 1, _BATCH_AXES),
         a_batch=padded(strides[0], 0, _BATCH_AXES), b_batch=padded(strides[1], 0, _BATCH_AXES),
         bias_batch=padded(strides[2], 0, _BATCH_AXES), out_batch=padded(strides[3], 0, _BATCH_AXES),
-        a_packs=_packs(a, a.strides[-2] if a_form == "ALONG_K" else a.strides[-1], strides[0]),
-        b_packs=_packs(b, b.strides[-1] if b_form == "ALONG_K" else b.strides[-2], strides[1]),
+        a_packs=_packs(a, a.strides[-2] if a_layout == "ALONG_K" else a.strides[-1], strides[0]),
+        b_packs=_packs(b, b.strides[-1] if b_layout == "ALONG_K" else b.strides[-2], strides[1]),
         out_packs=_packs(out, out.strides[-2], strides[3]), **NO_WINDOWS,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ NO_WINDOWS: dict[str, Any] = {
 
 
 def start_product(
-    to: Recorder, out: Array, tail: Tail, a_form: str, b_form: str, matrices: int, *, rows: int, columns: int,
+    to: Recorder, out: Array, tail: Tail, a_layout: str, b_layout: str, matrices: int, *, rows: int, columns: int,
     **given: Any,
 ) -> None:  # fmt: skip
     """Launch the kernel that fits: large tiles where there are enough of them."""
@@ -120,7 +120,7 @@ def start_product(
     grid = (-(-columns // tile), -(-rows // tile), matrices)
     if max(grid[1:]) > MOST_IN_GRID:
         raise ArrayError(f"a product of {matrices} matrices of {rows} rows is too large for one launch")
-    kernel = product_kernel(out.scalar, tail.function, tile, a_form, b_form)
+    kernel = product_kernel(out.scalar, tail.function, tile, a_layout, b_layout)
     p = [*tail.parameters, 0.0, 0.0, 0.0][:3]
     to.start(
         kernel, grid, out=out, rows=rows, columns=columns, alpha=tail.alpha, beta=tail.beta, p=p, **given
@@ -137,7 +137,7 @@ def _with_neighbours(to: Recorder, x: Array) -> Array:
     return to.dense(x)
 
 
-def _form(k_stride: int, line_stride: int) -> str:
+def _layout(k_stride: int, line_stride: int) -> str:
     return "ALONG_K" if k_stride == 1 and line_stride != 1 else "ALONG_LINES" if line_stride == 1 else "ALONG_K"
 
 

@@ -66,7 +66,7 @@ def normalised(
     """Rows of `width` numbers of x + skip + input_bias, each with mean 0 and variance 1, times weight, plus bias.
 
     Args:
-        channels: weight and bias have a number per channel, not per place; rows are channels in turn.
+        channels: weight and bias have a number per channel, not per position; rows are channels in turn.
         skip: of x's shape, or of that of its last axes.
 
     Returns:
@@ -191,7 +191,7 @@ def pad_kernel(nbytes: int) -> CudaKernel:
 
 
 def surrounded(to: Recorder, x: Array, before: Sequence[int], after: Sequence[int], filler: NDArray[Any]) -> Array:
-    """The array with so many places before and after it along each axis, which hold `filler`; negative ones cut."""
+    """The array with so many positions before and after it along each axis, which hold `filler`; negative ones cut."""
     shape = tuple(size + first + last for size, first, last in zip(x.shape, before, after, strict=True))
     if any(size < 0 for size in shape):
         raise ArrayError(f"an array of shape {list(x.shape)} cannot lose {list(before)} and {list(after)}")

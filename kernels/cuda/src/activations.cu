@@ -49,17 +49,18 @@ __device__ __forceinline__ void arrange_bfloats(const ActivationArguments& given
 // What gemm_warpgroups.cu reads: bfloat16 [parts][rows][64 columns] from the first row on; `capacity`: rows that there is
 // room for. 128 columns are two parts. Of the four chunks in them, part 0 has the first 16 columns and part 1 the others,
 // in four tiles of four columns of each chunk. A tile's first 16 bytes hold the first two of every four, its other 16
-// bytes the other two, that of chunk 0 first. And the 16 bytes in place p of a row lie in place p ^ row % 8: as tensor
+// bytes the other two, that of chunk 0 first. And piece p of 16 bytes of a row lies at position p ^ row % 8: as tensor
 // cores read rows of 128 bytes in shared memory.
 __device__ __forceinline__ void arrange_tiles(const ActivationArguments& given) {
-  constexpr int ROW_WORDS = 32, PLACE_WORDS = 4, FOURS = CHUNK / FOUR, TILES = FOURS / 2;
+  constexpr int ROW_WORDS = 32, PIECE_WORDS = 4, FOURS = CHUNK / FOUR, TILES = FOURS / 2;
   const long long row = blockIdx.y;
   const float4 x = own_columns(given, given.first_row + row);
   const int four = blockIdx.x * ARRANGE_THREADS + threadIdx.x, chunk = four / FOURS, own = four % FOURS;
   const long long part = chunk / 4 * 2 + own / TILES;
   unsigned* out = static_cast<unsigned*>(given.out) + (part * given.capacity + row) * ROW_WORDS + chunk % 4;
-  const int place = own % TILES * 2, turn = row % 8;
-  out[(place ^ turn) * PLACE_WORDS] = bfloat_pair(x.x, x.y), out[(place + 1 ^ turn) * PLACE_WORDS] = bfloat_pair(x.z, x.w);
+  const int piece = own % TILES * 2, swizzle = row % 8;
+  out[(piece ^ swizzle) * PIECE_WORDS] = bfloat_pair(x.x, x.y);
+  out[(piece + 1 ^ swizzle) * PIECE_WORDS] = bfloat_pair(x.z, x.w);
 }
 
 // As groups.cuh has it: what is arranged is `grouped`.

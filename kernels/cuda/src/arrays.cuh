@@ -14,17 +14,17 @@ __device__ __forceinline__ int wide(unsigned short x) { return x; }
 __device__ __forceinline__ long long wide(long long x) { return x; }
 
 template <class C>
-__device__ __forceinline__ void put(float& place, C x) { place = (float)x; }
+__device__ __forceinline__ void put(float& out, C x) { out = (float)x; }
 template <class C>
-__device__ __forceinline__ void put(half_bits& place, C x) { store(&place, (float)x); }
+__device__ __forceinline__ void put(half_bits& out, C x) { store(&out, (float)x); }
 template <class C>
-__device__ __forceinline__ void put(int& place, C x) { place = (int)x; }
+__device__ __forceinline__ void put(int& out, C x) { out = (int)x; }
 template <class C>
-__device__ __forceinline__ void put(long long& place, C x) { place = (long long)x; }
+__device__ __forceinline__ void put(long long& out, C x) { out = (long long)x; }
 template <class C>
-__device__ __forceinline__ void put(unsigned char& place, C x) { place = (unsigned char)(int)x; }
+__device__ __forceinline__ void put(unsigned char& out, C x) { out = (unsigned char)(int)x; }
 template <class C>
-__device__ __forceinline__ void put(unsigned short& place, C x) { place = (unsigned short)(int)x; }
+__device__ __forceinline__ void put(unsigned short& out, C x) { out = (unsigned short)(int)x; }
 
 // So many neighbours, read or written by one instruction.
 template <class T, int count>
@@ -32,14 +32,14 @@ struct alignas(sizeof(T) * count) Pack {
   T of[count];
 };
 
-// The place of number `i` of an array with these sizes, the innermost axis first; all axes but the last divide.
-__device__ __forceinline__ long long place_of(unsigned i, int axes, const int (&sizes)[AXES],
-                                              const long long (&strides)[AXES]) {
-  long long place = 0;
+// The offset of number `i` of an array with these sizes, the innermost axis first; all axes but the last divide.
+__device__ __forceinline__ long long offset_of(unsigned i, int axes, const int (&sizes)[AXES],
+                                               const long long (&strides)[AXES]) {
+  long long offset = 0;
   for (int axis = 0; axis < axes - 1; ++axis) {
     const unsigned rest = i / (unsigned)sizes[axis];
-    place += (i - rest * (unsigned)sizes[axis]) * strides[axis];
+    offset += (i - rest * (unsigned)sizes[axis]) * strides[axis];
     i = rest;
   }
-  return place + i * strides[axes - 1];
+  return offset + i * strides[axes - 1];
 }

@@ -87,8 +87,8 @@ struct scale_shift {
 };
 
 template <class T, int width>
-__device__ __forceinline__ Pack<T, width> pack_of(const void* memory, long long place, long long inner) {
-  const T* from = static_cast<const T*>(memory) + place;
+__device__ __forceinline__ Pack<T, width> pack_of(const void* memory, long long offset, long long inner) {
+  const T* from = static_cast<const T*>(memory) + offset;
   if (width == 1 || inner) return *reinterpret_cast<const Pack<T, width>*>(from);
   Pack<T, width> all;
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ Pack<T, width> pack_of(const void* memory, long long 
   return all;
 }
 
-// `each(pack, place)` for the packs of this thread.
+// `each(pack)` for the packs of this thread.
 template <class Each>
 __device__ __forceinline__ void for_packs(const MapArguments& given, const Each& each) {
 #pragma unroll
@@ -109,38 +109,38 @@ __device__ __forceinline__ void for_packs(const MapArguments& given, const Each&
 template <class F, class A, class R, int width>
 __device__ __forceinline__ void map1(const MapArguments& given) {
   for_packs(given, [&](unsigned i) {
-    const auto a = pack_of<A, width>(given.a, place_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
+    const auto a = pack_of<A, width>(given.a, offset_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
     Pack<R, width> out;
 #pragma unroll
     for (int k = 0; k < width; ++k) put(out.of[k], F::of(wide(a.of[k]), given.p));
-    const long long place = place_of(i, given.axes, given.sizes, given.out_strides);
-    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + place) = out;
+    const long long offset = offset_of(i, given.axes, given.sizes, given.out_strides);
+    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + offset) = out;
   });
 }
 
 template <class F, class A, class R, int width>
 __device__ __forceinline__ void map2(const MapArguments& given) {
   for_packs(given, [&](unsigned i) {
-    const auto a = pack_of<A, width>(given.a, place_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
-    const auto b = pack_of<A, width>(given.b, place_of(i, given.axes, given.sizes, given.b_strides), given.b_strides[0]);
+    const auto a = pack_of<A, width>(given.a, offset_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
+    const auto b = pack_of<A, width>(given.b, offset_of(i, given.axes, given.sizes, given.b_strides), given.b_strides[0]);
     Pack<R, width> out;
 #pragma unroll
     for (int k = 0; k < width; ++k) put(out.of[k], F::of(wide(a.of[k]), wide(b.of[k])));
-    const long long place = place_of(i, given.axes, given.sizes, given.out_strides);
-    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + place) = out;
+    const long long offset = offset_of(i, given.axes, given.sizes, given.out_strides);
+    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + offset) = out;
   });
 }
 
 template <class F, class A, class R, int width>
 __device__ __forceinline__ void map3(const MapArguments& given) {
   for_packs(given, [&](unsigned i) {
-    const auto a = pack_of<A, width>(given.a, place_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
-    const auto b = pack_of<R, width>(given.b, place_of(i, given.axes, given.sizes, given.b_strides), given.b_strides[0]);
-    const auto c = pack_of<R, width>(given.c, place_of(i, given.axes, given.sizes, given.c_strides), given.c_strides[0]);
+    const auto a = pack_of<A, width>(given.a, offset_of(i, given.axes, given.sizes, given.a_strides), given.a_strides[0]);
+    const auto b = pack_of<R, width>(given.b, offset_of(i, given.axes, given.sizes, given.b_strides), given.b_strides[0]);
+    const auto c = pack_of<R, width>(given.c, offset_of(i, given.axes, given.sizes, given.c_strides), given.c_strides[0]);
     Pack<R, width> out;
 #pragma unroll
     for (int k = 0; k < width; ++k) put(out.of[k], F::of(wide(a.of[k]), wide(b.of[k]), wide(c.of[k])));
-    const long long place = place_of(i, given.axes, given.sizes, given.out_strides);
-    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + place) = out;
+    const long long offset = offset_of(i, given.axes, given.sizes, given.out_strides);
+    *reinterpret_cast<Pack<R, width>*>(static_cast<R*>(given.out) + offset) = out;
   });
 }

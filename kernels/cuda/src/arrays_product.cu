@@ -51,10 +51,10 @@ struct ArrayProductArguments {
 constexpr int ALONG_K = 0, ALONG_LINES = 1, WINDOWS = 2;
 
 // Where this batch begins.
-struct BatchPlaces {
+struct BatchOffsets {
   long long a = 0, b = 0, bias = 0, out = 0;
 
-  __device__ __forceinline__ explicit BatchPlaces(const ArrayProductArguments& given) {
+  __device__ __forceinline__ explicit BatchOffsets(const ArrayProductArguments& given) {
     int rest = blockIdx.z;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -68,7 +68,7 @@ struct BatchPlaces {
 
 // The window of one column: the corner may lie outside the image.
 struct Corner {
-  long long place;
+  long long offset;
   int y, x;
   bool there;
 
@@ -76,7 +76,7 @@ struct Corner {
     const int image = column / given.positions, position = column % given.positions;
     y = position / given.out_width * given.step_y - given.pad_y;
     x = position % given.out_width * given.step_x - given.pad_x;
-    place = image * given.image + (long long)y * given.width + x;
+    offset = image * given.image + (long long)y * given.width + x;
     there = column < given.columns;
   }
   template <class T>
@@ -84,7 +84,7 @@ struct Corner {
     if (k >= given.k || !there) return T{};
     const int* tap = given.taps + 3 * k;
     const bool inside = (unsigned)(y + tap[1]) < (unsigned)given.height && (unsigned)(x + tap[2]) < (unsigned)given.width;
-    return inside ? image[place + tap[0]] : T{};
+    return inside ? image[offset + tap[0]] : T{};
   }
 };
 
@@ -99,23 +99,23 @@ __device__ __forceinline__ Pack<T, count> neighbours(const T* memory, int first,
 }
 
 template <class F, class T>
-__device__ __forceinline__ float finished(const ArrayProductArguments& given, const BatchPlaces& at, int row, int column,
-                                          long long place, float sum) {
+__device__ __forceinline__ float finished(const ArrayProductArguments& given, const BatchOffsets& at, int row, int column,
+                                          long long offset, float sum) {
   float y = given.alpha * sum;
   if (given.bias) {
     const T* bias = static_cast<const T*>(given.bias) + at.bias;
     y += given.beta * wide(bias[row * given.bias_row + column * given.bias_column]);
   }
-  if (given.addend) y += wide(static_cast<const T*>(given.addend)[place]);
+  if (given.addend) y += wide(static_cast<const T*>(given.addend)[offset]);
   return F::of(y, given.p);
 }
 
-template <int b_form>
-__device__ __forceinline__ long long out_place(const ArrayProductArguments& given, const BatchPlaces& at, int row,
-                                               int column) {
-  const long long place = at.out + row * given.out_row;
-  if (b_form != WINDOWS) return place + column;
-  return place + column / given.positions * given.out_image + column % given.positions;
+template <int b_layout>
+__device__ __forceinline__ long long out_offset(const ArrayProductArguments& given, const BatchOffsets& at, int row,
+                                                int column) {
+  const long long offset = at.out + row * given.out_row;
+  if (b_layout != WINDOWS) return offset + column;
+  return offset + column / given.positions * given.out_image + column % given.positions;
 }
 
 // --- float32 --------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ __device__ __forceinline__ long long out_place(const ArrayProductArguments& give
 constexpr int FLOAT_THREADS = 256, FLOAT_K = 16;
 
 // What a thread reads of an operand for one step: `tile` lines by 16 k among 256 threads.
-template <int tile, int form>
+template <int tile, int layout>
 struct FloatPart {
   static constexpr int PACKS = tile / 64, PITCH = tile + 4;
   float kept[tile / 16];
@@ -136,7 +136,7 @@ struct FloatPart {
     for (int pack = 0; pack < PACKS; ++pack) {
       const int i = pack * FLOAT_THREADS + threadIdx.x;
       Pack<float, 4> found;
-      if (form == ALONG_K) {
+      if (layout == ALONG_K) {
         const int line = first_line + i / 2 % tile, k = first_k + 4 * (i % 2 + i / (2 * tile) * 2);
         found = neighbours<float, 4>(memory + line * line_stride, k, end_k, packs, line < lines);
       } else {
@@ -153,7 +153,7 @@ struct FloatPart {
       const int i = pack * FLOAT_THREADS + threadIdx.x;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        if (form == ALONG_K) shared[(4 * (i % 2 + i / (2 * tile) * 2) + j) * PITCH + i / 2 % tile] = kept[4 * pack + j];
+        if (layout == ALONG_K) shared[(4 * (i % 2 + i / (2 * tile) * 2) + j) * PITCH + i / 2 % tile] = kept[4 * pack + j];
         else shared[i / (tile / 4) * PITCH + i % (tile / 4) * 4 + j] = kept[4 * pack + j];
       }
     }
@@ -173,14 +173,14 @@ struct FloatPart {
 };
 
 // Grid (columns / tile, rows / tile, batches).
-template <class F, int tile, int a_form, int b_form>
+template <class F, int tile, int a_layout, int b_layout>
 __device__ __forceinline__ void float_product(const ArrayProductArguments& given) {
-  using Left = FloatPart<tile, a_form>;
-  using Right = FloatPart<tile, b_form>;
+  using Left = FloatPart<tile, a_layout>;
+  using Right = FloatPart<tile, b_layout>;
   constexpr int PARTS = tile / 64, SIZE = FLOAT_K * Left::PITCH;
   SHARED(float, left, 2 * SIZE);
   SHARED(float, right, 2 * SIZE);
-  const BatchPlaces at(given);
+  const BatchOffsets at(given);
   const float* a = static_cast<const float*>(given.a) + at.a;
   const float* b = static_cast<const float*>(given.b) + at.b;
   const int first_row = blockIdx.y * tile, first_column = blockIdx.x * tile;
@@ -190,7 +190,7 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
   Right own_b;
   auto fetch = [&](int k) {
     own_a.fetch(a, given.a_row, given.a_k, first_row, given.rows, k, given.k, given.a_packs);
-    if (b_form == WINDOWS) own_b.gather(given, b, corner, k);
+    if (b_layout == WINDOWS) own_b.gather(given, b, corner, k);
     else own_b.fetch(b, given.b_column, given.b_k, first_column, given.columns, k, given.k, given.b_packs);
   };
   float sums[PARTS * 4][PARTS * 4] = {};
@@ -198,7 +198,7 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
   int half = 0;
   for (int k = 0; k < given.k; k += FLOAT_K, half ^= 1) {
     own_a.leave(left + half * SIZE);
-    if (b_form == WINDOWS) own_b.leave_windows(right + half * SIZE);
+    if (b_layout == WINDOWS) own_b.leave_windows(right + half * SIZE);
     else own_b.leave(right + half * SIZE);
     __syncthreads();  // this step's tiles are there; those of the step before last have been read by all
     if (k + FLOAT_K < given.k) fetch(k + FLOAT_K);
@@ -227,19 +227,19 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
     for (int part = 0; part < PARTS; ++part) {
       const int column = first_column + part * 64 + x;
       Pack<float, 4> made;
-      if (b_form != WINDOWS && given.out_packs && column + 4 <= given.columns) {
-        const long long place = out_place<b_form>(given, at, row, column);
+      if (b_layout != WINDOWS && given.out_packs && column + 4 <= given.columns) {
+        const long long offset = out_offset<b_layout>(given, at, row, column);
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-          made.of[j] = finished<F, float>(given, at, row, column + j, place + j, sums[i][4 * part + j]);
-        *reinterpret_cast<Pack<float, 4>*>(out + place) = made;
+          made.of[j] = finished<F, float>(given, at, row, column + j, offset + j, sums[i][4 * part + j]);
+        *reinterpret_cast<Pack<float, 4>*>(out + offset) = made;
         continue;
       }
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         if (column + j >= given.columns) continue;
-        const long long place = out_place<b_form>(given, at, row, column + j);
-        out[place] = finished<F, float>(given, at, row, column + j, place, sums[i][4 * part + j]);
+        const long long offset = out_offset<b_layout>(given, at, row, column + j);
+        out[offset] = finished<F, float>(given, at, row, column + j, offset, sums[i][4 * part + j]);
       }
     }
   }
@@ -252,7 +252,7 @@ __device__ __forceinline__ void float_product(const ArrayProductArguments& given
 // tile of a tensor core lies in different banks.
 constexpr int HALF_K = 32, HALF_PITCH = 20;
 
-template <int tile, int form>
+template <int tile, int layout>
 struct HalfPart {
   static constexpr int THREADS = 2 * tile;
   unsigned kept[8];
@@ -263,7 +263,7 @@ struct HalfPart {
   // Along k: a thread has two packs of 8 k. Along lines: two k of 8 lines.
   __device__ __forceinline__ void fetch(const half_bits* memory, long long line_stride, long long k_stride,
                                         int first_line, int lines, int first_k, int end_k, bool packs) {
-    if (form == ALONG_K) {
+    if (layout == ALONG_K) {
 #pragma unroll
       for (int pack = 0; pack < 2; ++pack) {
         const int i = pack * THREADS + threadIdx.x, line = first_line + i / 4, k = first_k + i % 4 * 8;
@@ -283,7 +283,7 @@ struct HalfPart {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       const int i = j / 4 * THREADS + threadIdx.x;
-      if (form == ALONG_K) shared[i / 4 * HALF_PITCH + i % 4 * 4 + j % 4] = kept[j];
+      if (layout == ALONG_K) shared[i / 4 * HALF_PITCH + i % 4 * 4 + j % 4] = kept[j];
       else shared[(threadIdx.x / 16 * 8 + j) * HALF_PITCH + threadIdx.x % 16] = kept[j];
     }
   }
@@ -303,23 +303,23 @@ struct HalfPart {
 };
 
 // Grid (columns / tile, rows / tile, batches).
-template <class F, int tile, int a_form, int b_form>
+template <class F, int tile, int a_layout, int b_layout>
 __device__ __forceinline__ void half_product(const ArrayProductArguments& given) {
   constexpr int SIZE = tile * HALF_PITCH, ROWS = tile / 32;  // tiles of 16 rows of a warp
   SHARED(unsigned, left, 2 * SIZE);
   SHARED(unsigned, right, 2 * SIZE);
-  const BatchPlaces at(given);
+  const BatchOffsets at(given);
   const half_bits* a = static_cast<const half_bits*>(given.a) + at.a;
   const half_bits* b = static_cast<const half_bits*>(given.b) + at.b;
-  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, place = lane % 4;
+  const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = lane / 4, member = lane % 4;
   const int first_row = blockIdx.y * tile, first_column = blockIdx.x * tile;
   const int row_of_warp = warp % 2 * 16 * ROWS, column_of_warp = warp / 2 * 32;
   const Corner corner(given, first_column + (int)threadIdx.x % tile);
-  HalfPart<tile, a_form> own_a;
-  HalfPart<tile, b_form> own_b;
+  HalfPart<tile, a_layout> own_a;
+  HalfPart<tile, b_layout> own_b;
   auto fetch = [&](int k) {
     own_a.fetch(a, given.a_row, given.a_k, first_row, given.rows, k, given.k, given.a_packs);
-    if (b_form == WINDOWS) own_b.gather(given, b, corner, k);
+    if (b_layout == WINDOWS) own_b.gather(given, b, corner, k);
     else own_b.fetch(b, given.b_column, given.b_k, first_column, given.columns, k, given.k, given.b_packs);
   };
   float sums[ROWS][4][4] = {};
@@ -327,12 +327,12 @@ __device__ __forceinline__ void half_product(const ArrayProductArguments& given)
   int half = 0;
   for (int k = 0; k < given.k; k += HALF_K, half ^= 1) {
     own_a.leave(left + half * SIZE);
-    if (b_form == WINDOWS) own_b.leave_windows(right + half * SIZE);
+    if (b_layout == WINDOWS) own_b.leave_windows(right + half * SIZE);
     else own_b.leave(right + half * SIZE);
     __syncthreads();  // this step's tiles are there; those of the step before last have been read by all
     if (k + HALF_K < given.k) fetch(k + HALF_K);
-    const unsigned* rows = left + half * SIZE + (row_of_warp + group) * HALF_PITCH + place;
-    const unsigned* columns = right + half * SIZE + (column_of_warp + group) * HALF_PITCH + place;
+    const unsigned* rows = left + half * SIZE + (row_of_warp + group) * HALF_PITCH + member;
+    const unsigned* columns = right + half * SIZE + (column_of_warp + group) * HALF_PITCH + member;
 #pragma unroll 1
     for (int step = 0; step < HALF_K / 2; step += 8) {
       unsigned of_a[ROWS][4], of_b[4][2];
@@ -360,9 +360,9 @@ __device__ __forceinline__ void half_product(const ArrayProductArguments& given)
 #pragma unroll
       for (int part = 0; part < 4; ++part) {
         const int row = first_row + row_of_warp + i * 16 + group + part / 2 * 8;
-        const int column = first_column + column_of_warp + j * 8 + 2 * place + part % 2;
+        const int column = first_column + column_of_warp + j * 8 + 2 * member + part % 2;
         if (row >= given.rows || column >= given.columns) continue;
-        const long long to = out_place<b_form>(given, at, row, column);
+        const long long to = out_offset<b_layout>(given, at, row, column);
         store(out + to, finished<F, half_bits>(given, at, row, column, to, sums[i][j][part]));
       }
 }

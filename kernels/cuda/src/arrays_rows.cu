@@ -57,7 +57,7 @@ __device__ __forceinline__ void softmax(const SoftmaxArguments& given) {
   const T* x = static_cast<const T*>(given.x) + first;
   T* out = static_cast<T*>(given.out) + first;
   const T* addend = static_cast<const T*>(given.addend);
-  if (addend) addend += place_of(row, given.axes, given.sizes, given.addend_strides);
+  if (addend) addend += offset_of(row, given.axes, given.sizes, given.addend_strides);
   auto number = [&](int i) {
     const float scaled = wide(x[(long long)i * given.step]) * given.scale;
     return addend ? scaled + wide(addend[i * given.addend_step]) : scaled;
@@ -193,11 +193,11 @@ template <class T, class Kind>
 __device__ __forceinline__ void reduce_rows(const ReduceArguments& given) {
   using C = typename Wide<T>::type;
   const int row = min((int)(blockIdx.x * (ROW_THREADS / WARP) + threadIdx.x / WARP), given.rows - 1);
-  const T* x = static_cast<const T*>(given.x) + place_of(row, given.kept_axes, given.kept_sizes, given.kept_strides);
+  const T* x = static_cast<const T*>(given.x) + offset_of(row, given.kept_axes, given.kept_sizes, given.kept_strides);
   const int lane = threadIdx.x % WARP;
-  C found = (C)wide(x[place_of(min(lane, given.width - 1), given.axes, given.sizes, given.strides)]);
+  C found = (C)wide(x[offset_of(min(lane, given.width - 1), given.axes, given.sizes, given.strides)]);
   for (int i = lane + WARP; i < given.width; i += WARP)
-    found = Kind::join(found, (C)wide(x[place_of(i, given.axes, given.sizes, given.strides)]));
+    found = Kind::join(found, (C)wide(x[offset_of(i, given.axes, given.sizes, given.strides)]));
 #pragma unroll
   for (int distance = WARP / 2; distance; distance /= 2) {
     const C other = __shfl_xor_sync(ALL_LANES, found, distance);
@@ -216,10 +216,10 @@ __device__ __forceinline__ void reduce_columns(const ReduceArguments& given) {
   using C = typename Wide<T>::type;
   const int row = blockIdx.x * ROW_THREADS + threadIdx.x;
   if (row >= given.rows) return;
-  const T* x = static_cast<const T*>(given.x) + place_of(row, given.kept_axes, given.kept_sizes, given.kept_strides);
+  const T* x = static_cast<const T*>(given.x) + offset_of(row, given.kept_axes, given.kept_sizes, given.kept_strides);
   C found = (C)wide(*x);
   for (int i = 1; i < given.width; ++i)
-    found = Kind::join(found, (C)wide(x[place_of(i, given.axes, given.sizes, given.strides)]));
+    found = Kind::join(found, (C)wide(x[offset_of(i, given.axes, given.sizes, given.strides)]));
   put(static_cast<T*>(given.out)[row], Kind::result(found, given.width));
 }
 
@@ -281,16 +281,16 @@ __device__ __forceinline__ void gather_tuples(const GatherTuplesArguments& given
   if (i >= (unsigned)given.count) return;
   const unsigned inner = i % given.inner, row = i / given.inner;
   const Index* tuple = static_cast<const Index*>(given.indices) + (long long)row * given.depth;
-  long long place = row / given.rows * given.batch + inner;
+  long long offset = row / given.rows * given.batch + inner;
   bool inside = true;
   for (int axis = 0; axis < given.depth; ++axis) {
     long long wanted = tuple[axis];
     if (wanted < 0) wanted += given.extents[axis];
     inside = inside && wanted >= 0 && wanted < given.extents[axis];
-    place += wanted * given.strides[axis];
+    offset += wanted * given.strides[axis];
   }
   Pack<T, width> found{};
-  if (inside) found = static_cast<const Pack<T, width>*>(given.x)[place];
+  if (inside) found = static_cast<const Pack<T, width>*>(given.x)[offset];
   else *static_cast<int*>(given.status) = given.number;
   static_cast<Pack<T, width>*>(given.out)[i] = found;
 }
@@ -315,13 +315,13 @@ __device__ __forceinline__ void pad(const PadArguments& given) {
   const unsigned i = blockIdx.x * GATHER_THREADS + threadIdx.x;
   if (i >= (unsigned)given.count) return;
   unsigned rest = i;
-  long long place = 0;
+  long long offset = 0;
   bool inside = true;
   for (int axis = 0; axis < given.axes; ++axis) {
     const int index = (int)(rest % (unsigned)given.sizes[axis]) - given.before[axis];
     rest /= (unsigned)given.sizes[axis];
     inside = inside && index >= 0 && index < given.extents[axis];
-    place += index * given.strides[axis];
+    offset += index * given.strides[axis];
   }
-  static_cast<T*>(given.out)[i] = inside ? static_cast<const T*>(given.x)[place] : (T)given.filler;
+  static_cast<T*>(given.out)[i] = inside ? static_cast<const T*>(given.x)[offset] : (T)given.filler;
 }

@@ -209,13 +209,13 @@ __device__ __forceinline__ void join_head(const AttentionArguments& given, const
   }
 #pragma unroll
   for (int pass = 0; pass < PASSES; ++pass) {
-    const int column = 4 * (pass * WARP + lane), place = head * v_head_size + column;
+    const int column = 4 * (pass * WARP + lane), out_column = head * v_head_size + column;
     const float4 result = {found[pass][0] / total, found[pass][1] / total, found[pass][2] / total, found[pass][3] / total};
-    float* out = given.out + row * given.out_stride + place;
+    float* out = given.out + row * given.out_stride + out_column;
     if (column < v_head_size) out[0] = result.x, out[1] = result.y, out[2] = result.z, out[3] = result.w;
     if constexpr (v_head_size % CHUNK == 0)
       if (given.grouped.bytes && row < given.grouped_rows && column / CHUNK * CHUNK < v_head_size)
-        store_four(given.grouped, row, place / CHUNK, lane % RoundedFour::LANES, result);
+        store_four(given.grouped, row, out_column / CHUNK, lane % RoundedFour::LANES, result);
   }
 }
 
@@ -278,7 +278,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
   if constexpr (fresh) {
     const bool is_newest = blockIdx.x == (end - 1) / SPLIT;
     has_newest = is_newest && page == (end - 1) / PAGE;
-    const Turn turned(given.fresh, given.step, row, head_size);
+    const Rotation rotation(given.fresh, given.step, row, head_size);
     wait_for_earlier();
     if (sees && !has_newest) bring_page();
     // Queries, then the key and the value, a warp each; that of the newest page begins with the last one.
@@ -286,7 +286,7 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
 #pragma unroll 1
     for (int i = own; i < count; i += SPLIT_WARPS) {
       const int head = i < together ? first_head + i : given.heads + kv_head + (i > together ? given.kv_heads : 0);
-      store_head<Kind>(given, turned, row, head, queries + i * head_size, given.scale);
+      store_head<Kind>(given, rotation, row, head, queries + i * head_size, given.scale);
     }
   } else {
     wait_for_earlier();
@@ -342,8 +342,8 @@ __device__ __forceinline__ void attend_split(const AttentionArguments& given) {
       sum = fmaf(totals[other * together + head], kept, sum);
       number = fmaf(result(other)[head * v_head_size + column], kept, number);
     }
-    const long long place = ((long long)blockIdx.z * given.heads + first_head + head) * given.splits + blockIdx.x;
-    float* part = given.parts + place * (v_head_size + PART);
+    const long long index = ((long long)blockIdx.z * given.heads + first_head + head) * given.splits + blockIdx.x;
+    float* part = given.parts + index * (v_head_size + PART);
     if (column == 0) part[0] = highest, part[1] = sum;
     part[PART + column] = number;
   }

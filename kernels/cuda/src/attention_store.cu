@@ -1,4 +1,4 @@
-// Keys and values into their pages, queries for attention, a warp per row and head; and heads turned back.
+// Keys and values into their pages, queries for attention, a warp per row and head; and the Hadamard transform of heads undone.
 #include "attention_store.cuh"
 
 // rotated: [rows][heads * head_size].
@@ -21,15 +21,15 @@ template <class Kind>
 __device__ __forceinline__ void store_heads(const StoreArguments& given) {
   const int head = blockIdx.x * STORE_WARPS + threadIdx.x / WARP, first_value = given.heads + given.kv_heads;
   const long long row = blockIdx.y;
-  const Turn turned(given.fresh, given.step, row, head < first_value ? given.head_size : 0);
+  const Rotation rotation(given.fresh, given.step, row, head < first_value ? given.head_size : 0);
   wait_for_earlier();
   if (head >= first_value + given.kv_heads) return;
   float* rotated = given.rotated + (row * given.heads + head) * given.head_size;
-  store_head<Kind>(given, turned, row, head, rotated, 1.0f);
+  store_head<Kind>(given, rotation, row, head, rotated, 1.0f);
 }
 
-// out: rows of heads that weighted values of 4 bits have left turned.
-struct TurnArguments {
+// out: rows of heads, which are Hadamard transforms where they are sums of values of 4 bits.
+struct HadamardArguments {
   float* out;
   long long out_stride;
   int rows;
@@ -38,7 +38,7 @@ struct TurnArguments {
 };
 
 // Grid (heads / 4, rows).
-__device__ __forceinline__ void turn_back(const TurnArguments& given) {
+__device__ __forceinline__ void hadamard_back(const HadamardArguments& given) {
   const int head = blockIdx.x * STORE_WARPS + threadIdx.x / WARP, lane = threadIdx.x % WARP, size = given.v_head_size;
   if (head >= given.heads) return;
   float* out = given.out + blockIdx.y * given.out_stride + head * size;
@@ -46,6 +46,6 @@ __device__ __forceinline__ void turn_back(const TurnArguments& given) {
 #pragma unroll
   for (int j = 0; j < MOST_NUMBERS; ++j)
     if (j * WARP < size) numbers[j] = out[j * WARP + lane];
-  turn(numbers, size);
+  hadamard(numbers, size);
   Writer<float>::write(numbers, size, 0, reinterpret_cast<unsigned char*>(out), 0, false);
 }

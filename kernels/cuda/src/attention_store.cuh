@@ -1,5 +1,5 @@
 // Queries and keys normed and rotated (Su et al. 2021); keys and values into their pages, by a warp each.
-// For 4 bits heads are turned by a Hadamard matrix as well, which products of turned queries and keys do not see.
+// For 4 bits heads are multiplied by a Hadamard matrix as well, which products of such queries and keys do not see.
 #pragma once
 #include "pages.cuh"
 #include "reduce.cuh"
@@ -31,23 +31,23 @@ struct FreshRows {
 constexpr int MOST_NUMBERS = 8;
 
 // How a lane's numbers are rotated, each with another one of its head; what that takes no kernel writes.
-struct Turn {
+struct Rotation {
   float cos[MOST_NUMBERS];
   float sin[MOST_NUMBERS];  // of the second one of a pair; less than 0 times that of the first one
   int pairs;
   bool interleaved;
 
   // By rows of the tables.
-  __device__ __forceinline__ Turn(const float* cosines, const float* sines, int pairs, bool interleaved, int size)
+  __device__ __forceinline__ Rotation(const float* cosines, const float* sines, int pairs, bool interleaved, int size)
       : pairs(pairs), interleaved(interleaved) {
     fill(cosines, sines, size);
   }
-  __device__ __forceinline__ Turn(const FreshRows& given, const StepRows& step, long long row, int size)
+  __device__ __forceinline__ Rotation(const FreshRows& given, const StepRows& step, long long row, int size)
       : pairs(given.pairs), interleaved(given.interleaved) {
     if (!pairs) return;
     const bool is_long = given.long_cos && given.long_rows[row];
-    const long long place = (long long)step.positions[row] * pairs;
-    fill((is_long ? given.long_cos : given.cos) + place, (is_long ? given.long_sin : given.sin) + place, size);
+    const long long offset = (long long)step.positions[row] * pairs;
+    fill((is_long ? given.long_cos : given.cos) + offset, (is_long ? given.long_sin : given.sin) + offset, size);
   }
   __device__ __forceinline__ void fill(const float* cosines, const float* sines, int size) {
 #pragma unroll
@@ -71,15 +71,15 @@ struct Head {
   __device__ __forceinline__ float normed(int i) const { return weight ? x[i] * factor * weight[i] : x[i]; }
 
   // Number i = lane + 32 j, rotated.
-  __device__ __forceinline__ float turned(const Turn& turn, int j, int i) const {
-    if (i >= 2 * turn.pairs) return normed(i);
-    const float a = normed(i), b = normed(turn.other(i));
-    return a * turn.cos[j] + b * turn.sin[j];
+  __device__ __forceinline__ float rotated(const Rotation& rotation, int j, int i) const {
+    if (i >= 2 * rotation.pairs) return normed(i);
+    const float a = normed(i), b = normed(rotation.other(i));
+    return a * rotation.cos[j] + b * rotation.sin[j];
   }
 };
 
 // A head by the normalised Hadamard matrix of its size, a power of two of at least 32; it is its own inverse.
-__device__ __forceinline__ void turn(float (&numbers)[MOST_NUMBERS], int size) {
+__device__ __forceinline__ void hadamard(float (&numbers)[MOST_NUMBERS], int size) {
   const int lane = threadIdx.x % WARP;
   const float factor = 1.0f / sqrtf((float)size);
 #pragma unroll
@@ -117,7 +117,7 @@ __device__ __forceinline__ float steps_of(float x, half_bits scale) {
 }
 
 // A head of a token into a page whose columns are `apart` numbers apart, or into one of small integers, where byte
-// column i is at place_of(i), and scales behind `integers` bytes.
+// column i is at byte_offset(i), and scales behind `integers` bytes.
 template <class T>
 struct Writer {
   __device__ __forceinline__ static void write(
@@ -131,7 +131,7 @@ struct Writer {
   }
 };
 
-__device__ __forceinline__ int place_of(int i, int columns, int offset, bool is_key) {
+__device__ __forceinline__ int byte_offset(int i, int columns, int offset, bool is_key) {
   return is_key ? (i / UNIT * PAGE + offset) * UNIT + i % UNIT : (offset / UNIT * columns + i) * UNIT + offset % UNIT;
 }
 
@@ -148,7 +148,7 @@ struct Writer<Int8> {
     for (int j = 0; j < MOST_NUMBERS; ++j) {
       const int i = j * WARP + lane;
       const float whole = rintf(fminf(fmaxf(steps_of(numbers[j], scale), -127.0f), 127.0f));
-      if (i < columns) page[place_of(i, columns, offset, is_key)] = (unsigned char)(int)whole;
+      if (i < columns) page[byte_offset(i, columns, offset, is_key)] = (unsigned char)(int)whole;
     }
     if (lane == 0) reinterpret_cast<half_bits*>(page + PAGE * columns)[offset] = scale;
   }
@@ -165,18 +165,18 @@ struct Writer<Int4> {
       const half_bits scale = scale_of(fabsf(numbers[j]), numbers[j] * 0.0f, 7.5f);
       const int code = (int)rintf(fminf(fmaxf(steps_of(numbers[j], scale) + 7.5f, 0.0f), 15.0f));
       const int other = __shfl_xor_sync(ALL_LANES, code, 16);  // a byte holds columns that are 16 apart
-      if (lane < 16) page[place_of(16 * j + lane, columns, offset, is_key)] = (unsigned char)(code | other << 4);
+      if (lane < 16) page[byte_offset(16 * j + lane, columns, offset, is_key)] = (unsigned char)(code | other << 4);
       if (lane == 0) reinterpret_cast<half_bits*>(page + PAGE * columns)[j * PAGE + offset] = scale;
     }
   }
 };
 
 // A head of a row, counted over queries, keys and values: a query goes to `rotated`, times a factor, others into their
-// page. Arguments: those of a kernel. `turned` is that of the row and of the head's size (0 for values).
+// page. Arguments: those of a kernel. `rotation` is that of the row and of the head's size (0 for values).
 template <class Kind, class Arguments>
 __device__ __forceinline__ void store_head(
-    const Arguments& given, const Turn& turned, long long row, int head, float* rotated, float factor) {
-  constexpr bool TURNED = Form<Kind>::COLUMNS > UNIT;
+    const Arguments& given, const Rotation& rotation, long long row, int head, float* rotated, float factor) {
+  constexpr bool HADAMARD = PageFormat<Kind>::COLUMNS > UNIT;
   const int lane = threadIdx.x % WARP, first_value = given.heads + given.kv_heads;
   const int slot = given.step.slots[row], block = slot / PAGE, offset = slot % PAGE;
   float numbers[MOST_NUMBERS] = {};
@@ -186,9 +186,9 @@ __device__ __forceinline__ void store_head(
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j)
       if (j * WARP + lane < size) numbers[j] = x[j * WARP + lane];
-    if (TURNED) turn(numbers, size);
+    if (HADAMARD) hadamard(numbers, size);
     unsigned char* page = given.pages.values + block * given.pages.value_block + own * value_bytes<Kind>(size);
-    Writer<Kind>::write(numbers, size, Form<Kind>::value_columns(size), page, offset, false);
+    Writer<Kind>::write(numbers, size, PageFormat<Kind>::value_columns(size), page, offset, false);
     return;
   }
   const bool is_query = head < given.heads;
@@ -203,14 +203,14 @@ __device__ __forceinline__ void store_head(
   }
 #pragma unroll
   for (int j = 0; j < MOST_NUMBERS; ++j)
-    if (j * WARP + lane < size) numbers[j] = from.turned(turned, j, j * WARP + lane);
-  if (TURNED) turn(numbers, size);
+    if (j * WARP + lane < size) numbers[j] = from.rotated(rotation, j, j * WARP + lane);
+  if (HADAMARD) hadamard(numbers, size);
   if (is_query) {
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j)
       if (j * WARP + lane < size) rotated[j * WARP + lane] = numbers[j] * factor;
   } else {
     unsigned char* page = given.pages.keys + block * given.pages.key_block + own * key_bytes<Kind>(size);
-    Writer<Kind>::write(numbers, size, Form<Kind>::key_columns(size), page, offset, true);
+    Writer<Kind>::write(numbers, size, PageFormat<Kind>::key_columns(size), page, offset, true);
   }
 }

@@ -94,7 +94,7 @@ struct TileSource {
   __device__ __forceinline__ void finish(uint4*, const uint4*) { wait_groups<0>(); }
 };
 
-// ... small integers become float16: a thread unpacks the units that it has copied into places of its own, since they
+// ... small integers become float16: a thread unpacks the units that it has copied into memory of its own, since they
 // would take the registers that sums need.
 template <class Kind, int head_size, int v_head_size, int columns, int step>
 struct UnpackingSource {
@@ -106,24 +106,24 @@ struct UnpackingSource {
   static constexpr int VALUES = (WIDE * ACROSS + TILE_THREADS - 1) / TILE_THREADS;
   static constexpr int STAGED = (KEYS + VALUES) * TILE_THREADS;
   // A token's scale is the same for all units of its key where it has one.
-  static constexpr int KEY_SCALES = Form<Kind>::COLUMNS == UNIT && TILE_THREADS % ACROSS == 0 ? 1 : KEYS;
+  static constexpr int KEY_SCALES = PageFormat<Kind>::COLUMNS == UNIT && TILE_THREADS % ACROSS == 0 ? 1 : KEYS;
   Scales key_scales[KEY_SCALES], value_scales[VALUES];
 
   __device__ __forceinline__ void begin(const StepPage& from, uint4*, uint4* staged, int first_column) {
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x;
-      if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
-      const int unit = place / ACROSS, quad = from.token / UNIT + place % ACROSS;
-      copy_later(staged + place, Keys::place(from.keys, unit, quad));
+      const int index = i * TILE_THREADS + threadIdx.x;
+      if (Keys::COUNT * ACROSS % TILE_THREADS && index >= Keys::COUNT * ACROSS) continue;
+      const int unit = index / ACROSS, quad = from.token / UNIT + index % ACROSS;
+      copy_later(staged + index, Keys::address(from.keys, unit, quad));
       if (i < KEY_SCALES) key_scales[i] = Keys::scales_of(from.keys, unit, quad);
     }
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x, quad = from.token / UNIT + place / WIDE;
-      if (WIDE * ACROSS % TILE_THREADS && place >= WIDE * ACROSS) continue;
-      const int unit = min(first_column / Values::COLUMNS + place % WIDE, Values::COUNT - 1);
-      copy_later(staged + KEYS * TILE_THREADS + place, Values::place(from.values, unit, quad));
+      const int index = i * TILE_THREADS + threadIdx.x, quad = from.token / UNIT + index / WIDE;
+      if (WIDE * ACROSS % TILE_THREADS && index >= WIDE * ACROSS) continue;
+      const int unit = min(first_column / Values::COLUMNS + index % WIDE, Values::COUNT - 1);
+      copy_later(staged + KEYS * TILE_THREADS + index, Values::address(from.values, unit, quad));
       value_scales[i] = Values::scales_of(from.values, unit, quad, 0, PAGE);
     }
     end_group();
@@ -132,28 +132,28 @@ struct UnpackingSource {
     wait_groups<0>();
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x;
-      if (Keys::COUNT * ACROSS % TILE_THREADS && place >= Keys::COUNT * ACROSS) continue;
-      const Keys keys{Unit<Kind>{{staged[place]}}, key_scales[i % KEY_SCALES]};
+      const int index = i * TILE_THREADS + threadIdx.x;
+      if (Keys::COUNT * ACROSS % TILE_THREADS && index >= Keys::COUNT * ACROSS) continue;
+      const Keys keys{Unit<Kind>{{staged[index]}}, key_scales[i % KEY_SCALES]};
 #pragma unroll
       for (int column = 0; column < Keys::COLUMNS; ++column) {
-        uint4* line = tile + column_of<Kind>(place / ACROSS, column) * Shape::KEY_CHUNKS;
-        reinterpret_cast<uint2*>(line)[place % ACROSS] =
+        uint4* line = tile + column_of<Kind>(index / ACROSS, column) * Shape::KEY_CHUNKS;
+        reinterpret_cast<uint2*>(line)[index % ACROSS] =
             uint2{half_pair(keys.number(column, 0), keys.number(column, 1)),
                   half_pair(keys.number(column, 2), keys.number(column, 3))};
       }
     }
 #pragma unroll
     for (int i = 0; i < VALUES; ++i) {
-      const int place = i * TILE_THREADS + threadIdx.x;
-      if (WIDE * ACROSS % TILE_THREADS && place >= WIDE * ACROSS) continue;
-      const Values values{Unit<Kind>{{staged[KEYS * TILE_THREADS + place]}}, value_scales[i]};
+      const int index = i * TILE_THREADS + threadIdx.x;
+      if (WIDE * ACROSS % TILE_THREADS && index >= WIDE * ACROSS) continue;
+      const Values values{Unit<Kind>{{staged[KEYS * TILE_THREADS + index]}}, value_scales[i]};
 #pragma unroll
       for (int token = 0; token < UNIT; ++token) {
-        uint4* line = tile + Shape::KEYS + (place / WIDE * UNIT + token) * Shape::VALUE_CHUNKS;
+        uint4* line = tile + Shape::KEYS + (index / WIDE * UNIT + token) * Shape::VALUE_CHUNKS;
 #pragma unroll
         for (int part = 0; part < Values::COLUMNS; part += UNIT)
-          reinterpret_cast<uint2*>(line)[column_of<Kind>(place % WIDE, part) / UNIT] =
+          reinterpret_cast<uint2*>(line)[column_of<Kind>(index % WIDE, part) / UNIT] =
               uint2{half_pair(values.number(part, token), values.number(part + 1, token)),
                     half_pair(values.number(part + 2, token), values.number(part + 3, token))};
       }
@@ -217,14 +217,14 @@ struct TileSource<float8_bits, head_size, v_head_size, columns, step> {
 // A value as its page holds it.
 template <class Kind, int v_head_size>
 __device__ __forceinline__ float value_at(const unsigned char* page, int token, int column) {
-  if constexpr (!Form<Kind>::PACKED)
+  if constexpr (!PageFormat<Kind>::PACKED)
     return to_float(reinterpret_cast<const Kind*>(page)[token * v_head_size + column]);
   ValueUnit<Kind, v_head_size> values;
-  const int unit = Form<Kind>::COLUMNS > UNIT ? column / 32 * 4 + column % 16 / UNIT : column / UNIT;
+  const int unit = PageFormat<Kind>::COLUMNS > UNIT ? column / 32 * 4 + column % 16 / UNIT : column / UNIT;
   values.read(page, unit, token / UNIT, 0, PAGE);
   float found = 0.0f;
 #pragma unroll
-  for (int i = 0; i < Form<Kind>::COLUMNS; ++i)
+  for (int i = 0; i < PageFormat<Kind>::COLUMNS; ++i)
 #pragma unroll
     for (int j = 0; j < UNIT; ++j)
       if (column_of<Kind>(unit, i) == column && j == token % UNIT) found = values.number(i, j);
@@ -317,10 +317,10 @@ struct TileRows {
 
   // A query, but for the power of two of its largest number, which goes to `factor`: so no number leaves float16's range.
   __device__ __forceinline__ void read_query(const float2* q, int i) {
-    const int place = threadIdx.x % 4;
+    const int member = threadIdx.x % 4;
     float largest = 0.0f;
 #pragma unroll 4
-    for (int pair = place; pair < head_size / 2; pair += 4)
+    for (int pair = member; pair < head_size / 2; pair += 4)
       largest = fmaxf(largest, fmaxf(fabsf(q[pair].x), fabsf(q[pair].y)));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
@@ -332,13 +332,13 @@ struct TileRows {
     for (int part = 0; part < PARTS; ++part)
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
-        const int pair = part * 8 + side * 4 + place;
+        const int pair = part * 8 + side * 4 + member;
         const float2 two = pair < head_size / 2 ? q[pair] : float2{0.0f, 0.0f};
         queries[part][i + 2 * side] = Number::pair(two.x * inverse, two.y * inverse);
       }
   }
 
-  // scores: of tokens 8 j + 2 place and the next one, of the first row and of the second.
+  // scores: of tokens 8 j + 2 member and the next one, of the first row and of the second.
   __device__ __forceinline__ void score(const uint4* keys, float (&scores)[SCORES][4]) const {
     const int lane = threadIdx.x % WARP;
     keys += lane % 16 * Shape::KEY_CHUNKS + lane / 16;
@@ -347,7 +347,7 @@ struct TileRows {
 #pragma unroll
       for (int two = 0; two < SCORES; two += 2) {
         unsigned pairs[4];
-        load_turned(pairs, keys + part * 16 * Shape::KEY_CHUNKS + two);
+        load_transposed(pairs, keys + part * 16 * Shape::KEY_CHUNKS + two);
         Number::multiply(scores[two], queries[part], pairs[0], pairs[1]);
         Number::multiply(scores[two + 1], queries[part], pairs[2], pairs[3]);
       }
@@ -400,7 +400,7 @@ struct TileRows {
       for (int j = 0; j < WIDE; j += 2) {
         unsigned pairs[4];
         const bool alone = j + 1 == WIDE;  // there is no column beside it
-        load_turned(pairs, values + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
+        load_transposed(pairs, values + part * 16 * Shape::VALUE_CHUNKS + j - (alone ? lane / 16 : 0));
         Number::multiply(result[j], shares, pairs[0], pairs[1]);
         if (!alone) Number::multiply(result[alone ? j : j + 1], shares, pairs[2], pairs[3]);
       }

@@ -5,7 +5,7 @@
 #include "functions.cuh"
 #include "results.cuh"
 
-// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. blocks: of lanes, in the first place.
+// out = x . weight (+ bias) (+ addend), all float32 in rows; `rows` of x. blocks: of lanes, along the first axis.
 struct DecodeArguments {
   BlockMatrix matrix;
   GroupedRows x;
@@ -52,21 +52,21 @@ __device__ __forceinline__ void decode_few(const DecodeArguments& given) {
   unsigned char* free = memory + Ring::BYTES + Slab::BYTES;
   const BlockMatrix own = RowNumbers<Reader>::bring(given.matrix, first, outputs, free);
   end_group();
-  auto place_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * streams + stream; };
-  auto inside = [&](int stream, int round) { return min(place_of(stream, round), outputs - 1); };
+  auto output_of = [&](int stream, int round) { return (round * LANE_WARPS + warp) * streams + stream; };
+  auto inside = [&](int stream, int round) { return min(output_of(stream, round), outputs - 1); };
   decode_lanes<tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, (own_units - warp + LANE_WARPS - 1) / LANE_WARPS, first,
       [&](int) -> const BlockMatrix& { return given.matrix; }, inside,
-      [&](int, int place, int chunk, typename Reader::Chunk& into) { Reader{own}.read_numbers(place, chunk, into); },
+      [&](int, int row, int chunk, typename Reader::Chunk& into) { Reader{own}.read_numbers(row, chunk, into); },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[streams][tokens]) {
 #pragma unroll
         for (int stream = 0; stream < streams; ++stream)
 #pragma unroll
           for (int token = 0; token < tokens; ++token) {
-            const int place = place_of(stream, round), row = first_row + token;
-            if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && place < outputs)
-              store_result(given, row, first + place, sums[stream][token]);
+            const int output = output_of(stream, round), row = first_row + token;
+            if (threadIdx.x % WARP == stream * tokens + token && row < given.rows && output < outputs)
+              store_result(given, row, first + output, sums[stream][token]);
           }
       });
 }
@@ -157,17 +157,17 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
   const BlockMatrix own_gate = RowNumbers<Reader>::bring(given.gate, first_output, outputs, free);
   const BlockMatrix own_up = RowNumbers<Reader>::bring(given.up, first_output, outputs, free);
   end_group();
-  auto place_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
+  auto index_of = [&](int round) { return round * LANE_WARPS + (int)threadIdx.x / WARP; };
   decode_lanes<tokens>(
       Ring{reinterpret_cast<unsigned*>(memory)}, slab, OUTPUTS / LANE_WARPS, first_output,
       [&](int stream) -> const BlockMatrix& { return stream ? given.up : given.gate; },
-      [&](int, int round) { return min(place_of(round), outputs - 1); },
-      [&](int stream, int place, int chunk, typename Reader::Chunk& into) {
-        Reader{stream ? own_up : own_gate}.read_numbers(place, chunk, into);
+      [&](int, int round) { return min(index_of(round), outputs - 1); },
+      [&](int stream, int row, int chunk, typename Reader::Chunk& into) {
+        Reader{stream ? own_up : own_gate}.read_numbers(row, chunk, into);
       },
       [&] { bring_rows<normed>(slab, given.x, given.normed, first_row, given.rows); },
       [&](int round, const float(&sums)[2][tokens]) {
-        const int place = place_of(round), output = first_output + place;
+        const int index = index_of(round), output = first_output + index;
         const float none[3] = {};
 #pragma unroll
         for (int token = 0; token < tokens; ++token) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void decode_gated_few(const GatedArguments& given) {
           const float gate = sums[0][token] + (given.gate_bias ? given.gate_bias[output] : 0.0f);
           const float up = sums[1][token] + (given.up_bias ? given.up_bias[output] : 0.0f);
           const float result = Activation::of(gate, none) * up;
-          results[token * LINE + place] = result;
+          results[token * LINE + index] = result;
           if (given.out) given.out[(first_row + token) * given.out_stride + output] = result;
         }
       });
@@ -203,8 +203,8 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
       [&](int tile, const float(&found)[EACH]) {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
-          const int own = i * DECODE_THREADS + threadIdx.x, place = tile % tiles * TILE + own % TILE;
-          const int output = first_output + place, row = own / TILE;
+          const int own = i * DECODE_THREADS + threadIdx.x, index = tile % tiles * TILE + own % TILE;
+          const int output = first_output + index, row = own / TILE;
           if (own >= ROWS * TILE) continue;
           const float* bias = tile < tiles ? given.gate_bias : given.up_bias;
           const float sum = found[i] + (bias && output < given.outputs ? bias[output] : 0.0f);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void decode_gated(const GatedArguments& given) {
             continue;
           }
           const float result = Activation::of(gates[tile % tiles][i], none) * sum;
-          results[row * (OUTPUTS + 1) + place] = result;
+          results[row * (OUTPUTS + 1) + index] = result;
           if (given.out && output < given.outputs && first_row + row < given.rows)
             given.out[(first_row + row) * given.out_stride + output] = result;
         }

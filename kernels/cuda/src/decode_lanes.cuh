@@ -6,7 +6,7 @@
 // p + 8, p + 16 and p + 24 are added in order, and the eight sums in pairs. That is the order of decode_tiles.cuh, so
 // bits are the same.
 //
-// What bounds these products is memory, which must not rest: a lane asks for its chunks several turns ahead, for the
+// What bounds these products is memory, which must not rest: a lane asks for its chunks several steps ahead, for the
 // first ones before the kernels before have ended, and they take shared memory, not registers, so that the blocks of the
 // next kernel find room beside these. The numbers of a block's rows, which lie together in memory, come there whole. And
 // loops stay loops: fetching instructions that are executed once takes longer than executing them.
@@ -43,7 +43,7 @@ struct RowSlab {
     const int odd = threadIdx.x % 2;
 #pragma unroll 1
     for (int token = 0; token < tokens; ++token) {
-      const long long first = place_of_row(x, first_row + token, 0);
+      const long long first = chunk_index(x, first_row + token, 0);
       const uint4* from = static_cast<const uint4*>(x.bytes) + 2 * first + odd;
       const float2* numbers = reinterpret_cast<const float2*>(x.scales) + first;
 #pragma unroll 1
@@ -76,8 +76,8 @@ struct RowSlab {
           row, given.weight, weights, nullptr, given.epsilon, [](int, const float(&)[NORM_FOUR]) {},
           [&](int column, const float(&found)[NORM_FOUR]) {
             const RoundedFour four({found[0], found[1], found[2], found[3]});
-            const int chunk = column / CHUNK, word = threadIdx.x % RoundedFour::LANES, place = word % 4 * 2 + word / 4;
-            reinterpret_cast<unsigned*>(bytes + (2 * token + place / 4) * CHUNKS + chunk)[place % 4] = four.bytes;
+            const int chunk = column / CHUNK, word = threadIdx.x % RoundedFour::LANES, index = word % 4 * 2 + word / 4;
+            reinterpret_cast<unsigned*>(bytes + (2 * token + index / 4) * CHUNKS + chunk)[index % 4] = four.bytes;
             if (word == 0) scales[token * CHUNKS + chunk] = with_sum(four.scale);
           });
     }
@@ -135,7 +135,7 @@ struct RowNumbers {
   }
 };
 
-// Chunks that are under way, a place for each thread, stream and turn. A thread reads only what it asked for itself.
+// Chunks that are under way, a slot for each thread, stream and step. A thread reads only what it asked for itself.
 template <class Reader, int STREAMS>
 struct LaneRing {
   static constexpr int WORDS_1 = Reader::WORDS_1, WORDS_2 = Reader::WORDS_2, AHEAD = (Reader::WORDS <= 4 ? 8 : 4) / STREAMS;
@@ -148,10 +148,10 @@ struct LaneRing {
   __device__ __forceinline__ unsigned* second(int slot, int stream) const {
     return words + ((slot * STREAMS + stream) * Reader::WORDS + WORDS_1) * LANE_THREADS + threadIdx.x * WORDS_2;
   }
-  // place: of a chunk in its matrix.
-  __device__ __forceinline__ void ask(int slot, int stream, const BlockMatrix& matrix, long long place) const {
-    copy_few_later<4 * WORDS_1>(first(slot, stream), matrix.data + place * (4 * WORDS_1));
-    if constexpr (WORDS_2 > 0) copy_few_later<4 * WORDS_2>(second(slot, stream), matrix.second + place * (4 * WORDS_2));
+  // index: of a chunk in its matrix.
+  __device__ __forceinline__ void ask(int slot, int stream, const BlockMatrix& matrix, long long index) const {
+    copy_few_later<4 * WORDS_1>(first(slot, stream), matrix.data + index * (4 * WORDS_1));
+    if constexpr (WORDS_2 > 0) copy_few_later<4 * WORDS_2>(second(slot, stream), matrix.second + index * (4 * WORDS_2));
   }
   __device__ __forceinline__ void take(int slot, int stream, typename Reader::Chunk& chunk) const {
     take_words<WORDS_1>(first(slot, stream), chunk.codes);
@@ -178,24 +178,24 @@ __device__ __forceinline__ float join_lanes(float own) {
   return sum;
 }
 
-// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; place_of(stream, round): its row, among those of
-// a block, of which `first` is the first one. bring() fills the slab, once the kernels before have ended;
-// numbers_of(stream, place, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
+// Sums of a warp's streams in so many rounds. matrix_of(stream): a matrix; row_of(stream, round): its row, among those
+// of a block, of which `first` is the first one. bring() fills the slab, once the kernels before have ended;
+// numbers_of(stream, row, chunk, into) reads numbers; finish(round, sums) gets sums in the first eight lanes.
 template <
-    int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class PlaceOf, class NumbersOf, class Bring, class Finish>
+    int tokens, class Reader, int STREAMS, class Slab, class MatrixOf, class RowOf, class NumbersOf, class Bring, class Finish>
 __device__ __forceinline__ void decode_lanes(
     const LaneRing<Reader, STREAMS>& ring, const Slab& slab, int rounds, int first, const MatrixOf& matrix_of,
-    const PlaceOf& place_of, const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
+    const RowOf& row_of, const NumbersOf& numbers_of, const Bring& bring, const Finish& finish) {
   using Chunk = typename Reader::Chunk;
   constexpr int AHEAD = LaneRing<Reader, STREAMS>::AHEAD;
-  const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, turns = (chunks + WARP - 1) / WARP, total = rounds * turns;
-  int asked_round = 0, asked_turn = 0;
+  const int lane = threadIdx.x % WARP, chunks = matrix_of(0).chunks, steps = (chunks + WARP - 1) / WARP, total = rounds * steps;
+  int asked_round = 0, asked_step = 0;
   auto ask = [&](int slot) {
-    const int chunk = min(asked_turn * WARP + lane, chunks - 1);
+    const int chunk = min(asked_step * WARP + lane, chunks - 1);
 #pragma unroll
     for (int stream = 0; stream < STREAMS; ++stream)
-      ring.ask(slot, stream, matrix_of(stream), (long long)(first + place_of(stream, asked_round)) * chunks + chunk);
-    if (++asked_turn == turns) asked_turn = 0, ++asked_round;
+      ring.ask(slot, stream, matrix_of(stream), (long long)(first + row_of(stream, asked_round)) * chunks + chunk);
+    if (++asked_step == steps) asked_step = 0, ++asked_round;
   };
 #pragma unroll 1
   for (int i = 0; i < AHEAD; ++i) {
@@ -205,12 +205,12 @@ __device__ __forceinline__ void decode_lanes(
   bring();
   wait_groups<AHEAD>();  // a block's numbers were asked for before
   __syncthreads();
-  int round = 0, turn = 0, slot = 0, places[STREAMS];
+  int round = 0, step = 0, slot = 0, rows[STREAMS];
   float sums[STREAMS][tokens];
   auto begin = [&] {
 #pragma unroll
     for (int stream = 0; stream < STREAMS; ++stream) {
-      places[stream] = place_of(stream, round);
+      rows[stream] = row_of(stream, round);
 #pragma unroll
       for (int token = 0; token < tokens; ++token) sums[stream][token] = 0.0f;
     }
@@ -218,20 +218,20 @@ __device__ __forceinline__ void decode_lanes(
   // Chunks behind the last one are multiplied with zeros.
   auto compute = [&] {
     wait_groups<AHEAD - 1>();
-    const int place = turn * WARP + lane, chunk = min(place, chunks - 1);
+    const int index = step * WARP + lane, chunk = min(index, chunks - 1);
     int words[STREAMS][BYTE_WORDS];
     Factors<Reader::HALVES> factors[STREAMS];
 #pragma unroll
     for (int stream = 0; stream < STREAMS; ++stream) {
       const Reader reader{matrix_of(stream)};
       Chunk own;
-      ring.take(slot, stream, own), numbers_of(stream, places[stream], chunk, own);
+      ring.take(slot, stream, own), numbers_of(stream, rows[stream], chunk, own);
       reader.bytes(own, words[stream]), factors[stream] = reader.factors(own);
     }
 #pragma unroll
     for (int token = 0; token < tokens; ++token) {
       int own[BYTE_WORDS];
-      const float2 scale = slab.read(token, place, own);
+      const float2 scale = slab.read(token, index, own);
 #pragma unroll
       for (int stream = 0; stream < STREAMS; ++stream) {
         const float sum = Reader{matrix_of(stream)}.dot(
@@ -240,14 +240,14 @@ __device__ __forceinline__ void decode_lanes(
       }
     }
   };
-  auto pass = [&] { end_group(), slot = slot + 1 == AHEAD ? 0 : slot + 1, ++turn; };
+  auto pass = [&] { end_group(), slot = slot + 1 == AHEAD ? 0 : slot + 1, ++step; };
 #pragma unroll 1
   for (; round < rounds; ++round) {
     begin();
-    const bool is_last = round + 1 == rounds && turns >= AHEAD;
-    const int asking = is_last ? turns - AHEAD : turns;
+    const bool is_last = round + 1 == rounds && steps >= AHEAD;
+    const int asking = is_last ? steps - AHEAD : steps;
 #pragma unroll 2
-    while (turn < asking) {
+    while (step < asking) {
       compute();
       if (asked_round < rounds) ask(slot);
       pass();
@@ -261,7 +261,7 @@ __device__ __forceinline__ void decode_lanes(
 #pragma unroll
       for (int token = 0; token < tokens; ++token) sums[stream][token] = join_lanes(sums[stream][token]);
     finish(round, sums);
-    turn = 0;
+    step = 0;
   }
   wait_groups<0>();
 }

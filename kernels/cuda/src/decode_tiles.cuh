@@ -19,11 +19,11 @@ constexpr float WHOLE = 12582912.0f;
 static_assert(DECODE_WARPS == PHASES, "a warp has a phase in every pass");
 
 // The chunks that a warp takes in turn: pass by pass, of every stride one.
-struct Turns {
+struct WarpChunks {
   int chunks, chunk;
 
-  // From turn `part` on, which is below 2.
-  __device__ __forceinline__ Turns(int strides, int warp, int part) : chunks(strides * STRIDE_CHUNKS), chunk(warp) {
+  // From chunk `part` on, which is below 2.
+  __device__ __forceinline__ WarpChunks(int strides, int warp, int part) : chunks(strides * STRIDE_CHUNKS), chunk(warp) {
     if (part) next();
   }
   __device__ __forceinline__ void next() {
@@ -39,12 +39,12 @@ struct GroupChunk {
   float4 scales;
 
   __device__ __forceinline__ void read(const GroupedRows& x, int group, int chunk, int rows) {
-    const int lane = threadIdx.x % WARP, place = lane % 4;
+    const int lane = threadIdx.x % WARP, member = lane % 4;
     const long long first = ((long long)group * x.chunks + chunk) * GROUP;
     // Rows that are not there are as the last one, so that nothing is read for them.
     const int row = min(lane / 4, rows - group * GROUP - 1);
-    bytes = static_cast<const uint2*>(x.bytes)[(first + max(row, 0)) * 4 + place];
-    scales = reinterpret_cast<const float4*>(x.scales)[first / 2 + place];
+    bytes = static_cast<const uint2*>(x.bytes)[(first + max(row, 0)) * 4 + member];
+    scales = reinterpret_cast<const float4*>(x.scales)[first / 2 + member];
   }
 };
 
@@ -73,13 +73,13 @@ struct Stages {
   // The chunk of a stage, and the row of a tile, that a thread brings.
   __device__ __forceinline__ static int own_chunk() { return threadIdx.x % STAGE_CHUNKS; }
   __device__ __forceinline__ static int own_row() { return threadIdx.x / STAGE_CHUNKS; }
-  // Which of a row's chunks these are, stage by stage: two turns of a warp.
-  __device__ __forceinline__ Turns brought() const {
-    return Turns(strides, own_chunk() % DECODE_WARPS, own_chunk() / DECODE_WARPS);
+  // Which of a row's chunks these are, stage by stage: two chunks of a warp.
+  __device__ __forceinline__ WarpChunks brought() const {
+    return WarpChunks(strides, own_chunk() % DECODE_WARPS, own_chunk() / DECODE_WARPS);
   }
 
   // Chunks of eight neighbouring rows in the same column lie in different banks.
-  __device__ __forceinline__ static int place(int tile, int row, int chunk) {
+  __device__ __forceinline__ static int index(int tile, int row, int chunk) {
     return (tile * TILE + row) * STAGE_CHUNKS + (chunk ^ row % 8);
   }
   __device__ __forceinline__ unsigned* first(int slot) const { return codes + slot * STAGE_WORDS; }
@@ -95,7 +95,7 @@ struct Stages {
     for (int tile = 0; tile < tiles; ++tile) {
       const BlockMatrix& matrix = matrix_of(tile);
       const long long from = (long long)row_of(tile, own_row()) * matrix.chunks + min(chunk, matrix.chunks - 1);
-      const int to = place(tile, own_row(), own_chunk());
+      const int to = index(tile, own_row(), own_chunk());
       copy_few_later<4 * WORDS_1>(first(slot) + to * WORDS_1, matrix.data + from * (4 * WORDS_1));
       if constexpr (WORDS_2 > 0)
         copy_few_later<4 * WORDS_2>(second(slot) + to * WORDS_2, matrix.second + from * (4 * WORDS_2));
@@ -114,7 +114,7 @@ struct Stages {
     }
   }
 
-  // ... and as floats, for every other stage in the same place.
+  // ... and as floats, for every other stage in the same index.
   template <class MatrixOf>
   __device__ __forceinline__ void keep_numbers(int parity, const MatrixOf& matrix_of, const Read (&read)[tiles]) const {
 #pragma unroll
@@ -140,7 +140,7 @@ struct Stages {
     int a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = place(tile, own + i % 2 * 8, chunk);
+      const int at = index(tile, own + i % 2 * 8, chunk);
       const unsigned* low = first(slot) + at * WORDS_1;
       const unsigned* high = second(slot) + at * WORDS_2;
       auto code = [&](int word) { return word < WORDS_1 ? low[word] : high[word - WORDS_1]; };
@@ -202,9 +202,9 @@ struct WarpSums {
   static constexpr int ROWS = GROUP * groups, EACH = (ROWS * TILE + DECODE_THREADS - 1) / DECODE_THREADS;
 
   // Lanes that write at the same time do so to different banks.
-  __device__ __forceinline__ static int place(int row, int output) {
-    const int token = row % GROUP, turned = token % 2 * 4 + token / 2;
-    return (row / GROUP * GROUP + turned) * TILE + (output ^ turned / 2 % 2 * 8);
+  __device__ __forceinline__ static int index(int row, int output) {
+    const int token = row % GROUP, permuted = token % 2 * 4 + token / 2;
+    return (row / GROUP * GROUP + permuted) * TILE + (output ^ permuted / 2 % 2 * 8);
   }
 
   // All threads of a block together. memory: DECODE_WARPS * ROWS * TILE floats that nobody else uses.
@@ -215,13 +215,13 @@ struct WarpSums {
     for (int group = 0; group < groups; ++group)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        memory[warp * (ROWS * TILE) + place(group * GROUP + 2 * t + i % 2, lane / 4 + i / 2 * 8)] = sums[group][i];
+        memory[warp * (ROWS * TILE) + index(group * GROUP + 2 * t + i % 2, lane / 4 + i / 2 * 8)] = sums[group][i];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       const int own = i * DECODE_THREADS + threadIdx.x;
       if (ROWS * TILE < DECODE_THREADS && own >= ROWS * TILE) return;
-      const float* from = memory + place(own / TILE, own % TILE);
+      const float* from = memory + index(own / TILE, own % TILE);
       float warps[DECODE_WARPS];
 #pragma unroll
       for (int other = 0; other < DECODE_WARPS; ++other) warps[other] = from[other * (ROWS * TILE)];
@@ -261,7 +261,7 @@ struct RowRing {
              (long long)(first_group + lane / SCALE_COPIES) * x.chunks * SCALE_BYTES;
     step = x.chunks * (ROW_STEP * ROW_BYTES);
   }
-  __device__ __forceinline__ static constexpr int place(int parity, int part) {
+  __device__ __forceinline__ static constexpr int offset(int parity, int part) {
     return (parity * PARTS + part) * DECODE_WARPS * PART_BYTES;
   }
   __device__ __forceinline__ void ask(int chunk, int parity, int part) const {
@@ -269,13 +269,13 @@ struct RowRing {
     const unsigned char* from = bytes + (long long)chunk * ROW_BYTES;
 #pragma unroll
     for (int start = 0; start < groups; start += ROW_STEP, from += step)
-      if (start + lane / ROW_COPIES < there) copy_later(into + (place(parity, part) + start * ROW_BYTES), from);
+      if (start + lane / ROW_COPIES < there) copy_later(into + (offset(parity, part) + start * ROW_BYTES), from);
     if (lane / SCALE_COPIES < there)
-      copy_later(into + (place(parity, part) + groups * ROW_BYTES), scales + (long long)chunk * SCALE_BYTES);
+      copy_later(into + (offset(parity, part) + groups * ROW_BYTES), scales + (long long)chunk * SCALE_BYTES);
   }
   __device__ __forceinline__ GroupChunk read(int parity, int part, int group) const {
     const int lane = threadIdx.x % WARP;
-    const unsigned char* from = own + place(parity, part);
+    const unsigned char* from = own + offset(parity, part);
     GroupChunk found;
     found.bytes = reinterpret_cast<const uint2*>(from + group * ROW_BYTES)[lane];
     found.scales = reinterpret_cast<const float4*>(from + groups * ROW_BYTES + group * SCALE_BYTES)[lane % 4];
@@ -295,10 +295,10 @@ __device__ __forceinline__ void decode_tiles(
   constexpr int ROWS_AHEAD = RINGED ? 1 : groups == 1 ? 4 : 2;
   // Stages whose numbers are under way: stages of many rows take longer than memory.
   constexpr int AHEAD = RINGED ? 2 : Own::AHEAD;
-  static_assert(AHEAD % 2 == 0 && AHEAD * PARTS % ROWS_AHEAD == 0, "places are known when loops are unrolled");
+  static_assert(AHEAD % 2 == 0 && AHEAD * PARTS % ROWS_AHEAD == 0, "slots are known when loops are unrolled");
   const int warp = threadIdx.x / WARP, parts = PASSES * own.strides, stages = parts / PARTS;
   // Codes are asked for some stages ahead, numbers others, rows again others.
-  Turns codes = own.brought(), numbers = own.brought(), asked_rows(own.strides, warp, 0);
+  WarpChunks codes = own.brought(), numbers = own.brought(), asked_rows(own.strides, warp, 0);
   int slot = 0, free_slot = Own::COUNT - 1;
   auto ask_codes = [&](int stage, int into) {
     if (stage < stages) own.ask(into, codes.chunk, matrix_of, row_of), codes.next(), codes.next();
@@ -340,7 +340,7 @@ __device__ __forceinline__ void decode_tiles(
 #pragma unroll
     for (int i = 0; i < ROWS_AHEAD; ++i) read_rows(i, next[i]);
   }
-  int left = own.strides;  // turns of this pass
+  int left = own.strides;  // chunks of this pass
   for (int base = 0; base < stages; base += AHEAD)
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {

@@ -96,15 +96,15 @@ __device__ __forceinline__ int block_scan(int x, int& total) {
 }
 
 // A stable counting sort by one block, without atomics. Each warp has a part of the pairs and counts of its own, where
-// the first of all lanes with the same expert adds for them; the counts become the places of the warp's next pairs.
+// the first of all lanes with the same expert adds for them; the counts become the positions of the warp's next pairs.
 __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
-  SHARED(int, places, ORDER_WARPS * MOST_EXPERTS);
+  SHARED(int, positions, ORDER_WARPS * MOST_EXPERTS);
   const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, first = given.first_row * given.per_token;
   const int pairs = (given.rows - given.first_row) * given.per_token;
   const int part = (pairs + ORDER_THREADS - 1) / ORDER_THREADS * WARP;
   const int begin = min(warp * part, pairs), end = min(begin + part, pairs);
   const int* chosen = given.chosen + first;
-  int* own = places + warp * MOST_EXPERTS;
+  int* own = positions + warp * MOST_EXPERTS;
   for (int expert = lane; expert < given.experts; expert += WARP) own[expert] = 0;
   __syncwarp();
   for (int i = begin; i < end; i += WARP) {
@@ -121,34 +121,34 @@ __device__ __forceinline__ void order_pairs(const RouteArguments& given) {
   int count = 0, groups = 0;
   for (int expert = mine; expert < last; ++expert) {
     int of_expert = 0;
-    for (int other = 0; other < ORDER_WARPS; ++other) of_expert += places[other * MOST_EXPERTS + expert];
+    for (int other = 0; other < ORDER_WARPS; ++other) of_expert += positions[other * MOST_EXPERTS + expert];
     count += of_expert, groups += (of_expert + given.group - 1) / given.group;
   }
   int all_pairs, all_groups;
-  int place = block_scan<ORDER_WARPS>(count, all_pairs), group = block_scan<ORDER_WARPS>(groups, all_groups);
+  int position = block_scan<ORDER_WARPS>(count, all_pairs), group = block_scan<ORDER_WARPS>(groups, all_groups);
   PairGroup* target = given.groups + first;
   for (int expert = mine; expert < last; ++expert) {
-    const int start = place;
+    const int start = position;
     for (int other = 0; other < ORDER_WARPS; ++other) {
-      int& counted = places[other * MOST_EXPERTS + expert];
+      int& counted = positions[other * MOST_EXPERTS + expert];
       const int taken = counted;
-      counted = place;
-      place += taken;
+      counted = position;
+      position += taken;
     }
-    for (int i = start; i < place; i += given.group)
-      target[group++] = {expert, first + i, min(given.group, place - i), 0};
+    for (int i = start; i < position; i += given.group)
+      target[group++] = {expert, first + i, min(given.group, position - i), 0};
   }
   // As many groups as there could be are looked at.
   const int most = (pairs + (given.group - 1) * min(given.experts, pairs)) / given.group;
   for (int i = all_groups + threadIdx.x; i < most; i += ORDER_THREADS) target[i] = {0, 0, 0, 0};
-  __syncthreads();  // all places are known
+  __syncthreads();  // all positions are known
 
   for (int i = begin; i < end; i += WARP) {
     const bool there = i + lane < end;
     const int expert = there ? chosen[i + lane] : -1;
     const unsigned same = __match_any_sync(ALL_LANES, expert), before = same & ((1u << lane) - 1u);
     if (there) given.ordered[first + own[expert] + __popc(before)] = first + i + lane;
-    __syncwarp();  // all have read their place
+    __syncwarp();  // all have read their position
     if (there && !before) own[expert] += __popc(same);
     __syncwarp();
   }

@@ -2,7 +2,7 @@
 #include "portable.cuh"
 
 struct GatherArguments {
-  const unsigned long long* places;
+  const unsigned long long* addresses;
   float* out;
   int count;
 };
@@ -11,5 +11,5 @@ constexpr int GATHER_THREADS = 128;
 
 __device__ __forceinline__ void gather_numbers(const GatherArguments& given) {
   const int i = blockIdx.x * GATHER_THREADS + threadIdx.x;
-  if (i < given.count) given.out[i] = *reinterpret_cast<const float*>(given.places[i]);
+  if (i < given.count) given.out[i] = *reinterpret_cast<const float*>(given.addresses[i]);
 }

@@ -8,9 +8,9 @@
 // of 64: every thread unpacks one chunk of weights a step, whose codes it has read during the step before. Activations
 // come in parts of 32 columns, two parts ahead.
 //
-// In shared memory, sixteen bytes (eight columns) lie together, of a row of a part in place p ^ row / 2 % 4, of a row of
-// weights in place p ^ row % 8: so the eight rows that a tile is read from, and the chunks that eight threads write, lie
-// in different banks.
+// In shared memory, pieces of sixteen bytes (eight columns) lie together: piece p of a row of a part at position
+// p ^ row / 2 % 4, of a row of weights at position p ^ row % 8. So the eight rows that a tile is read from, and the chunks
+// that eight threads write, lie in different banks.
 constexpr int STEP = 64, PART = 32, STAGES = 3, PART_WORDS = PART / 2, STEP_WORDS = STEP / 2, CHUNKS = STEP / CHUNK;
 
 // `often_few`: warps that have no rows rest, which takes registers and pays where many blocks are not full.
@@ -24,8 +24,8 @@ struct GemmShape {
   static_assert(output_tiles % 2 == 0, "tiles of weights are read in pairs");
 };
 
-__device__ __forceinline__ int place_of_part(int row, int place) { return row * PART_WORDS + (place ^ row / 2 % 4) * 4; }
-__device__ __forceinline__ int place_of_step(int row, int place) { return row * STEP_WORDS + (place ^ row % 8) * 4; }
+__device__ __forceinline__ int offset_in_part(int row, int piece) { return row * PART_WORDS + (piece ^ row / 2 % 4) * 4; }
+__device__ __forceinline__ int offset_in_step(int row, int piece) { return row * STEP_WORDS + (piece ^ row % 8) * 4; }
 
 // A part of the activations of a block's rows into shared memory; there may be none left. Rows that are not there hold
 // anything: what comes of them is not kept.
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_part(
 #pragma unroll
     for (int i = threadIdx.x; i < Shape::ROWS * 4; i += Shape::THREADS)
       if (i / 4 < rows)
-        copy_later(stage + place_of_part(i / 4, i % 4), x + row_of(i / 4) * x_stride + part * PART + i % 4 * 8);
+        copy_later(stage + offset_in_part(i / 4, i % 4), x + row_of(i / 4) * x_stride + part * PART + i % 4 * 8);
   }
   end_group();
 }
@@ -51,12 +51,12 @@ __device__ __forceinline__ void multiply_part(
   unsigned left[Shape::ROW_TILES][4];
 #pragma unroll
   for (int i = 0; i < Shape::ROW_TILES; ++i)
-    load_tiles(left[i], stage + place_of_part(first_row + 16 * i + lane % 16, k % 2 * 2 + lane / 16));
+    load_tiles(left[i], stage + offset_in_part(first_row + 16 * i + lane % 16, k % 2 * 2 + lane / 16));
 #pragma unroll
   for (int j = 0; j < Shape::OUTPUT_TILES; j += 2) {
     unsigned right[4];  // of two tiles of eight outputs, the first and the second eight columns of each
     const int output = first_output + 8 * j + lane / 16 * 8 + lane % 8;
-    load_tiles(right, weights + place_of_step(output, 2 * k + lane / 8 % 2));
+    load_tiles(right, weights + offset_in_step(output, 2 * k + lane / 8 % 2));
 #pragma unroll
     for (int i = 0; i < Shape::ROW_TILES; ++i) {
       multiply_tiles(sums[i][j], left[i], {right[0], right[1]});
@@ -96,7 +96,7 @@ __device__ __forceinline__ void multiply_block(
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint4 eight = {pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]};
-      *reinterpret_cast<uint4*>(weights + place_of_step(own_output, own_chunk * 4 + i)) = there ? eight : uint4{};
+      *reinterpret_cast<uint4*>(weights + offset_in_step(own_output, own_chunk * 4 + i)) = there ? eight : uint4{};
     }
 #pragma unroll
     for (int half = 0; half < CHUNKS; ++half) {

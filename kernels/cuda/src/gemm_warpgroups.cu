@@ -77,12 +77,12 @@ struct LaneWeights {
   static constexpr int PARTS = Source::HALVES, READS = sizeof(Source) < 64 ? 2 : 1;
   const typename Source::Reads& reader;
   const long long rows[2];
-  const int place, chunks;
+  const int member, chunks;
   Source sources[READS][2];
 
   // What part `part` and the next ones (if PARTS is two) are made of. There is nothing behind the last chunk: zeros.
   __device__ __forceinline__ void read(int part, int into) {
-    const int chunk = part / 2 * GROUP + place;
+    const int chunk = part / 2 * GROUP + member;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (chunk < chunks) sources[into][i].read_halves(reader, rows[i], chunk, part % 2);

@@ -1,7 +1,7 @@
 // Rows of activations as bytes for tensor cores: eight rows are a group, and what a warp reads of one of its chunks of 32
 // columns lies together.
 //
-//   bytes:  [groups of 8 rows][chunks][8 rows][32 bytes], of which lane place t = lane % 4 of `multiply_bytes` has eight
+//   bytes:  [groups of 8 rows][chunks][8 rows][32 bytes], of which lane 4 g + t in `multiply_bytes` has eight
 //           side by side: columns 4 t to 4 t + 3, and those 16 columns further
 //   scales: [groups][chunks][8 rows] {scale, sums of the bytes}: two numbers of 16 bits, of the chunk's halves
 //
@@ -23,7 +23,7 @@ struct GroupedRows {
   int unused;
 };
 
-__device__ __forceinline__ long long place_of_row(const GroupedRows& given, long long row, int chunk) {
+__device__ __forceinline__ long long chunk_index(const GroupedRows& given, long long row, int chunk) {
   return (row / GROUP * given.chunks + chunk) * GROUP + row % GROUP;
 }
 
@@ -70,9 +70,9 @@ struct RoundedFour {
 // Four such columns, `word` being which four of the chunk.
 __device__ __forceinline__ void store_four(const GroupedRows& given, long long row, int chunk, int word, const float4& x) {
   const RoundedFour four(x);
-  const long long place = place_of_row(given, row, chunk);
-  static_cast<unsigned*>(given.bytes)[place * RoundedFour::LANES + word % 4 * 2 + word / 4] = four.bytes;
-  if (word == 0) reinterpret_cast<float2*>(given.scales)[place] = four.scale;
+  const long long index = chunk_index(given, row, chunk);
+  static_cast<unsigned*>(given.bytes)[index * RoundedFour::LANES + word % 4 * 2 + word / 4] = four.bytes;
+  if (word == 0) reinterpret_cast<float2*>(given.scales)[index] = four.scale;
 }
 
 // One column of a lane; a warp has the chunk.
@@ -88,7 +88,7 @@ __device__ __forceinline__ void store_one(const GroupedRows& given, long long ro
 #pragma unroll
   for (int distance = WARP / 4; distance; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
   const int other = __shfl_xor_sync(ALL_LANES, sum, WARP / 2);
-  const long long place = place_of_row(given, row, chunk);
-  static_cast<signed char*>(given.bytes)[place * CHUNK + lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4] = (signed char)own;
-  if (lane == 0) reinterpret_cast<float2*>(given.scales)[place] = scale_and_sums(rounding.scale, sum, other);
+  const long long index = chunk_index(given, row, chunk);
+  static_cast<signed char*>(given.bytes)[index * CHUNK + lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4] = (signed char)own;
+  if (lane == 0) reinterpret_cast<float2*>(given.scales)[index] = scale_and_sums(rounding.scale, sum, other);
 }

@@ -39,7 +39,7 @@ template <bool centred>
 __device__ __forceinline__ void norm(const NormArguments& given) {
   const long long row = blockIdx.x / given.groups;
   const int first = (int)(blockIdx.x % given.groups) * given.width, width = given.width;
-  auto bytes_of = [](const void* place) { return (unsigned long long)place; };
+  auto bytes_of = [](const void* address) { return (unsigned long long)address; };
   const bool aligned =
       (width | given.x_stride | given.skip_stride | given.out_stride | given.total_stride) % NORM_FOUR == 0 &&
       (bytes_of(given.x) | bytes_of(given.skip) | bytes_of(given.out) | bytes_of(given.total)) % sizeof(float4) == 0;

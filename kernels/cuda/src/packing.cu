@@ -30,8 +30,8 @@ __device__ __forceinline__ void pack_codes(const PackArguments& given) {
     unsigned four = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const long long place = first + 4 * word + i;
-      four |= (place < given.row_bytes ? source[place] : 0u) << 8 * i;
+      const long long offset = first + 4 * word + i;
+      four |= (offset < given.row_bytes ? source[offset] : 0u) << 8 * i;
     }
     stored[word] = four;
   }
@@ -47,10 +47,10 @@ __device__ __forceinline__ void pack_codes(const PackArguments& given) {
     words[slice % FIRST] |= (code & ((1u << FIRST) - 1u)) << (cell + slice / FIRST * FIRST);
     if (SECOND) words[FIRST + slice % DIVISOR] |= code >> FIRST << (cell + slice / DIVISOR * SECOND);
   }
-  const long long place = (given.first_row + blockIdx.y) * given.chunks + chunk;
+  const long long index = (given.first_row + blockIdx.y) * given.chunks + chunk;
 #pragma unroll
   for (int word = 0; word < BITS; ++word) {
-    if (word < Reader::WORDS_1) given.data[place * Reader::WORDS_1 + word] = words[word];
-    else given.second[place * Reader::WORDS_2 + word - Reader::WORDS_1] = words[word];
+    if (word < Reader::WORDS_1) given.data[index * Reader::WORDS_1 + word] = words[word];
+    else given.second[index * Reader::WORDS_2 + word - Reader::WORDS_1] = words[word];
   }
 }

@@ -1,4 +1,4 @@
-// Pages of keys and values: 32 tokens of a layer's head, as `kernels.formats` has them.
+// Pages of keys and values: 32 tokens of a layer's head, as `kernels.cache_layout` has them.
 //
 // A lane takes units: 4 columns of 4 tokens. They are 16 bytes where they are small integers (4 bits: 8 columns), and
 // four lines of 16, 8 or 4 bytes where they are floats; eight neighbouring lanes read a line of keys whole.
@@ -31,7 +31,7 @@ struct Int4 {};
 
 // Where things lie in a head's page: bytes of integers (or floats), then float16 scales [groups][PAGE].
 template <class Kind>
-struct Form {
+struct PageFormat {
   static constexpr int COLUMNS = UNIT;  // of a unit
   static constexpr bool PACKED = false;
   __device__ __forceinline__ static constexpr int key_columns(int size) { return size * (int)sizeof(Kind); }
@@ -39,7 +39,7 @@ struct Form {
   __device__ __forceinline__ static constexpr int groups(int) { return 0; }
 };
 template <>
-struct Form<Int8> {
+struct PageFormat<Int8> {
   static constexpr int COLUMNS = UNIT;
   static constexpr bool PACKED = true;
   __device__ __forceinline__ static constexpr int key_columns(int size) { return size; }
@@ -47,7 +47,7 @@ struct Form<Int8> {
   __device__ __forceinline__ static constexpr int groups(int) { return 1; }
 };
 template <>
-struct Form<Int4> {
+struct PageFormat<Int4> {
   static constexpr int COLUMNS = 2 * UNIT;
   static constexpr bool PACKED = true;
   __device__ __forceinline__ static constexpr int key_columns(int size) { return size / 2; }
@@ -57,11 +57,11 @@ struct Form<Int4> {
 
 template <class Kind>
 __device__ __forceinline__ constexpr int key_bytes(int size) {
-  return PAGE * (Form<Kind>::key_columns(size) + 2 * Form<Kind>::groups(size));
+  return PAGE * (PageFormat<Kind>::key_columns(size) + 2 * PageFormat<Kind>::groups(size));
 }
 template <class Kind>
 __device__ __forceinline__ constexpr int value_bytes(int size) {
-  return PAGE * (Form<Kind>::value_columns(size) + 2 * Form<Kind>::groups(size));
+  return PAGE * (PageFormat<Kind>::value_columns(size) + 2 * PageFormat<Kind>::groups(size));
 }
 
 // Column `i` of a unit. Four bits: a byte holds two that are 16 apart.
@@ -86,7 +86,7 @@ struct Scales {
 // Those of a unit, from where a page's scales begin; of tokens outside of [first, last) of the page 0.
 template <class Kind>
 __device__ __forceinline__ Scales read_scales(const unsigned char* scales, int unit, int quad, int first, int last) {
-  const int group = Form<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
+  const int group = PageFormat<Kind>::COLUMNS > UNIT ? unit / 4 : 0;  // of 32 columns, or one for all
   uint2 four = *reinterpret_cast<const uint2*>(scales + 2 * (group * PAGE + UNIT * quad));
   first -= UNIT * quad, last -= UNIT * quad;
   four.x &= (first <= 0 && last > 0 ? 0xffffu : 0u) | (first <= 1 && last > 1 ? 0xffff0000u : 0u);
@@ -160,23 +160,23 @@ struct Unit<Int4> : PackedUnit {
 // A unit of keys: its numbers by column and token.
 template <class Kind, int size>
 struct KeyUnit {
-  static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
+  static constexpr int COLUMNS = PageFormat<Kind>::COLUMNS, COUNT = size / COLUMNS;
   Unit<Kind> raw;
   Scales scales;
 
-  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
-    if (Form<Kind>::PACKED) return page + (unit * PAGE + UNIT * quad) * UNIT;
+  __device__ __forceinline__ static const unsigned char* address(const unsigned char* page, int unit, int quad) {
+    if (PageFormat<Kind>::PACKED) return page + (unit * PAGE + UNIT * quad) * UNIT;
     return page + (UNIT * unit * PAGE + UNIT * quad) * (int)sizeof(Kind);
   }
   __device__ __forceinline__ static Scales scales_of(const unsigned char* page, int unit, int quad) {
-    return read_scales<Kind>(page + PAGE * Form<Kind>::key_columns(size), unit, quad, 0, PAGE);
+    return read_scales<Kind>(page + PAGE * PageFormat<Kind>::key_columns(size), unit, quad, 0, PAGE);
   }
   __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad) {
-    raw.read(place(page, unit, quad), PAGE * sizeof(Kind), 0, UNIT);
-    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad);
+    raw.read(address(page, unit, quad), PAGE * sizeof(Kind), 0, UNIT);
+    if (PageFormat<Kind>::PACKED) scales = scales_of(page, unit, quad);
   }
   __device__ __forceinline__ float number(int column, int token) const {
-    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, column % UNIT, token) * scales.of(token);
+    if constexpr (PageFormat<Kind>::PACKED) return raw.number(column / UNIT, column % UNIT, token) * scales.of(token);
     else return raw.number(column, token);
   }
 };
@@ -184,25 +184,25 @@ struct KeyUnit {
 // A unit of values: its numbers by column and token; those of tokens outside of [first, last) of the page are 0.
 template <class Kind, int size>
 struct ValueUnit {
-  static constexpr int COLUMNS = Form<Kind>::COLUMNS, COUNT = size / COLUMNS;
+  static constexpr int COLUMNS = PageFormat<Kind>::COLUMNS, COUNT = size / COLUMNS;
   Unit<Kind> raw;
   Scales scales;
 
-  __device__ __forceinline__ static const unsigned char* place(const unsigned char* page, int unit, int quad) {
-    const int columns = Form<Kind>::value_columns(size);
-    if (Form<Kind>::PACKED) return page + (quad * columns + UNIT * unit) * UNIT;
+  __device__ __forceinline__ static const unsigned char* address(const unsigned char* page, int unit, int quad) {
+    const int columns = PageFormat<Kind>::value_columns(size);
+    if (PageFormat<Kind>::PACKED) return page + (quad * columns + UNIT * unit) * UNIT;
     return page + UNIT * quad * columns + UNIT * unit * (int)sizeof(Kind);
   }
   __device__ __forceinline__ static Scales scales_of(
       const unsigned char* page, int unit, int quad, int first, int last) {
-    return read_scales<Kind>(page + PAGE * Form<Kind>::value_columns(size), unit, quad, first, last);
+    return read_scales<Kind>(page + PAGE * PageFormat<Kind>::value_columns(size), unit, quad, first, last);
   }
   __device__ __forceinline__ void read(const unsigned char* page, int unit, int quad, int first, int last) {
-    raw.read(place(page, unit, quad), Form<Kind>::value_columns(size), first - UNIT * quad, last - UNIT * quad);
-    if (Form<Kind>::PACKED) scales = scales_of(page, unit, quad, first, last);
+    raw.read(address(page, unit, quad), PageFormat<Kind>::value_columns(size), first - UNIT * quad, last - UNIT * quad);
+    if (PageFormat<Kind>::PACKED) scales = scales_of(page, unit, quad, first, last);
   }
   __device__ __forceinline__ float number(int column, int token) const {
-    if constexpr (Form<Kind>::PACKED) return raw.number(column / UNIT, token, column % UNIT) * scales.of(token);
+    if constexpr (PageFormat<Kind>::PACKED) return raw.number(column / UNIT, token, column % UNIT) * scales.of(token);
     else return raw.number(token, column);
   }
 };

@@ -87,26 +87,26 @@ __device__ __forceinline__ float to_float(float8_bits x) {
   return to_float(half_bits{(unsigned short)moved}) * 256.0f;
 }
 
-__device__ __forceinline__ void store(float* place, float x) { *place = x; }
+__device__ __forceinline__ void store(float* address, float x) { *address = x; }
 
-__device__ __forceinline__ void store(half_bits* place, float x) {
+__device__ __forceinline__ void store(half_bits* address, float x) {
 #ifndef HOST_SHIM
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(place->bits) : "f"(x));
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(address->bits) : "f"(x));
 #else
-  place->bits = shim::float_to_half(x);
+  address->bits = shim::float_to_half(x);
 #endif
 }
 
-__device__ __forceinline__ void store(bfloat_bits* place, float x) {
+__device__ __forceinline__ void store(bfloat_bits* address, float x) {
 #ifndef HOST_SHIM
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(place->bits) : "f"(x));
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(address->bits) : "f"(x));
 #else
-  place->bits = shim::float_to_bfloat(x);
+  address->bits = shim::float_to_bfloat(x);
 #endif
 }
 
 // To nearest even; what is beyond the largest number becomes that one, infinity too, and NaN stays NaN.
-__device__ __forceinline__ void store(float8_bits* place, float x) {
+__device__ __forceinline__ void store(float8_bits* address, float x) {
   const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
   unsigned code;
   if (size > 0x7f800000u) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void store(float8_bits* place, float x) {
   } else {  // whole numbers of 2 ** -9, which is the last digit of numbers from 2 ** 14 on
     code = __float_as_uint(__uint_as_float(size) + 16384.0f) - 0x46800000u;
   }
-  place->bits = (unsigned char)(bits >> 24 & 0x80u | code);
+  address->bits = (unsigned char)(bits >> 24 & 0x80u | code);
 }
 
 // Two numbers as bfloat16, the first in the low half.
@@ -209,7 +209,7 @@ __device__ __forceinline__ void load_four(const void* from, unsigned (&to)[4]) {
 __device__ __forceinline__ void publish() { __threadfence(); }
 
 // Adds one to a number in global memory; what it was before.
-__device__ __forceinline__ int count_up(int* place) { return atomicAdd(place, 1); }
+__device__ __forceinline__ int count_up(int* address) { return atomicAdd(address, 1); }
 
 // Numbers that other blocks of the same kernel have written: the first-level cache may hold older ones.
 __device__ __forceinline__ float4 load_published(const float4* from) {
@@ -246,8 +246,8 @@ __device__ __forceinline__ int dot4_unsigned(unsigned a, int b, int c) {
 #endif
 }
 
-// start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane with group g = lane / 4
-// and place t = lane % 4 holds of a the columns 4 t to 4 t + 3 of rows g and g + 8, then 16 columns further, of b the rows
+// start + a[16, 32] b[32, 8] by the tensor cores, signed bytes into int32 (sm_80 and newer). A lane, member t = lane % 4 of
+// group g = lane / 4, holds of a the columns 4 t to 4 t + 3 of rows g and g + 8, then 16 columns further, of b the rows
 // 4 t to 4 t + 3 of column g, then 16 rows further; of the result rows g, g + 8 and columns 2 t, 2 t + 1.
 __device__ __forceinline__ void multiply_bytes(int (&c)[4], const int (&a)[4], const int (&b)[2], int start) {
 #ifndef HOST_SHIM
@@ -271,8 +271,8 @@ __device__ __forceinline__ void multiply_half_bytes(int (&c)[4], int a0, int a1,
 #endif
 }
 
-// c[16, 8] += a[16, 16] b[16, 8] by the tensor cores, bfloat16 into float32 (sm_80 and newer). A lane with group
-// g = lane / 4 and place t = lane % 4 holds of a (rows g, g + 8; columns 2 t, 2 t + 8) pairs of columns, of b (rows
+// c[16, 8] += a[16, 16] b[16, 8] by the tensor cores, bfloat16 into float32 (sm_80 and newer). A lane, member
+// t = lane % 4 of group g = lane / 4, holds of a (rows g, g + 8; columns 2 t, 2 t + 8) pairs of columns, of b (rows
 // 2 t, 2 t + 8; column g) pairs of rows, of c rows g, g + 8 and columns 2 t, 2 t + 1.
 __device__ __forceinline__ void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #ifndef HOST_SHIM
@@ -315,16 +315,16 @@ __device__ __forceinline__ void load_tiles(unsigned (&tiles)[4], const unsigned*
 #endif
 }
 
-// Four tiles of 8 by 8 numbers of 16 bits from shared memory, turned: lane l says where row l % 8 of tile l / 8 begins
+// Four tiles of 8 by 8 numbers of 16 bits from shared memory, transposed: lane l says where row l % 8 of tile l / 8 begins
 // (16 bytes), and gets of every tile the rows 2 t, 2 t + 1 of column g. Two tiles of rows below each other are a `b`.
-__device__ __forceinline__ void load_turned(unsigned (&tiles)[4], const void* row) {
+__device__ __forceinline__ void load_transposed(unsigned (&tiles)[4], const void* row) {
 #ifndef HOST_SHIM
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(tiles[0]), "=r"(tiles[1]), "=r"(tiles[2]), "=r"(tiles[3])
                : "r"((unsigned)__cvta_generic_to_shared(row))
                : "memory");
 #else
-  shim::load_turned(tiles, row);
+  shim::load_transposed(tiles, row);
 #endif
 }
 
@@ -387,16 +387,16 @@ __device__ __forceinline__ void wait_groups() {
 
 // --- blocks of bytes from global into shared memory, by the copy engine (sm_90 and newer) -----------------------------
 
-// Where a place of shared memory lies as instructions name it.
-__device__ __forceinline__ unsigned shared_address(const void* place) {
+// The address of shared memory as instructions name it.
+__device__ __forceinline__ unsigned shared_address(const void* memory) {
 #ifndef HOST_SHIM
-  return (unsigned)__cvta_generic_to_shared(place);
+  return (unsigned)__cvta_generic_to_shared(memory);
 #else
-  return shim::shared_address(place);
+  return shim::shared_address(memory);
 #endif
 }
 
-// The first place that is a multiple of so many bytes, which nobody promises of dynamic shared memory. What tensor cores
+// The first address that is a multiple of so many bytes, which nobody promises of dynamic shared memory. What tensor cores
 // read in swizzled form begins at a multiple of 1,024; copies of warps are quicker to multiples of 128.
 template <unsigned bytes>
 __device__ __forceinline__ unsigned char* aligned_shared(unsigned char* memory) {
@@ -447,15 +447,15 @@ __device__ __forceinline__ void wait_arrival(Arrival* arrival, unsigned parity) 
 #endif
 }
 
-// One lane of every warp that has done with something: whether it is the last of `warps` (a power of two). The place in
+// One lane of every warp that has done with something: whether it is the last of `warps` (a power of two). The counter in
 // shared memory is 0 at first, and serves again and again. It orders no ordinary reads or writes of others: that would
 // cost a wait for all loads; products that were waited for have read what they read.
-__device__ __forceinline__ bool is_last_to_leave(unsigned* place, unsigned warps) {
+__device__ __forceinline__ bool is_last_to_leave(unsigned* counter, unsigned warps) {
 #ifndef HOST_SHIM
   unsigned before;
-  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(place)) : "memory");
+  asm volatile("atom.relaxed.cta.shared::cta.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
 #else
-  const unsigned before = atomicAdd(place, 1u);
+  const unsigned before = atomicAdd(counter, 1u);
 #endif
   return (before + 1) % warps == 0;
 }
@@ -504,8 +504,8 @@ __device__ __forceinline__ void read_behind(float (&sums)[count]) {
 #endif
 }
 
-// What lies in shared memory from a multiple of 1,024 bytes on: rows of 128 bytes, of which the 16 bytes in place p lie
-// in place p ^ row % 8 ("swizzle of 128 bytes"): so eight rows are read at once out of different banks. Groups of eight
+// What lies in shared memory from a multiple of 1,024 bytes on: rows of 128 bytes, of which piece p of 16 bytes lies
+// at position p ^ row % 8 ("swizzle of 128 bytes"): so eight rows are read at once out of different banks. Groups of eight
 // rows follow each other. Further columns of the rows begin `bytes` of 16 later: two per product.
 __device__ __forceinline__ unsigned long long swizzled_rows(unsigned address) {
   constexpr unsigned long long SWIZZLE_128 = 1ull << 62, GROUP = (unsigned long long)(1024 / 16) << 32, UNUSED = 1ull << 16;

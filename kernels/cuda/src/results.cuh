@@ -1,4 +1,4 @@
-// What becomes of a product's sum: bias and addend, which may be 0, then its place. Arguments has them and their strides.
+// What becomes of a product's sum: bias and addend, which may be 0, then where it is stored. Arguments has them and their strides.
 #pragma once
 #include "portable.cuh"
 

@@ -1,6 +1,6 @@
-// Keys in their pages turned to other positions, in place: what a context keeps that forgot its middle.
+// Keys in their pages rotated to other positions, in place: what a context keeps that forgot its middle.
 //
-// Floats are turned where they lie: a lane takes four tokens of both columns of a pair, eight lanes a whole line of a
+// Floats are rotated where they lie: a lane takes four tokens of both columns of a pair, eight lanes a whole line of a
 // page. Where they are small integers a token's columns share scales, and with 4 bits they are mixed as well: a warp
 // takes a token. Memory gives and takes 32 bytes at once, four columns of eight tokens: those are what the eight warps
 // of a block take at a time.
@@ -19,7 +19,7 @@ struct RotateKeysArguments {
   int head_size;
 };
 
-constexpr int TURN_WARPS = 8;
+constexpr int ROTATE_WARPS = 8;
 
 // Four tokens of a column, read and written by one instruction.
 template <class T>
@@ -28,9 +28,9 @@ struct alignas(UNIT * sizeof(T)) FourTokens {
 };
 
 template <class T>
-__device__ __forceinline__ void turn_floats(const RotateKeysArguments& given, unsigned char* page) {
+__device__ __forceinline__ void rotate_floats(const RotateKeysArguments& given, unsigned char* page) {
   FourTokens<T>* const fours = reinterpret_cast<FourTokens<T>*>(page);
-  for (int i = threadIdx.x; i < given.pairs * QUADS; i += TURN_WARPS * WARP) {
+  for (int i = threadIdx.x; i < given.pairs * QUADS; i += ROTATE_WARPS * WARP) {
     const int pair = i / QUADS, quad = i % QUADS;
     const int column = given.interleaved ? 2 * pair : pair, other = column + (given.interleaved ? 1 : given.pairs);
     FourTokens<T> first = fours[column * QUADS + quad], second = fours[other * QUADS + quad];
@@ -57,7 +57,7 @@ struct Reader<Int8> {
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j) {
       const int i = j * WARP + threadIdx.x % WARP;
-      numbers[j] = i < size ? (float)(signed char)page[place_of(i, columns, offset, true)] * scale : 0.0f;
+      numbers[j] = i < size ? (float)(signed char)page[byte_offset(i, columns, offset, true)] * scale : 0.0f;
     }
   }
 };
@@ -72,21 +72,21 @@ struct Reader<Int4> {
     for (int j = 0; j < MOST_NUMBERS; ++j) {
       numbers[j] = 0.0f;
       if (j * WARP >= size) continue;
-      const int two = page[place_of(16 * j + lane % 16, columns, offset, true)];
+      const int two = page[byte_offset(16 * j + lane % 16, columns, offset, true)];
       numbers[j] = ((float)(two >> lane / 16 * 4 & 15) - 7.5f) * to_float(scales[j * PAGE + offset]);
     }
-    turn(numbers, size);
+    hadamard(numbers, size);
   }
 };
 
 template <class Kind>
-__device__ __forceinline__ void turn_integers(const RotateKeysArguments& given, unsigned char* page) {
+__device__ __forceinline__ void rotate_integers(const RotateKeysArguments& given, unsigned char* page) {
   const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, size = given.head_size;
-  const int columns = Form<Kind>::key_columns(size);
-  const Turn turned(given.cos, given.sin, given.pairs, given.interleaved, size);
-  SHARED(float, heads, TURN_WARPS * MOST_NUMBERS * WARP);
+  const int columns = PageFormat<Kind>::key_columns(size);
+  const Rotation rotation(given.cos, given.sin, given.pairs, given.interleaved, size);
+  SHARED(float, heads, ROTATE_WARPS * MOST_NUMBERS * WARP);
   float* const head = heads + warp * MOST_NUMBERS * WARP;  // where lanes see each other's numbers
-  for (int offset = warp; offset < PAGE; offset += TURN_WARPS) {
+  for (int offset = warp; offset < PAGE; offset += ROTATE_WARPS) {
     float numbers[MOST_NUMBERS];
     Reader<Kind>::read(numbers, size, columns, page, offset);
 #pragma unroll
@@ -95,8 +95,8 @@ __device__ __forceinline__ void turn_integers(const RotateKeysArguments& given, 
     const Head from{head, nullptr, 1.0f};
 #pragma unroll
     for (int j = 0; j < MOST_NUMBERS; ++j)
-      if (j * WARP + lane < size) numbers[j] = from.turned(turned, j, j * WARP + lane);
-    if (Form<Kind>::COLUMNS > UNIT) turn(numbers, size);
+      if (j * WARP + lane < size) numbers[j] = from.rotated(rotation, j, j * WARP + lane);
+    if (PageFormat<Kind>::COLUMNS > UNIT) hadamard(numbers, size);
     Writer<Kind>::write(numbers, size, columns, page, offset, true);
     __syncwarp();
   }
@@ -107,6 +107,6 @@ template <class Kind>
 __device__ __forceinline__ void rotate_keys(const RotateKeysArguments& given) {
   unsigned char* const pages = given.keys + given.blocks[blockIdx.x] * given.key_block;
   unsigned char* const page = pages + (long long)blockIdx.y * key_bytes<Kind>(given.head_size);
-  if constexpr (Form<Kind>::PACKED) turn_integers<Kind>(given, page);
-  else turn_floats<Kind>(given, page);
+  if constexpr (PageFormat<Kind>::PACKED) rotate_integers<Kind>(given, page);
+  else rotate_floats<Kind>(given, page);
 }

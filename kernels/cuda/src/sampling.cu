@@ -61,7 +61,7 @@ __device__ __forceinline__ void settle(const Row& at, Tokens& tokens, const Room
   }
   if (next) go_on(at, state);
   __syncthreads();
-  if (!alone && state.operation == SQUEEZE) place_parts(at, room);
+  if (!alone && state.operation == SQUEEZE) find_offsets(at, room);
 }
 
 template <bool greedy>
@@ -94,7 +94,7 @@ __device__ __forceinline__ void sample_rows(const SamplingArguments& given) {
   SHARED(int, warp_counts, WARPS);
   const int number = blockIdx.y;
   if (number >= given.table->count) return;
-  const Row at{given, at_place<SamplingRow>(given.table, given.table->rows)[number], number, (int)blockIdx.x};
+  const Row at{given, at_offset<SamplingRow>(given.table, given.table->rows)[number], number, (int)blockIdx.x};
   const Room room{state, result, columns, tallies, warp_sums, warp_bests, warp_counts};
   Tokens tokens;
   if (given.is_first) {

@@ -5,7 +5,7 @@
 
 namespace sampling {
 
-__device__ __forceinline__ long long own_place(const Row& at, int part) {
+__device__ __forceinline__ long long own_offset(const Row& at, int part) {
   return ((long long)at.number * at.given.parts + part) * PART + threadIdx.x * OWN;
 }
 
@@ -18,19 +18,19 @@ __device__ __forceinline__ void split(Tokens& tokens, int first, float4 a, float
 
 // What an earlier launch left: 32 bytes of a thread, two loads of 16.
 __device__ __forceinline__ void load_own(const Row& at, Tokens& tokens) {
-  const float4* own = reinterpret_cast<const float4*>(at.given.own + own_place(at, at.part));
+  const float4* own = reinterpret_cast<const float4*>(at.given.own + own_offset(at, at.part));
   split(tokens, at.part * PART + threadIdx.x * OWN, own[0], own[1]);
 }
 
 // What another block left in this launch.
 __device__ __forceinline__ void load_other(const Row& at, int part, Tokens& tokens) {
-  const float* own = at.given.own + own_place(at, part);
+  const float* own = at.given.own + own_offset(at, part);
 #pragma unroll
   for (int i = 0; i < OWN; ++i) tokens.value[i] = fresh(own + i), tokens.id[i] = part * PART + threadIdx.x * OWN + i;
 }
 
 __device__ __forceinline__ void store_own(const Row& at, const Tokens& tokens) {
-  float4* own = reinterpret_cast<float4*>(at.given.own + own_place(at, at.part));
+  float4* own = reinterpret_cast<float4*>(at.given.own + own_offset(at, at.part));
   own[0] = float4{tokens.value[0], tokens.value[1], tokens.value[2], tokens.value[3]};
   own[1] = float4{tokens.value[4], tokens.value[5], tokens.value[6], tokens.value[7]};
 }
@@ -38,31 +38,31 @@ __device__ __forceinline__ void store_own(const Row& at, const Tokens& tokens) {
 __device__ __forceinline__ void load_list(const Row& at, int count, Tokens& tokens) {
 #pragma unroll
   for (int i = 0; i < OWN; ++i) {
-    const int place = threadIdx.x * OWN + i;
-    const bool is_there = place < count;
-    tokens.value[i] = is_there ? fresh(at.given.list_values + (long long)at.number * PART + place) : masked();
-    tokens.id[i] = is_there ? fresh(at.given.list_ids + (long long)at.number * PART + place) : BEHIND_ALL;
+    const int index = threadIdx.x * OWN + i;
+    const bool is_there = index < count;
+    tokens.value[i] = is_there ? fresh(at.given.list_values + (long long)at.number * PART + index) : masked();
+    tokens.id[i] = is_there ? fresh(at.given.list_ids + (long long)at.number * PART + index) : BEHIND_ALL;
   }
 }
 
 // Edits in their order: each thread does those of its own tokens.
 __device__ __forceinline__ void edit(const Row& at, Tokens& tokens) {
-  const int* ids = at_place<int>(at.given.table, at.given.table->edit_ids);
-  const float* values = at_place<float>(at.given.table, at.given.table->edit_values);
+  const int* ids = at_offset<int>(at.given.table, at.given.table->edit_ids);
+  const float* values = at_offset<float>(at.given.table, at.given.table->edit_values);
 #pragma unroll 1
   for (long long edit = at.asked.span[span::FIRST_EDIT]; edit < at.asked.span[span::END_EDIT]; ++edit) {
-    const int place = ids[edit] - tokens.id[0];
+    const int index = ids[edit] - tokens.id[0];
     const float value = values[edit];
-    if (place < 0 || place >= OWN) continue;
+    if (index < 0 || index >= OWN) continue;
 #pragma unroll
     for (int i = 0; i < OWN; ++i)
-      if (i == place) tokens.value[i] = value == masked() ? value : tokens.value[i] + value;
+      if (i == index) tokens.value[i] = value == masked() ? value : tokens.value[i] + value;
   }
 }
 
 __device__ __forceinline__ void load_given(const Row& at, Tokens& tokens) {
   const int first = at.part * PART + threadIdx.x * OWN, size = at.given.vocab_size;
-  const unsigned long long source = at_place<unsigned long long>(at.given.table, at.given.table->sources)[at.number];
+  const unsigned long long source = at_offset<unsigned long long>(at.given.table, at.given.table->sources)[at.number];
   const float* logits = reinterpret_cast<const float*>(source) + first;
   if (source % 16 == 0 && first + OWN <= size) {
     const float4* quads = reinterpret_cast<const float4*>(logits);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void load_given(const Row& at, Tokens& tokens) {
   const long long mask = at.asked.span[span::MASK];
   if (mask <= 0 || first >= size) return;
   const long long words = (size + 31) / 32;
-  const unsigned* bits = at_place<unsigned>(at.given.table, at.given.table->masks) + (mask - 1) * words;
+  const unsigned* bits = at_offset<unsigned>(at.given.table, at.given.table->masks) + (mask - 1) * words;
   const unsigned allowed = bits[first / 32] >> first % 32;  // a thread's eight tokens are a byte of a word
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
@@ -95,7 +95,7 @@ __device__ __forceinline__ Window window_of(const Row& at, double most) {
   const long long first = at.asked.span[span::FIRST_TOKEN];
   const int count = (int)(at.asked.span[span::END_TOKEN] - first);
   const int skipped = (int)fmax(0.0, (double)count - most);
-  return {at_place<int>(at.given.table, at.given.table->tokens) + first + skipped, count - skipped, skipped};
+  return {at_offset<int>(at.given.table, at.given.table->tokens) + first + skipped, count - skipped, skipped};
 }
 
 __device__ __forceinline__ Window window_of(const Row& at, int marking) {
@@ -104,12 +104,12 @@ __device__ __forceinline__ Window window_of(const Row& at, int marking) {
   return window_of(at, marking == REPETITIONS ? settings[setting::DRY_LAST_N] : (double)BEHIND_ALL);
 }
 
-// How many tokens before `place` are those at the end of a window, at most `limit`.
-__device__ __forceinline__ int agreeing(const Window& window, int place, int limit) {
+// How many tokens before `position` are those at the end of a window, at most `limit`.
+__device__ __forceinline__ int agreeing(const Window& window, int position, int limit) {
   int length = 0;
-  const int most = min(place, limit), last = window.count - 1;
+  const int most = min(position, limit), last = window.count - 1;
 #pragma unroll 1
-  while (length < most && window.tokens[place - 1 - length] == window.tokens[last - length]) ++length;
+  while (length < most && window.tokens[position - 1 - length] == window.tokens[last - length]) ++length;
   return length;
 }
 
@@ -125,15 +125,15 @@ __device__ __forceinline__ void mark(const Row& at, int marking, int parts) {
   const int first_output = (int)at.asked.span[span::FIRST_OUTPUT] - window.skipped;
   const int part = parts == 1 ? 0 : at.part;
 #pragma unroll 1
-  for (int place = part * THREADS + threadIdx.x; place < window.count; place += parts * THREADS) {
-    int* own = marks + window.tokens[place];
+  for (int position = part * THREADS + threadIdx.x; position < window.count; position += parts * THREADS) {
+    int* own = marks + window.tokens[position];
     if (marking == OCCURRENCES) {
       atomicOr(own, 1);
-      if (place >= first_output) atomicAdd(own, 2);
+      if (position >= first_output) atomicAdd(own, 2);
     } else if (marking == REPETITIONS) {
-      const int length = place ? agreeing(window, place, limit) : -1;
+      const int length = position ? agreeing(window, position, limit) : -1;
       if (length >= allowed) atomicMax(own, length + 1);
-    } else if (place >= size - 1 && agreeing(window, place, size - 1) == size - 1) {
+    } else if (position >= size - 1 && agreeing(window, position, size - 1) == size - 1) {
       atomicMax(own, 1);
     }
   }
@@ -169,7 +169,7 @@ __device__ __forceinline__ void apply_marks(const Row& at, const SamplingState& 
   __syncthreads();  // a list may lack tokens that have a mark: all are taken away where they were made
   const Window window = window_of(at, state.applying);
 #pragma unroll 1
-  for (int place = threadIdx.x; place < window.count; place += THREADS) marks[window.tokens[place]] = 0;
+  for (int position = threadIdx.x; position < window.count; position += THREADS) marks[window.tokens[position]] = 0;
 }
 
 // --- what was removed ------------------------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ __device__ __forceinline__ void drop(const SamplingState& state, Tokens& tokens)
     if (!in_play(x)) continue;
     bool stays = true;
     if (state.ordered) {
-      const unsigned place = place_of(state, state.ordered == BY_DISTANCE, x);
-      stays = place > state.floor || (place == state.floor && tokens.id[i] <= state.last);
+      const unsigned sort_key = sort_key_of(state, state.ordered == BY_DISTANCE, x);
+      stays = sort_key > state.floor || (sort_key == state.floor && tokens.id[i] <= state.last);
     }
     if (state.bounded == BY_LOGIT) stays = stays && (double)x >= state.bound;
     if (state.bounded == BY_WEIGHT || state.bounded == BUT_LIKELY) {

@@ -53,11 +53,11 @@ __device__ __forceinline__ void find_likely(const Tokens& tokens, const Room& ro
   if (threadIdx.x == THREADS - 1) room.result->counts[0] = (int)(before + count), room.result->best = lightest;
 }
 
-__device__ __forceinline__ int bucket_of(const SamplingState& state, unsigned place) {
+__device__ __forceinline__ int bucket_of(const SamplingState& state, unsigned sort_key) {
   int bucket = 0;
 #pragma unroll
   for (int step = BUCKETS - 1; step; step /= 2)
-    if (bucket + step < BUCKETS && place < state.pivots[bucket + step - 1]) bucket += step;
+    if (bucket + step < BUCKETS && sort_key < state.pivots[bucket + step - 1]) bucket += step;
   return bucket;
 }
 
@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_up(const Tokens& tokens, const Room& room) {
     double first = distance, second = distance * distance;
     int bucket = 0;
     if (operation != SPREAD) first = state.by_number && operation == SEARCH ? 1.0 : weight_at(distance * scale);
-    if (operation == SEARCH) bucket = bucket_of(state, place_of(state, state.by_distance, x));
+    if (operation == SEARCH) bucket = bucket_of(state, sort_key_of(state, state.by_distance, x));
     else if (operation != SPREAD) second = first * distance * scale;
     room.columns[bucket * THREADS + thread] += first;
     ++room.tallies[bucket * THREADS + thread];
@@ -171,7 +171,7 @@ __device__ __forceinline__ void join(const Row& at, const Room& room) {
 
 // Where each part's tokens go in the list: behind those of the parts before. Where the last token at the floor was looked
 // for, later ones there are out: those of later parts, and some of its own, of which so many stay as were missing.
-__device__ __forceinline__ void place_parts(const Row& at, const Room& room) {
+__device__ __forceinline__ void find_offsets(const Row& at, const Room& room) {
   const SamplingState& state = *room.state;
   const int whole = state.bucket + !state.locating;
   int* kept = reinterpret_cast<int*>(room.columns);
@@ -197,13 +197,13 @@ __device__ __forceinline__ void squeeze(const Row& at, const Tokens& tokens, con
   double count = 0.0;
 #pragma unroll
   for (int i = 0; i < OWN; ++i) count += in_play(tokens.value[i]);
-  int place = at.given.offsets[(long long)at.number * at.given.parts + at.part] + (int)sum_before(count, room);
+  int index = at.given.offsets[(long long)at.number * at.given.parts + at.part] + (int)sum_before(count, room);
 #pragma unroll
   for (int i = 0; i < OWN; ++i)
     if (in_play(tokens.value[i])) {
-      at.given.list_values[(long long)at.number * PART + place] = tokens.value[i];
-      at.given.list_ids[(long long)at.number * PART + place] = tokens.id[i];
-      ++place;
+      at.given.list_values[(long long)at.number * PART + index] = tokens.value[i];
+      at.given.list_ids[(long long)at.number * PART + index] = tokens.id[i];
+      ++index;
     }
 }
 
@@ -265,7 +265,7 @@ __device__ __forceinline__ void find_token(const Tokens& tokens, const Room& roo
   for (int i = 0; i < OWN; ++i) {
     const float x = tokens.value[i];
     weights[i] = 0.0;
-    if (in_play(x) && (draws || place_of(state, state.by_distance, x) == state.low))
+    if (in_play(x) && (draws || sort_key_of(state, state.by_distance, x) == state.low))
       weights[i] = !draws && state.by_number ? 1.0 : weight_of(state, x);
     own += weights[i];
   }

@@ -16,7 +16,7 @@ struct SamplingRow {
   long long span[8];
 };
 
-// What a call uploads: this, then at these places, in bytes from its beginning: SamplingRow [count]; addresses of their
+// What a call uploads: this, then at these offsets in bytes from its beginning: SamplingRow [count]; addresses of their
 // logits [count]; edits; histories; masks. outcomes: an address, SamplingOutcome [count].
 struct SamplingTable {
   long long rows;
@@ -32,7 +32,7 @@ struct SamplingTable {
 
 // A row between two launches. What was removed but not yet dropped: tokens behind (`floor`, `last`) in an order where
 // `ordered` names one; what a `bounded` rule says. `listed`: tokens of the list, 0 = there is none. A search is about
-// places from `low` to below `high`, which `pivots` split, the largest first.
+// sort keys from `low` to below `high`, which `pivots` split, the largest first.
 struct SamplingState {
   double temperature;
   double highest;
@@ -168,14 +168,14 @@ struct Room {
 };
 
 template <class T>
-__device__ __forceinline__ const T* at_place(const SamplingTable* table, long long place) {
-  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + place);
+__device__ __forceinline__ const T* at_offset(const SamplingTable* table, long long offset) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(table) + offset);
 }
 
 // What other blocks of this launch wrote: not from the first-level cache.
 template <class T>
-__device__ __forceinline__ T fresh(const T* place) {
-  return *static_cast<const volatile T*>(place);
+__device__ __forceinline__ T fresh(const T* address) {
+  return *static_cast<const volatile T*>(address);
 }
 
 __device__ __forceinline__ float masked() { return __uint_as_float(0xff800000u); }
@@ -193,8 +193,8 @@ __device__ __forceinline__ float bounded(double x) {
   return (float)fmin(fmax(x, -(double)LARGEST_FLOAT), (double)LARGEST_FLOAT);
 }
 
-// A token's place in the order of a search: by its logit, or by how near its logit is to the centre.
-__device__ __forceinline__ unsigned place_of(const SamplingState& state, bool by_distance, float x) {
+// A token's sort key in a search: by its logit, or by how near its logit is to the centre.
+__device__ __forceinline__ unsigned sort_key_of(const SamplingState& state, bool by_distance, float x) {
   return key_of(by_distance ? bounded(-fabs((double)x - state.centre)) : x);
 }
 
@@ -209,8 +209,8 @@ __device__ __forceinline__ double weight_of(const SamplingState& state, float x)
 __device__ __forceinline__ void uniforms(const unsigned long long (&counter)[3], double& first, double& second) {
   unsigned long long a = counter[2] + 1, b = 0, c = 0, d = 0, key_0 = counter[0], key_1 = counter[1];
   const unsigned long long multiplier_0 = 0xD2E7470EE14C6C93ull, multiplier_1 = 0xCA5A826395121157ull;
-  for (int turn = 0; turn < 10; ++turn) {
-    if (turn) key_0 += 0x9E3779B97F4A7C15ull, key_1 += 0xBB67AE8584CAA73Bull;
+  for (int round = 0; round < 10; ++round) {
+    if (round) key_0 += 0x9E3779B97F4A7C15ull, key_1 += 0xBB67AE8584CAA73Bull;
     const unsigned long long high_0 = __umul64hi(multiplier_0, a), low_0 = multiplier_0 * a;
     const unsigned long long high_1 = __umul64hi(multiplier_1, c), low_1 = multiplier_1 * c;
     a = high_1 ^ b ^ key_0, b = low_1, c = high_0 ^ d ^ key_1, d = low_0;

@@ -1,6 +1,6 @@
 // Matrices as they lie in device memory, and how a chunk of 32 columns of one row becomes numbers.
 //
-// There is one form for all: value = (code's number - zero point) * factor - minimum. A code's number is the code, or
+// There is one formula for all: value = (code's number - zero point) * factor - minimum. A code's number is the code, or
 // an entry of a grid; factors, zero points and minima are numbers per block, or integers per block times a number per
 // group of blocks. What a matrix has not is left out when a kernel is compiled.
 //
@@ -67,7 +67,7 @@ __device__ __forceinline__ float to_float(exponent_bits x) { return __uint_as_fl
 // --- numbers of blocks ----------------------------------------------------------------------------------------------
 
 // Where numbers lie: one per block, or one per group and an integer per block.
-struct Place {
+struct BlockNumbers {
   const void* numbers;
   const void* integers;
   int count;
@@ -99,10 +99,10 @@ struct Single {
   struct Loaded {
     Scale numbers[halves];
 
-    __device__ __forceinline__ void read(const Place& place, long long row, int chunk) {
-      const Scale* own = static_cast<const Scale*>(place.numbers) + row * place.count;
+    __device__ __forceinline__ void read(const BlockNumbers& from, long long row, int chunk) {
+      const Scale* own = static_cast<const Scale*>(from.numbers) + row * from.count;
 #pragma unroll
-      for (int half = 0; half < halves; ++half) numbers[half] = own[(chunk * halves + half) >> place.shift];
+      for (int half = 0; half < halves; ++half) numbers[half] = own[(chunk * halves + half) >> from.shift];
     }
     __device__ __forceinline__ float number(int half) const { return to_float(numbers[half]); }
   };
@@ -119,10 +119,10 @@ struct Double {
     Scale scale;
     Together<Integer, halves> integers;
 
-    __device__ __forceinline__ void read(const Place& place, long long row, int chunk) {
-      scale = static_cast<const Scale*>(place.numbers)[row * place.count + (chunk >> place.shift)];
-      const Together<Integer, halves>* own = static_cast<const Together<Integer, halves>*>(place.integers);
-      integers = own[row * place.integer_count + (chunk >> place.integer_shift)];
+    __device__ __forceinline__ void read(const BlockNumbers& from, long long row, int chunk) {
+      scale = static_cast<const Scale*>(from.numbers)[row * from.count + (chunk >> from.shift)];
+      const Together<Integer, halves>* own = static_cast<const Together<Integer, halves>*>(from.integers);
+      integers = own[row * from.integer_count + (chunk >> from.integer_shift)];
     }
     __device__ __forceinline__ float number(int half) const { return to_float(scale) * to_float(integers.of[half]); }
   };
@@ -139,8 +139,8 @@ struct Beside {
     Together<low_nibble, halves> bytes;
 
     __device__ __forceinline__ void read_beside(
-        const Place& place, long long row, int chunk, const Together<low_nibble, halves>& of_factors) {
-      scale = static_cast<const Scale*>(place.numbers)[row * place.count + (chunk >> place.shift)];
+        const BlockNumbers& from, long long row, int chunk, const Together<low_nibble, halves>& of_factors) {
+      scale = static_cast<const Scale*>(from.numbers)[row * from.count + (chunk >> from.shift)];
       bytes = of_factors;
     }
     __device__ __forceinline__ float number(int half) const {
@@ -155,7 +155,7 @@ struct Constant {
   static constexpr int NUMBER_BYTES = 0, INTEGER_BYTES = 0;
   template <int halves>
   struct Loaded {
-    __device__ __forceinline__ void read(const Place&, long long, int) {}
+    __device__ __forceinline__ void read(const BlockNumbers&, long long, int) {}
     __device__ __forceinline__ float number(int) const { return 0.0f; }
   };
 };
@@ -237,17 +237,17 @@ struct BlockReader {
   }
 
   __device__ __forceinline__ void read(long long row, int chunk, Chunk& into) const {
-    const long long place = row * matrix.chunks + chunk;
-    load_once<WORDS_1>(matrix.data + place * (4 * WORDS_1), into.codes);
-    if constexpr (WORDS_2 > 0) load_once<WORDS_2>(matrix.second + place * (4 * WORDS_2), into.codes + WORDS_1);
+    const long long index = row * matrix.chunks + chunk;
+    load_once<WORDS_1>(matrix.data + index * (4 * WORDS_1), into.codes);
+    if constexpr (WORDS_2 > 0) load_once<WORDS_2>(matrix.second + index * (4 * WORDS_2), into.codes + WORDS_1);
     read_numbers(row, chunk, into);
   }
   __device__ __forceinline__ void read_numbers(long long row, int chunk, Chunk& into) const {
-    const Place factors{matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
-                        matrix.multiplier_count, matrix.multiplier_shift};
+    const BlockNumbers factors{matrix.scales, matrix.multipliers, matrix.scale_count, matrix.scale_shift,
+                               matrix.multiplier_count, matrix.multiplier_shift};
     into.factor.read(factors, row, chunk);
-    const Place offsets{matrix.offset_scales, matrix.offsets, matrix.offset_scale_count, matrix.offset_scale_shift,
-                        matrix.offset_count, matrix.offset_shift};
+    const BlockNumbers offsets{matrix.offset_scales, matrix.offsets, matrix.offset_scale_count,
+                               matrix.offset_scale_shift, matrix.offset_count, matrix.offset_shift};
     if constexpr (Offset::IS_BESIDE) into.offset.read_beside(offsets, row, chunk, into.factor.integers);
     else into.offset.read(offsets, row, chunk);
   }
@@ -380,14 +380,14 @@ struct BlockReader {
       four(chunk, given, g, found);
     } else {
       const int half = g * 4 / COLUMNS;
-      constexpr unsigned LARGE = bits == 8 ? 0x47000000u : 0x43000000u, PLACES = bits == 8 ? 0x7404u : 0x7044u;
+      constexpr unsigned LARGE = bits == 8 ? 0x47000000u : 0x43000000u, SELECTOR = bits == 8 ? 0x7404u : 0x7044u;
       constexpr int SHIFT = bits == 8 ? 4 : 8;
       const float base = (bits == 8 ? 32768.0f : 128.0f) + given.zero[half], scale = given.scale[half];
       const float minimum = fmaf(base, scale, given.minimum[half]);
       const unsigned codes = bits == 8 ? slice(chunk, g) ^ 0x80808080u : slice(chunk, g);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float large = __uint_as_float(__byte_perm(codes, LARGE, PLACES | i << SHIFT));
+        const float large = __uint_as_float(__byte_perm(codes, LARGE, SELECTOR | i << SHIFT));
         if constexpr (bits < 8) found[i] = fmaf(large, scale, -minimum);
         else if constexpr (HAS_MINIMUM) found[i] = fmaf(large - base, scale, -given.minimum[half]);
         else found[i] = (large - base) * scale;
@@ -464,11 +464,11 @@ struct DenseReader {
   __device__ __forceinline__ static DenseReader of_numbers(const BlockMatrix& matrix) { return DenseReader{matrix}; }
   // Columns WIDTH part to WIDTH (part + 1) - 1, as they lie in memory.
   __device__ __forceinline__ void read(long long row, int part, unsigned (&words)[4]) const {
-    load_once<4>(place(row, part), words);
+    load_once<4>(address(row, part), words);
   }
   // The same where the next part is read as well, but not at once.
   __device__ __forceinline__ void read_beside(long long row, int part, unsigned (&words)[4]) const {
-    load_four(place(row, part), words);
+    load_four(address(row, part), words);
   }
   __device__ __forceinline__ static void numbers(const unsigned (&words)[4], float (&found)[WIDTH]) {
 #pragma unroll
@@ -488,7 +488,7 @@ struct DenseReader {
   }
 
  private:
-  __device__ __forceinline__ const unsigned char* place(long long row, int part) const {
+  __device__ __forceinline__ const unsigned char* address(long long row, int part) const {
     return matrix.data + (row * matrix.chunks * (CHUNK / WIDTH) + part) * 16;
   }
 };

@@ -17,7 +17,7 @@ from genai.kernels.cpu.program.step_table import ContextTable, StepField
 from genai.kernels.cpu.program.thread_pool import Threads
 from genai.kernels.device import StepContext
 from genai.kernels.ir import Attention, Rope
-from genai.kernels.reference.attention import attend_pages, rotations, turned
+from genai.kernels.reference.attention import attend_pages, rotated, rotations
 
 # Sequences with at least so many new tokens have prefill numerics in these tests.
 MIN_PREFILL_TOKENS = 32
@@ -112,14 +112,14 @@ class AttentionStep:
             rope_table=self.rope_table,
         )
 
-    def turned(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
+    def rotated(self, x: np.ndarray, norm: np.ndarray | None, options: dict[str, Any]) -> np.ndarray:
         """Heads normed and rotated by the reference, in float64."""
         op, constant = self.op(options)
-        return turned(x, norm, op.epsilon, rotations(op.rope, self.step, constant))
+        return rotated(x, norm, op.epsilon, rotations(op.rope, self.step, constant))
 
     def expected(self, **options: Any) -> np.ndarray:
         """The same by the reference, in float64, over the pages as they are now."""
-        query = self.turned(self.query, options.get("q_norm"), options)
+        query = self.rotated(self.query, options.get("q_norm"), options)
         return attend_pages(self.op(options)[0], query, self.layer, self.step, options.get("sinks"))
 
     def part(self, sequence: int, first: int, last: int) -> AttentionStep:

@@ -106,7 +106,7 @@ def test_queries_and_keys_are_normed_and_rotated(
     }
     out = step.run(**options)
     blocks, offsets = np.divmod(step.slot_mapping, 32)
-    keys = step.turned(step.key, options["k_norm"], options)
+    keys = step.rotated(step.key, options["k_norm"], options)
     stored = step.layer.keys[blocks, :, :, offsets]
     ulp = 1e-3 if dtype == np.float16 else 1e-6
     np.testing.assert_allclose(stored, keys, rtol=ulp, atol=ulp)

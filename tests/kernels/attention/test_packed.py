@@ -28,7 +28,7 @@ def sylvester(size: int) -> np.ndarray:
 
 
 def stored_key(layer: PagedLayer, block: int, head: int, token: int) -> np.ndarray:
-    """As it is stored (with 4 bits turned), read byte by byte."""
+    """As it is stored (with 4 bits transformed), read byte by byte."""
     packed, page = layer.packed, layer.keys[block, head]
     assert packed is not None
     scales = page[PAGE_TOKENS * packed.key_columns :].view(np.float16).astype(np.float64).reshape(-1, PAGE_TOKENS)
@@ -133,7 +133,7 @@ def test_what_is_stored(make_step: MakeStep, make_rope: MakeRope, rng: Any, dtyp
     step.value *= np.float32(2**bits_of_numbers)
     options = {"rope": make_rope(64), "k_norm": rng.standard_normal(64).astype(np.float32), "epsilon": 1e-3}
     step.run(**options)
-    keys = step.turned(step.key, options["k_norm"], options)
+    keys = step.rotated(step.key, options["k_norm"], options)
     steps, columns = (127, 64) if dtype == "int8" else (7.5, 32)
     for read, given in ((stored_key, keys), (stored_value, step.value.astype(np.float64))):
         given = given @ sylvester(64) if dtype == "int4" else given

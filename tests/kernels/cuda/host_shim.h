@@ -464,15 +464,15 @@ void multiply_pairs(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2
       c[2 + i] += warp.a[group + 8][k] * warp.b[k][2 * place + i];
     }
 }
-inline void load_turned(unsigned (&tiles)[4], const void* row) {
-  if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_turned: not aligned");
-  const uint64_t* rows = meet(~0u, packed(row), "load_turned");
+inline void load_transposed(unsigned (&tiles)[4], const void* row) {
+  if (reinterpret_cast<uintptr_t>(row) % 16) fail("load_transposed: not aligned");
+  const uint64_t* rows = meet(~0u, packed(row), "load_transposed");
   const unsigned group = thread->lane / 4, place = thread->lane % 4;
   for (unsigned i = 0; i < 4; ++i) {
     auto number = [&](unsigned at) { return unpacked<const unsigned short*>(rows[8 * i + at])[group]; };
     tiles[i] = number(2 * place) | static_cast<unsigned>(number(2 * place + 1)) << 16;
   }
-  meet(~0u, 0, "load_turned, read");
+  meet(~0u, 0, "load_transposed, read");
 }
 
 inline void multiply_tiles(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

@@ -15,7 +15,7 @@ from genai.kernels.cuda.step import row_tiles
 from genai.kernels.device import StepContext, StepError
 from genai.kernels.float_bits import read_floats, stored_floats
 from genai.kernels.ir import Attention, Rope
-from genai.kernels.reference.attention import attend_pages, rotations, turned
+from genai.kernels.reference.attention import attend_pages, rotated, rotations
 from genai.kernels.reference.executor import ReferenceExecutor
 from genai.kernels.reference.pages import read_pages
 
@@ -155,7 +155,7 @@ def attended(
         return constants.arrays[name] if name else None
 
     query = rows["q"].reshape(-1, op.heads, op.head_size)
-    query = turned(query, constant(op.q_norm), op.epsilon, rotations(op.rope, step, constant))
+    query = rotated(query, constant(op.q_norm), op.epsilon, rotations(op.rope, step, constant))
     found = attend_pages(op, query, layer, step, constant(op.sinks))
     return found.reshape(len(found), -1)
 
@@ -440,7 +440,7 @@ def test_heads_apart_give_the_same_bits(driver: HostDriver, monkeypatch: pytest.
         layers.append(copy_of(layer))
         found.append(run(CudaExecutor(driver, 1), op, constants, layers[-1], step, rows))
         names = [one.removeprefix("attention_") for one in driver.launched]
-        kinds = [one.split("_")[1] for one in names if "turn_back" not in one]
+        kinds = [one.split("_")[1] for one in names if "hadamard_back" not in one]
         assert kinds == (["attend"] if multiprocessors else ["store", "attend"]), names
         (of_split,) = [one for one in names if "attend_split" in one]
         of_block = 1 if multiprocessors == enough else together

@@ -123,8 +123,8 @@ def test_every_record_is_launched_once_a_step(load: Load, driver: HostDriver) ->
         products = sum("gemv" in name for name in driver.launched)
         assert products == kinds.count("Linear") == sum(isinstance(r, Linear) for r in decoder.program.ops)
         for kind, kernel in (("Norm", "norm_"), ("Attention", "attend_split"),
-                             ("Attention", "store_heads"), ("Gate", "apply_"), ("Embedding", "lookup_blocks"),
-                             ("LogitsRows", "lookup_dense")):  # fmt: skip
+                             ("Attention", "store_heads"), ("Gate", "apply_"), ("Embedding", "embed_blocks"),
+                             ("LogitsRows", "embed_dense")):  # fmt: skip
             assert sum(kernel in name for name in driver.launched) == kinds.count(kind), kernel
 
 

@@ -35,7 +35,7 @@ def mixed(driver: HostDriver) -> float:
     return 0.0 if error < 2e-2 else 1.0
 
 
-COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads();  // all places are known"
+COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads();  // all positions are known"
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ COUNTED, KNOWN = "  __syncthreads();  // all have counted", "  __syncthreads(); 
         (sorted_pairs, COUNTED, "", "wrong"),  # counts are added up before all warps have counted
         (sorted_pairs, KNOWN, "", "wrong"),  # pairs are put down before it is known where
         (sorted_pairs, "  __syncthreads();  // the sums of all warps are there", "", "wrong"),
-        (sorted_pairs, "    __syncwarp();  // all have read their place\n", "", "wrong"),
+        (sorted_pairs, "    __syncwarp();  // all have read their position\n", "", "wrong"),
         (sorted_pairs, KNOWN, "  if (threadIdx.x < 64) __syncthreads();",
          "a thread ends while others wait|have ended already"),
         (sorted_pairs, "const unsigned same = __match_any_sync(ALL_LANES, expert);",
          "const unsigned same = there ? __match_any_sync(ALL_LANES, expert) : 0;", "for ever|has ended|different"),
-        (sorted_pairs, "SHARED(int, places, ORDER_WARPS * MOST_EXPERTS)", "SHARED(int, places, 7 * MOST_EXPERTS)",
+        (sorted_pairs, "SHARED(int, positions, ORDER_WARPS * MOST_EXPERTS)", "SHARED(int, positions, 7 * MOST_EXPERTS)",
          "shared memory was written out of bounds"),
         (sorted_pairs, "for (int i = all_groups + threadIdx.x; i < most;", "for (int i = threadIdx.x - 1; i < 0;",
          "memory was written out of bounds"),
@@ -69,7 +69,7 @@ def test_planted_bugs_are_found(driver: HostDriver, compute: Any, old: str, new:
         try:
             assert compute(planted) != 0
         except LaunchError as error:
-            assert "out of bounds" in str(error)  # where a wrong place leads
+            assert "out of bounds" in str(error)  # where a wrong position leads
         assert planted.planted
 
 

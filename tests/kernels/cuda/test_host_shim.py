@@ -119,16 +119,16 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (attended, "count_up(arrived) + 1 ==", "count_up(arrived) ==", "wrong"),  # nobody comes last
         (attended, "memory, SPLIT_WARPS * OWN_BYTES)", "memory, SPLIT_WARPS * OWN_BYTES - 64)",
          "shared memory was written out of bounds"),
-        (attended, "float* part = given.parts + place", "float* part = given.parts - 8 + place",
+        (attended, "float* part = given.parts + index", "float* part = given.parts - 8 + index",
          "memory was written out of bounds"),
         (prompted, "{ wait_groups<0>(); }", "{ wait_groups<1>(); }", "wrong"),
         (prompted, "__syncthreads();  // the tokens of this step", "// the tokens of this step", "wrong"),
-        (prompted, "load_turned(pairs, keys + ", "load_turned(pairs, (const char*)keys + 8 + ", "not aligned"),
+        (prompted, "load_transposed(pairs, keys + ", "load_transposed(pairs, (const char*)keys + 8 + ", "not aligned"),
         (prompted_bytes, "    wait_groups<0>();\n#pragma unroll", "    wait_groups<1>();\n#pragma unroll", "wrong"),
         (prompted_floats, "wait_groups<0>();  // for what", "wait_groups<1>();  // for what", "wrong"),
         (multiplied, "wait_groups<1>();", "wait_groups<2>();", "wrong"),  # the newest copies may still be under way
         (multiplied, "__syncthreads();  // the part and", "// the part and", "wrong"),
-        (multiplied, "copy_later(stage + place", "copy_later(stage + 1 + place", "not aligned"),
+        (multiplied, "copy_later(stage + offset", "copy_later(stage + 1 + offset", "not aligned"),
         (decoded, "wait_groups<Own::COUNT - 2>();", "wait_groups<Own::COUNT - 1>();", "wrong"),
         (decoded, "__syncthreads();  // the stage and its", "// the stage and its", "wrong"),
         (decoded, "(chunk ^ row % 8)", "(chunk ^ row % 4 ^ threadIdx.x % 2)", "wrong"),
@@ -156,7 +156,7 @@ IN_LOOP = "  for (int i = threadIdx.x; i < together * v_head_size; i += SPLIT_TH
         (multiplied_by_warpgroups, "right + 2 * tile", "right + tile", "wrong"),
         (multiplied_by_warpgroups, "(1024 / 16) << 32", "(512 / 16) << 32", "wrong"),
         (multiplied_by_warpgroups, "1ull << 62", "2ull << 62", "a descriptor of another form"),
-        (multiplied_by_warpgroups, "(place ^ turn)", "(place ^ turn / 2)", "wrong"),
+        (multiplied_by_warpgroups, "(piece ^ swizzle)", "(piece ^ swizzle / 2)", "wrong"),
         (multiplied_by_warpgroups, "(0u - shared_address(memory)) % bytes", "0", "wrong"),
     ],
 )  # fmt: skip

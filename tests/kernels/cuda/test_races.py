@@ -108,7 +108,7 @@ def test_kernels_have_none(driver: HostDriver, compute: Any) -> None:
         (multiplied, "__syncthreads();  // the part and", "// the part and", NO_ORDER),
         (decoded, "__syncthreads();  // the stage and its", "// the stage and its", NO_ORDER),
         (decoded_by_lanes, "were asked for before\n  __syncthreads();", "were asked for before", NO_ORDER),
-        (sorted_pairs, "    __syncwarp();  // all have read their place\n", "", NO_ORDER),
+        (sorted_pairs, "    __syncwarp();  // all have read their position\n", "", NO_ORDER),
         (sorted_pairs, "  __syncthreads();  // all have counted", "", NO_ORDER),
     ],
 )  # fmt: skip

@@ -160,7 +160,7 @@ def test_what_lies_behind_the_last_token_may_be_anything(driver: HostDriver, kin
         ("int8", "    __syncwarp();  // which also ends what is read of the page\n", "", "wrong"),
         ("int4", "    __syncwarp();  // which also ends what is read of the page\n", "", "wrong"),
         ("int4", "(two >> lane / 16 * 4 & 15)", "(two >> lane % 2 * 4 & 15)", "wrong"),
-        ("int8", "TURN_WARPS * MOST_NUMBERS * WARP);", "TURN_WARPS * (MOST_NUMBERS - 1) * WARP);",
+        ("int8", "ROTATE_WARPS * MOST_NUMBERS * WARP);", "ROTATE_WARPS * (MOST_NUMBERS - 1) * WARP);",
          "shared memory was written out of bounds"),
         ("int8", "given.keys + given.blocks", "given.keys - 64 + given.blocks", "memory was written out of bounds"),
         ("float16", "b * cos + a * sin", "b * cos - a * sin", "wrong"),

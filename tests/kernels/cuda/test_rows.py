@@ -153,7 +153,7 @@ def test_many_rows(driver: HostDriver, order: int, gemm: str, monkeypatch: pytes
     constants.arrays["floats"] = (rng.standard_normal((70, 1100)) / 33).astype(np.float16)
     weight = DenseWeight("floats", 70, 1100, transposed=True)
     ops.append(Linear("x", Projection(weight), "bytes floats", False))
-    ops.append(GatedLinear("x", *(op.branch for op in ops[:2]), "silu", "bytes gated", False))
+    ops.append(GatedLinear("x", *(op.projection for op in ops[:2]), "silu", "bytes gated", False))
     widths |= {"bytes floats": 70, "bytes gated": 37}
     given = {name: rng.standard_normal((73, widths[name])).astype(np.float32) for name in ("x", "added")}
     together = both(driver, ops, widths, constants, given, 73, prefill=68)

@@ -138,7 +138,7 @@ def test_rows_without_adapters_are_as_without_places(constants: Constants, rng: 
     x = rng.standard_normal((sum(LENGTHS), K)).astype(np.float32)
     device = CpuExecutor(2)
     whole = program(constants)
-    bare = [replace(r, branch=replace(r.branch, delta=None)) if isinstance(r, ir.Linear) else
+    bare = [replace(r, projection=replace(r.projection, delta=None)) if isinstance(r, ir.Linear) else
             replace(r, gate=replace(r.gate, delta=None), up=replace(r.up, delta=None))  # type: ignore[attr-defined]
             for r in whole.ops if not isinstance(r, LoraShrink)]  # fmt: skip
     wanted = device.compile(replace(whole, parts=tuple(bare))).run(step(LENGTHS, [[]] * 7, []), {"x": x})

@@ -50,7 +50,7 @@ def test_order(rng: np.random.Generator, tokens: int) -> None:
     chosen = np.stack([rng.permutation(experts - 1)[:k] for _ in range(tokens)] or [np.zeros(0, int)]).astype(np.int32)
     chosen = chosen.reshape(tokens, k)
     slots = np.full((experts, 3), -1, np.int64)
-    sources, places = np.full(tokens * k, -1, np.int32), np.full((tokens, k), -1, np.int32)
+    sources, positions = np.full(tokens * k, -1, np.int32), np.full((tokens, k), -1, np.int32)
     told = OrderArguments(
         rows_field=StepField.TOKENS,
         chosen=chosen,
@@ -58,7 +58,7 @@ def test_order(rng: np.random.Generator, tokens: int) -> None:
         experts=experts,
         slots=slots,
         sources=sources,
-        places=places,
+        positions=positions,
     )
     call = Call(order_pairs, told, scratch=8 * experts)
     context = ContextTable()
@@ -73,4 +73,4 @@ def test_order(rng: np.random.Generator, tokens: int) -> None:
     # Stable: of one expert, tokens in order.
     expected = np.argsort(chosen.reshape(-1), kind="stable")
     np.testing.assert_array_equal(sources, expected // k)
-    np.testing.assert_array_equal(places.reshape(-1)[expected], np.arange(tokens * k))
+    np.testing.assert_array_equal(positions.reshape(-1)[expected], np.arange(tokens * k))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....checks import Float32
 from ...jit import memory
-from ...jit.arguments import Address, Arguments, Binding, place, size as words_of
+from ...jit.arguments import Address, Arguments, Binding, offset_of, size as words_of
 from ...jit.dsl import inline
 from ...jit.native import NativeOp, native_op
 from ...jit.variants import once
@@ -80,7 +80,7 @@ _FLOPS_PER_NANOSECOND = 60.0
 
 
 _LEFT, _ROWS, _LEFT_PANELS, _LEFT_GROUP, _RIGHT, _WORDS, _OUT = (
-    place(GemmArguments, *path.split("."))
+    offset_of(GemmArguments, *path.split("."))
     for path in ("left", "rows", "cut.left_panels", "cut.left_group", "right", "word_count", "finishing.out")
 )
 
@@ -153,20 +153,20 @@ def _softmax(
     """e ** (scale * score + bias - largest) of LANES queries in place, keys apart by row_bytes; returns the sums."""
     largest = splat_float32(-np.inf)
     for key in range(length):
-        place, there = scores + key * row_bytes, bias + key * bias_column
-        value = memory.load_float32(place) * scale
+        address, there = scores + key * row_bytes, bias + key * bias_column
+        value = memory.load_float32(address) * scale
         if bias != 0:
             if bias_row == 0:
                 value = value + memory.read_float32(there)
             elif bias_row == 4:
                 value = value + memory.load_first(there, rows)
             else:
-                memory.store_float32(place, value)
+                memory.store_float32(address, value)
                 for lane in range(rows):
                     term = memory.read_float32(there + lane * bias_row)
-                    memory.write_float32(place + 4 * lane, memory.read_float32(place + 4 * lane) + term)
-                value = memory.load_float32(place)
-        memory.store_float32(place, value)
+                    memory.write_float32(address + 4 * lane, memory.read_float32(address + 4 * lane) + term)
+                value = memory.load_float32(address)
+        memory.store_float32(address, value)
         largest = maximum(largest, value)
     total = splat_float32(0.0)
     for key in range(length):
@@ -227,12 +227,12 @@ def attend_op(tiling: Tiling) -> NativeOp:
             out = arguments.out + 4 * ((batch * rows + first) * heads + head) * width
             for index in range(width):
                 for vector in range(vectors):
-                    place = mixed + index * row_bytes + vector * VECTOR_BYTES
+                    address = mixed + index * row_bytes + vector * VECTOR_BYTES
                     total = memory.load_float32(totals + vector * VECTOR_BYTES)
-                    value = memory.load_float32(place) / total
+                    value = memory.load_float32(address) / total
                     if arguments.nan_is_zero != 0:
                         value = where_less(total, np.inf, value, 0.0)
-                    memory.store_float32(place, value)
+                    memory.store_float32(address, value)
             for index in range(0, width, LANES):
                 some = min(LANES, width - index)
                 transpose_lines((mixed + index * row_bytes, row_bytes, some, count, out + 4 * index, 4 * heads * width))

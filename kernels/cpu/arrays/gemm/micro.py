@@ -183,9 +183,9 @@ def micro(kind: Kind, rows: int) -> Any:
 
     def emit(e: Emitter, left: Any, right: Any, words: Any, sums_at: Any, fresh: Any, stride: Any) -> None:
         b = e.builder
-        places = [e.at(sums_at, i * VECTOR_BYTES) for i in range(rows * vectors)]
+        addresses = [e.at(sums_at, i * VECTOR_BYTES) for i in range(rows * vectors)]
         is_fresh, none = b.icmp_signed("!=", fresh, INT64(0)), constant(kind.vector, 0)
-        sums = [b.select(is_fresh, none, e.load(place, kind.vector, align=VECTOR_BYTES)) for place in places]
+        sums = [b.select(is_fresh, none, e.load(address, kind.vector, align=VECTOR_BYTES)) for address in addresses]
         with e.loop(words, sums) as (index, sums):
             left_at = e.at(left, b.mul(index, INT64(rows * WORD_BYTES)))
             right_at = e.at(right, b.mul(index, INT64(vectors * VECTOR_BYTES)))
@@ -198,8 +198,8 @@ def micro(kind: Kind, rows: int) -> Any:
                 word = kind.spread(e, e.at(left_at, m * WORD_BYTES))
                 for v in range(vectors):
                     sums[m * vectors + v] = kind.add(e, sums[m * vectors + v], word, columns[v])
-        for value, place in zip(sums, places, strict=True):
-            e.store(value, place, align=VECTOR_BYTES)
+        for value, address in zip(sums, addresses, strict=True):
+            e.store(value, address, align=VECTOR_BYTES)
 
     return micro_kernel(emit)
 

@@ -29,25 +29,25 @@ _HIGH_BIT, _HIGH_BITS = 0x80, 0x80808080
 HALF = 128
 
 
-def _emit_turning(e: Emitter, source: Any, line_step: Any, lines: Any, words: Any, out: Any, word_step: Any) -> None:
+def _emit_transpose(e: Emitter, source: Any, line_step: Any, lines: Any, words: Any, out: Any, word_step: Any) -> None:
     b = e.builder
     last, stored = b.sub(lines, INT64(1)), e.first_lanes(lines)
-    places = [b.select(b.icmp_signed("<", INT64(m), last), INT64(m), last) for m in range(LANES)]
-    line_at = [e.at(source, b.mul(place, line_step)) for place in places]
+    line_numbers = [b.select(b.icmp_signed("<", INT64(m), last), INT64(m), last) for m in range(LANES)]
+    line_at = [e.at(source, b.mul(line, line_step)) for line in line_numbers]
     with e.loop(b.lshr(b.add(words, INT64(LANES - 1)), INT64(4))) as (index, _):
         first = b.shl(index, INT64(4))
         left = b.sub(words, first)
         loaded = e.first_lanes(left)
         vectors = [e.load_masked(e.at(line, b.shl(first, INT64(2))), INT32_VECTOR, loaded) for line in line_at]
         target, nothing = e.at(out, b.mul(first, word_step)), constant(stored.type, 0)
-        for place, vector in enumerate(e.transposed(vectors)):
-            mask = b.select(b.icmp_signed("<", INT64(place), left), stored, nothing)
-            e.store_masked(vector, e.at(target, b.mul(word_step, INT64(place))), mask)
+        for word, vector in enumerate(e.transposed(vectors)):
+            mask = b.select(b.icmp_signed("<", INT64(word), left), stored, nothing)
+            e.store_masked(vector, e.at(target, b.mul(word_step, INT64(word))), mask)
 
 
 # Word k of line m, at source + m * line_step + 4 * k, goes to out + k * word_step + 4 * m; nothing else is touched.
 # Its arguments, one tuple: source, line_step, lines (1 to 16), words (at least 1), out, word_step.
-transpose_lines = micro_kernel(_emit_turning)
+transpose_lines = micro_kernel(_emit_transpose)
 
 
 @dataclass(frozen=True)
@@ -187,14 +187,14 @@ class PanelSumsArguments(Arguments):
 
 @native_op(PanelSumsArguments)
 def sum_byte_panels(arguments: PanelSumsArguments, context: int, begin: int, end: int, scratch: int) -> int:
-    """What the columns of right panels add up to; items are panels, the places behind the terms are not counted."""
+    """What the columns of right panels add up to; items are panels, the bytes behind the terms are not counted."""
     words, terms, vectors = arguments.word_count, arguments.terms, arguments.vectors
     whole, step = terms // WORD_BYTES, vectors * VECTOR_BYTES
     rest = (1 << 8 * (terms - whole * WORD_BYTES)) - 1
     for column in range(begin * vectors, end * vectors):
         panel = column // vectors
-        place = (column - panel * vectors) * VECTOR_BYTES
-        address = arguments.panels + panel * words * step + place
+        offset = (column - panel * vectors) * VECTOR_BYTES
+        address = arguments.panels + panel * words * step + offset
         sums = splat_int32(0)
         for index in range(whole):
             v = load_int32(address + index * step)
@@ -251,9 +251,9 @@ def pack_byte_rows(arguments: ByteRowsArguments, context: int, begin: int, end: 
             total = 0
             if whole * WORD_BYTES < terms:
                 value = 0
-                for place in range(terms - WORD_BYTES * whole):
-                    byte = read_uint8(x + WORD_BYTES * whole + place) ^ (flip & 0xFF)
-                    value += byte << (8 * place)
+                for tail in range(terms - WORD_BYTES * whole):
+                    byte = read_uint8(x + WORD_BYTES * whole + tail) ^ (flip & 0xFF)
+                    value += byte << (8 * tail)
                     total += byte - 256 if byte >= 128 else byte
                 write_int32(out + whole * step, value)
             sums = splat_int32(0)
@@ -264,8 +264,8 @@ def pack_byte_rows(arguments: ByteRowsArguments, context: int, begin: int, end: 
                     store_int32(out + 4 * LANES * vector, v)
                 sums = sums + ((v << 24) >> 24) + ((v << 16) >> 24) + ((v << 8) >> 24) + (v >> 24)
             total += reduce_add_integers(sums)
-            for place in range(vectors * LANES * WORD_BYTES, whole * WORD_BYTES):
-                byte = read_uint8(x + place) ^ (flip & 0xFF)
+            for behind in range(vectors * LANES * WORD_BYTES, whole * WORD_BYTES):
+                byte = read_uint8(x + behind) ^ (flip & 0xFF)
                 total += byte - 256 if byte >= 128 else byte
             write_int32(arguments.sums + 4 * (row + m), total)
     return 0

@@ -119,16 +119,16 @@ def finish_op(kind: Kind, function: str, result: Result = "float32") -> NativeOp
                 if column_scales != 0:
                     scales = memory.load_first(column_scales + 4 * first, left)
                 for m in range(rows):
-                    place = sums + (m * vectors + vector) * VECTOR_BYTES
+                    address = sums + (m * vectors + vector) * VECTOR_BYTES
                     there = out + m * stride + item * first
                     if is_float:
-                        value = memory.load_float32(place)
+                        value = memory.load_float32(address)
                         if column_bias != 0:
                             value = value + shift
                         if row_bias != 0:
                             value = value + memory.read_float32(row_bias + 4 * (row + m))
                     else:
-                        total = memory.load_int32(place) + term
+                        total = memory.load_int32(address) + term
                         if factors != 0:
                             total = total + factor * memory.read_int32(row_sums + 4 * (row + m))
                         if row_terms != 0:

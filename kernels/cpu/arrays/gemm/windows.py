@@ -72,9 +72,9 @@ def _gathering(element_bytes: int) -> Any:
     def gather(e: Emitter, address: Any, indices: Any) -> Any:
         """LANES int32 words at an address plus each lane's index in elements; no alignment is needed."""
         mask = constant(ir.VectorType(INT1, LANES), 1)
-        places = e.builder.gep(e.pointer(address), [indices], source_etype=ir.IntType(8 * element_bytes))
-        places.type = ir.VectorType(POINTER, LANES)  # of a vector of indices; llvmlite takes it for one pointer
-        operands = [places, INT32(1), mask, ir.Constant(INT32_VECTOR, None)]
+        addresses = e.builder.gep(e.pointer(address), [indices], source_etype=ir.IntType(8 * element_bytes))
+        addresses.type = ir.VectorType(POINTER, LANES)  # of a vector of indices; llvmlite takes it for one pointer
+        operands = [addresses, INT32(1), mask, ir.Constant(INT32_VECTOR, None)]
         return e.call("llvm.masked.gather.v16i32.v16p0", INT32_VECTOR, operands)
 
     return gather
@@ -182,9 +182,9 @@ def window_tables(extents: tuple[int, ...], windows: Windows, tiling: Tiling) ->
     steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]
     inside = zip(windows.kernel, map(mul, steps[1:], windows.dilations), strict=True)
     taps = _sums([(extents[0], steps[0]), *inside])
-    places = _sums(list(zip(windows.counts, map(mul, steps[1:], windows.strides), strict=True)))
-    offsets = np.zeros(tiling.panels(len(places)) * tiling.columns, np.int32)
-    offsets[: len(places)] = places
+    positions = _sums(list(zip(windows.counts, map(mul, steps[1:], windows.strides), strict=True)))
+    offsets = np.zeros(tiling.panels(len(positions)) * tiling.columns, np.int32)
+    offsets[: len(positions)] = positions
     return taps.astype(np.int32), offsets
 
 

@@ -1,7 +1,7 @@
 // Rows of a table by ids, as float32; and rows of a value by their numbers. A block per row.
 #include "weights.cuh"
 
-struct DenseLookupArguments {
+struct DenseEmbeddingArguments {
   const void* table;
   const int* ids;
   float* out;
@@ -11,7 +11,7 @@ struct DenseLookupArguments {
   int width;
 };
 
-struct BlockLookupArguments {
+struct BlockEmbeddingArguments {
   BlockMatrix table;
   const int* ids;
   float* out;
@@ -20,21 +20,21 @@ struct BlockLookupArguments {
   int width;
 };
 
-constexpr int LOOKUP_THREADS = 128;
+constexpr int EMBEDDING_THREADS = 128;
 
 template <class T>
-__device__ __forceinline__ void lookup_dense(const DenseLookupArguments& given) {
+__device__ __forceinline__ void embed_dense(const DenseEmbeddingArguments& given) {
   const T* source = static_cast<const T*>(given.table) + given.ids[blockIdx.x] * given.table_stride;
   float* out = given.out + blockIdx.x * given.out_stride;
-  for (int i = threadIdx.x; i < given.width; i += LOOKUP_THREADS) out[i] = to_float(source[i]);
+  for (int i = threadIdx.x; i < given.width; i += EMBEDDING_THREADS) out[i] = to_float(source[i]);
 }
 
 template <class Reader>
-__device__ __forceinline__ void lookup_blocks(const BlockLookupArguments& given) {
+__device__ __forceinline__ void embed_blocks(const BlockEmbeddingArguments& given) {
   const Reader reader = Reader::of_numbers(given.table);
   const int row = given.ids[blockIdx.x];
   float* out = given.out + blockIdx.x * given.out_stride;
-  for (int which = threadIdx.x; which * CHUNK < given.width; which += LOOKUP_THREADS) {
+  for (int which = threadIdx.x; which * CHUNK < given.width; which += EMBEDDING_THREADS) {
     typename Reader::Chunk chunk;
     reader.read(row, which, chunk);
     const auto factors = reader.factors(chunk);
