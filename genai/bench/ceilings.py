@@ -102,7 +102,7 @@ def traffic_of(model: Model) -> Traffic | None:
     weight_bytes, products = 0, Counter[str]()
     for op in program.ops:
         chosen = op.per_token if isinstance(op, MoE) else 1  # of each weight's experts, per token
-        for weight in (branch.weight for branch in projections(op)):
+        for weight in (projection.weight for projection in projections(op)):
             weight_bytes += executor.packed_bytes(weight, program.constants) * chosen // max(weight.experts, 1)
             if all(program.types[name].per is Per.TOKEN for name in op.outputs):
                 prompts = executor.arithmetic(op, program.constants, prefill=True)

@@ -71,7 +71,7 @@ class _Work:
 
     @property
     def weights(self) -> tuple[op_types.Weight, ...]:
-        return tuple(branch.weight for op in self.ops for branch in projections(op))
+        return tuple(projection.weight for op in self.ops for projection in projections(op))
 
 
 def _work(program: OpProgram) -> list[_Work]:

@@ -122,24 +122,24 @@ def _changed(
 
 
 def _adapted(op: Linear | GatedLinear, targets: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
-    """A product with its targets; those of its branches are added to `targets`, and what they read to `shrinks`."""
+    """A product with its targets; those of its projections are added to `targets`, and what they read to `shrinks`."""
     changes: dict[str, Projection] = {}
     for name in ("projection",) if isinstance(op, Linear) else ("gate", "up"):
-        branch: Projection = getattr(op, name)
-        module = _module(op, branch)
-        if module is None or module in targets or branch.weight.columns < _LEAST_COLUMNS:
+        projection: Projection = getattr(op, name)
+        module = _module(op, projection)
+        if module is None or module in targets or projection.weight.columns < _LEAST_COLUMNS:
             continue
-        target = LoraTarget(len(targets), module, branch.weight.rows, branch.weight.columns)
+        target = LoraTarget(len(targets), module, projection.weight.rows, projection.weight.columns)
         targets[module] = target
         hidden = f"adapters of {module}"
         shrinks.append(LoraShrink(origin, target.number, hidden, op_type="LoraShrink"))
-        changes[name] = replace(branch, delta=LoraDelta(hidden, target.number))
+        changes[name] = replace(projection, delta=LoraDelta(hidden, target.number))
     return replace(op, **changes)  # type: ignore[arg-type]
 
 
-def _module(op: Linear | GatedLinear, branch: Projection) -> Module | None:
+def _module(op: Linear | GatedLinear, projection: Projection) -> Module | None:
     """By the name of the result, which is the node's own; weights of the same bytes have one name between them."""
-    names = (op.out, branch.weight.data) if isinstance(op, Linear) else (branch.weight.data,)
+    names = (op.out, projection.weight.data) if isinstance(op, Linear) else (projection.weight.data,)
     return next((module for name in names if (module := module_of(name)) is not None), None)
 
 

@@ -62,9 +62,9 @@ def lower_matmul_nbits(spec: LoweringSpec) -> Lowered | None:
     names = [spec.constant_name(index) for index in (1, 2, 3)]
     weight = uniform_weight(names, n, k, bits, int(attributes["block_size"]))
     check_stored(weight, spec.constant(1), spec.constant(2))
-    branch = Projection(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
+    projection = Projection(weight, spec.constant_name(5), spec.inputs[6] if spec.has(6) else "")
     out = spec.outputs[0]
-    return Lowered([Linear(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
+    return Lowered([Linear(spec.inputs[0], projection, out, spec.exact, op_type=spec.op_type)], {out: x.with_width(n)})
 
 
 @lowering_rule("MatMul")
@@ -76,8 +76,8 @@ def lower_matmul(spec: LoweringSpec) -> Lowered | None:
     if weight.dtype.name not in ("float32", "float16", "bfloat16"):
         return None
     k, n = weight.shape
-    branch, out = Projection(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
-    return Lowered([Linear(spec.inputs[0], branch, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
+    projection, out = Projection(DenseWeight(spec.inputs[1], n, k)), spec.outputs[0]
+    return Lowered([Linear(spec.inputs[0], projection, out, True, op_type=spec.op_type)], {out: x.with_width(n)})
 
 
 stored_weights(BLOCK_PRODUCT, {1: Packed("bits", scales=2, points=3, sizes=("N", "K"))})
@@ -120,8 +120,8 @@ def _lower_product(spec: LoweringSpec, weight: BlockWeight, bias: int = -1, adde
     if has_addend and spec.rows(addend) != x.with_width(weight.rows):
         return None
     constant = spec.constant_name(bias) if bias > 0 else ""
-    branch = Projection(weight, constant, spec.inputs[addend] if has_addend else "")
-    product = Linear(spec.inputs[0], branch, out, spec.exact, op_type=spec.op_type)
+    projection = Projection(weight, constant, spec.inputs[addend] if has_addend else "")
+    product = Linear(spec.inputs[0], projection, out, spec.exact, op_type=spec.op_type)
     return Lowered([product], {out: x.with_width(weight.rows)})
 
 

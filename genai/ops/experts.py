@@ -87,8 +87,8 @@ def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int
         raise KernelError(
             f"{spec.op_type}: k is {per_token}, expected 1 to {first_weight.experts}, the number of experts"
         )
-    for branch in (first, second):
-        bias, count = branch.bias, branch.weight.experts * branch.weight.rows
+    for projection in (first, second):
+        bias, count = projection.bias, projection.weight.experts * projection.weight.rows
         if bias and spec.constant(spec.inputs.index(bias)).size != count:
             raise KernelError(f"{spec.op_type}: the bias {bias!r} has not {count} numbers, one per expert and row")
 

@@ -58,13 +58,13 @@ class MatrixUse:
 
     Attributes:
         site: the matrix. value: name of what it is multiplied with.
-        op: which does it. branch: number of its branch.
+        op: which does it. projection: number of its projection.
     """
 
     site: Site
     value: str
     op: Op
-    branch: int
+    projection: int
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,14 @@ class StreamedDecoder:
         )
         uses = [use for part in parts if isinstance(part, Op) for use in self._uses_of(part)]
         tables = [part.table for part in parts if isinstance(part, Embedding)]
-        tables += [branch.weight for part in parts if isinstance(part, MoE) for branch in projections(part)]
+        tables += [projection.weight for part in parts if isinstance(part, MoE) for projection in projections(part)]
         lookups = [site for table in tables if (site := self.site_of(table)) is not None]
         return ProgramStage(number, program, tuple(uses), tuple(lookups))
 
     def _uses_of(self, op: Op) -> Iterator[MatrixUse]:
         if isinstance(op, (Linear, GatedLinear)):
-            for number, branch in enumerate(projections(op)):
-                if (site := self.site_of(branch.weight)) is not None:
+            for number, projection in enumerate(projections(op)):
+                if (site := self.site_of(projection.weight)) is not None:
                     yield MatrixUse(site, op.x, op, number)
 
     def site_of(self, weight: Weight) -> Site | None:

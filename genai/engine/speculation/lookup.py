@@ -15,8 +15,8 @@ Tokens = NDArray[np.int32]
 
 # Fewer equal tokens are no reason to expect the same again; of more, so many are compared.
 LEAST_MATCH, MOST_MATCH = 2, 16
-# Of so many places in a text beside the prompt, the last ones, the longest match is taken.
-_MOST_PLACES = 64
+# Of so many positions in a text beside the prompt, the last ones, the longest match is taken.
+_MOST_POSITIONS = 64
 # Three ids in one number.
 _KEY_TOKENS, _KEY_BITS = 3, 21
 
@@ -47,26 +47,26 @@ def match_history(history: Tokens, most: int) -> Match | None:
     last = len(history) - 1
     if last < LEAST_MATCH:
         return None
-    places = np.flatnonzero(history[1:last] == history[last]) + 1
-    places = places[history[places - 1] == history[last - 1]]
-    if not len(places):
+    positions = np.flatnonzero(history[1:last] == history[last]) + 1
+    positions = positions[history[positions - 1] == history[last - 1]]
+    if not len(positions):
         return None
-    place, length = _longest(history, places, history)
-    period = last - place
-    follows = history[place + 1 : place + 1 + most]
+    position, length = _longest(history, positions, history)
+    period = last - position
+    follows = history[position + 1 : position + 1 + most]
     return Match(follows if most <= period else np.resize(follows, most), length)
 
 
-def _longest(text: Tokens, places: NDArray[np.int64], history: Tokens) -> tuple[int, int]:
-    """Of places in a text where the history's last two tokens end, the last one with the longest match, and that."""
+def _longest(text: Tokens, positions: NDArray[np.int64], history: Tokens) -> tuple[int, int]:
+    """Of positions in a text where the history's last two tokens end, the last one with the longest match, and that."""
     last, length = len(history) - 1, LEAST_MATCH
     while length < min(MOST_MATCH, last):
-        longer = places[places >= length]
+        longer = positions[positions >= length]
         longer = longer[text[longer - length] == history[last - length]]
         if not len(longer):
             break
-        places, length = longer, length + 1
-    return int(places[-1]), length
+        positions, length = longer, length + 1
+    return int(positions[-1]), length
 
 
 class LookupText:
@@ -91,12 +91,12 @@ class LookupText:
             return None
         (key,) = _keys(history[-_KEY_TOKENS:])
         begin, end = np.searchsorted(self._keys, key, "left"), np.searchsorted(self._keys, key, "right")
-        places = self._ends[max(begin, end - _MOST_PLACES) : end].astype(np.int64)
-        places = places[places + 1 < len(self._tokens)]
-        if not len(places):
+        positions = self._ends[max(begin, end - _MOST_POSITIONS) : end].astype(np.int64)
+        positions = positions[positions + 1 < len(self._tokens)]
+        if not len(positions):
             return None
-        place, length = _longest(self._tokens, places, history)
-        return Match(self._tokens[place + 1 : place + 1 + most], max(length, _KEY_TOKENS))
+        position, length = _longest(self._tokens, positions, history)
+        return Match(self._tokens[position + 1 : position + 1 + most], max(length, _KEY_TOKENS))
 
 
 def _keys(tokens: Tokens) -> NDArray[np.int64]:
