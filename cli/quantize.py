@@ -15,6 +15,7 @@ from genai.errors import OptionError
 
 from .build import checkpoint_of, interruptible
 from .terminal import emit, emit_figures, say
+from .variables import is_variable
 
 if TYPE_CHECKING:
     from genai.quantize.options import QuantizeOptions
@@ -28,12 +29,15 @@ MostKld = Annotated[
 ]
 # Its earlier name.
 EarlierForm = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
+# Formats of files of `genai batch` and of graphs of `genai quantize-onnx`.
+_OF_OTHER_COMMANDS = {"jsonl", "text", "csv", "tsv", "parquet", "qdq", "qoperator"}
 SensitivityReport = Annotated[
     Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
 ]
 
 
 def quantize(
+    ctx: typer.Context,
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder, or decoder folder in floats.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
     bits: Annotated[
@@ -88,7 +92,7 @@ def quantize(
 
     model = checkpoint_of(model)
     options = QuantizeOptions(
-        format=_format(format, form), bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric,
+        format=_format(ctx, format, form), bits=bits, block_size=block_size, qdq=qdq, symmetric=not asymmetric,
         method=method, half_scales=not float_scales,
         head_bits=head_bits, embedding_bits=embedding_bits, recipe=recipe, target_bits=target_bits,
         target_size=None if target_size is None else parse_size(target_size), target_kld=target_kld,
@@ -114,14 +118,25 @@ def quantize(
         emit(str(output), "\n")
 
 
-def _format(format: str, form: str | None) -> str:
-    """The format, which may be given by the option's earlier name."""
+def _format(ctx: typer.Context, format: str, form: str | None) -> str:
+    """The format, which may be given by the option's earlier name.
+
+    GENAI_FORMAT serves `genai batch` and `genai quantize-onnx`, too: what only those know is for them, and GENAI_FORM
+    is for this command alone.
+    """
+    from genai.quantize.choices import FORMATS, UNIFORM
+
+    shared = is_variable(ctx, "format")
+    if shared and ((format not in FORMATS and format.lower() in _OF_OTHER_COMMANDS) or form is not None):
+        format = UNIFORM
     if form is None:
         return format
     say("genai: --form (GENAI_FORM) is now --format (GENAI_FORMAT)")
-    if format != "uniform":
-        raise OptionError("--format and --form", "the second is an earlier name of the first", "leave --form out")
-    return form
+    if format == UNIFORM:
+        return form
+    if is_variable(ctx, "form"):
+        return format
+    raise OptionError("--format and --form", "the second is an earlier name of the first", "leave --form out")
 
 
 def _compare(

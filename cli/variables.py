@@ -27,7 +27,12 @@ def bind_variables(parameters: Iterable[Any]) -> None:
 
 def is_from_variable(ctx: Any, parameter: Any) -> bool:
     """Whether a parameter's value is that of its variable."""
-    return "ENVIRONMENT" in str(ctx.get_parameter_source(parameter.name))
+    return is_variable(ctx, parameter.name)
+
+
+def is_variable(ctx: Any, name: str) -> bool:
+    """The same for a parameter by its name in Python."""
+    return "ENVIRONMENT" in str(ctx.get_parameter_source(name))
 
 
 def name_variables(error: GenaiError, ctx: Any) -> None:

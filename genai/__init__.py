@@ -7,12 +7,34 @@ come from. docs/architecture.md describes the packages.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-from lazy_loader import attach_stub
 
-from .moved import MovedModules
+class _MovedModules:
+    """Finds modules by their earlier names.
+
+    It stands before other finders, which would load a module a second time, and before any other import here: while
+    this file runs, other threads may import what is below it.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if not name.startswith("genai.") or name == "genai.moved":
+            return None
+        from .moved import spec_of
+
+        return spec_of(name)
+
+
+sys.meta_path.insert(0, _MovedModules)
+
+from importlib import import_module  # noqa: E402
+from importlib.util import find_spec  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+from lazy_loader import attach_stub  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -22,14 +44,15 @@ _here = Path(__file__).resolve().parent
 if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_file():
     __path__.append(str(_here.parent))
 
-sys.meta_path.insert(0, MovedModules())
 _load, _, __all__ = attach_stub(__name__, __file__)
 __all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'genai' has no attribute {name!r}")
+        if name.startswith("_") or find_spec(f"genai.{name}") is None:
+            raise AttributeError(f"module 'genai' has no attribute {name!r}")
+        return import_module(f"genai.{name}")  # such as genai.errors
     from .common.interrupts import InterruptsDeferred
 
     with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import

@@ -75,6 +75,7 @@ from .compat.onnxruntime_genai.engine import (
     TurnUsage as TurnUsage,
 )
 from .compat.onnxruntime_genai.generator import Generator as Generator, GeneratorParams as GeneratorParams
+from .compat.onnxruntime_genai.llm import LLM as LLM
 from .compat.onnxruntime_genai.log import set_log_callback as set_log_callback, set_log_options as set_log_options
 from .compat.onnxruntime_genai.model import Model as Model
 from .compat.onnxruntime_genai.tensor import NamedTensors as NamedTensors, Tensor as Tensor
@@ -124,7 +125,7 @@ from .errors import (
     VocabularyMismatchError as VocabularyMismatchError,
 )
 from .llm.completion import ChatReply as ChatReply, Completion as Completion
-from .llm.llm import LLM as LLM, ChatOptions as ChatOptions
+from .llm.llm import ChatOptions as ChatOptions
 from .llm.speculation import Speculation as Speculation
 from .llm.states import TextState as TextState
 from .llm.stats import Stats as Stats

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 
 MOVED = {
     "builder": "convert",
@@ -104,7 +104,7 @@ MOVED = {
 }
 """Earlier names of modules and packages below `genai`, and today's. What is in a package moved with it."""
 KEPT = {"quantization": "compat.onnxruntime_quantization"}
-"""Names that stay: `genai.quantization` is to `genai` what `onnxruntime.quantization` is to `onnxruntime`."""
+"""Names that stay, of the modules below them: `genai/quantization/` itself is there."""
 
 
 EMPTY = frozenset({"measure", "runtime"})
@@ -122,11 +122,11 @@ def new_name(name: str) -> str | None:
     return None
 
 
-class _Alias(Loader):
+class _Alias(InspectLoader):
     """Puts a module under an earlier name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, origin: ModuleSpec) -> None:
+        self._name, self._origin = name, origin
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -138,17 +138,28 @@ class _Alias(Loader):
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         sys.modules[earlier] = import_module(self._name)
 
+    def is_package(self, fullname: str) -> bool:
+        return self._origin.submodule_search_locations is not None
 
-class MovedModules(MetaPathFinder):
-    """Finds modules by their earlier names; stands before other finders, which would load a module a second time."""
+    def get_code(self, fullname: str) -> CodeType | None:
+        """For runpy."""
+        loader = self._origin.loader
+        return loader.get_code(self._name) if isinstance(loader, InspectLoader) else None
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        package, _, name = fullname.partition(".")
-        if package != "genai":
-            return None
-        if name in EMPTY:
-            return ModuleSpec(fullname, None, is_package=True)
-        new = new_name(name)
-        return None if new is None else ModuleSpec(fullname, _Alias(f"genai.{new}"), is_package=True)
+    def get_source(self, fullname: str) -> str | None:
+        loader = self._origin.loader
+        return loader.get_source(self._name) if isinstance(loader, InspectLoader) else None
+
+
+def spec_of(fullname: str) -> ModuleSpec | None:
+    """How a module is loaded that is imported by an earlier name; None where it is no earlier name."""
+    name = fullname.removeprefix("genai.")
+    if name in EMPTY:
+        return ModuleSpec(fullname, None, is_package=True)
+    new = None if name in KEPT else new_name(name)
+    origin = None if new is None else find_spec(f"genai.{new}")
+    if new is None or origin is None:
+        return None
+    return ModuleSpec(
+        fullname, _Alias(f"genai.{new}", origin), is_package=origin.submodule_search_locations is not None
+    )

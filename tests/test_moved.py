@@ -107,3 +107,45 @@ for form, grid in (
 def test_what_was_never_there_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
         __import__("genai.model.nothing")
+
+
+def test_a_name_that_stays_while_another_thread_imports_the_package() -> None:
+    program = """
+import sys, threading
+errors = []
+def load(name):
+    try:
+        __import__(name)
+    except ImportError as error:
+        errors.append(error)
+names = "genai", "genai.quantization", "genai.quantization.qdq"
+threads = [threading.Thread(target=load, args=(name,)) for name in names]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not errors, errors
+assert sys.modules["genai.quantization"].quantize_dynamic
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_packages_are_attributes() -> None:
+    program = """
+import genai
+assert genai.errors.GenaiError and genai.session.__name__ == "genai.session" and not hasattr(genai, "nothing")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_a_moved_module_is_run_by_its_earlier_name() -> None:
+    program = """
+import runpy, inspect
+assert runpy.run_module("genai.model.folders", run_name="other")["bundled_model"]
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+
+
+def test_type_checkers_see_the_names_that_stay() -> None:
+    """By a stub for each module, which is otherwise found by its other name."""
+    package = Path(__file__).parent.parent / "genai"
+    modules = {path.stem for path in (package / "compat" / "onnxruntime_quantization").glob("*.py")} - {"refused"}
+    assert {path.stem for path in (package / "quantization").glob("*.pyi")} == modules

@@ -46,11 +46,21 @@ def renamed_fields(**new_names: str) -> Callable[[C], C]:
             initialise(self, *args, **kwargs)
 
         cls.__init__ = init  # type: ignore[misc]
+        cls.__setstate__ = _restored(new_names)  # type: ignore[attr-defined]
         for old, new in new_names.items():
             setattr(cls, old, property(partial(_read, cls.__name__, old, new)))
         return cls
 
     return decorate
+
+
+def _restored(new_names: dict[str, str]) -> Callable[[Any, dict[str, Any]], None]:
+    """A class's `__setstate__`: what was pickled under an earlier name has today's."""
+
+    def restore(self: Any, state: dict[str, Any]) -> None:
+        self.__dict__.update({new_names.get(name, name): value for name, value in state.items()})
+
+    return restore
 
 
 def renamed_names(module: str, **new_names: str) -> Callable[[str], Any]:

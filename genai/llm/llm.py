@@ -91,6 +91,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     The examples of the methods go on with this `llm`.
     """
 
+    # What is made of a folder; `genai.LLM` makes those of `genai.compat.onnxruntime_genai`.
+    _model_class, _tokenizer_class = Model, Tokenizer
+
     def __init__(
         self,
         model: str | Path | Config | Model | None = None,
@@ -117,8 +120,8 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
             SHARED.start()  # ready by the time the model is
         self._owns_model = not isinstance(model, Model)
-        self.model = loaded = _loaded(model, model_options, pull=pull, precision=precision)
-        self.tokenizer = Tokenizer(loaded)
+        self.model = loaded = _loaded(self._model_class, model, model_options, pull=pull, precision=precision)
+        self.tokenizer = self._tokenizer_class(loaded)
         self.parser = get_parser(detect(self.tokenizer.chat_template))
         try:
             self.adapters = Adapters(loaded, max_bytes=max_adapter_bytes)
@@ -753,7 +756,12 @@ def rendering(
 
 
 def _loaded(
-    model: str | Path | Config | Model | None, options: ModelOptions, *, pull: bool, precision: str | None
+    kind: type[Model],
+    model: str | Path | Config | Model | None,
+    options: ModelOptions,
+    *,
+    pull: bool,
+    precision: str | None,
 ) -> Model:
     if model is not None and not isinstance(model, (str, Path, Config, Model)):
         raise InputError(
@@ -775,7 +783,7 @@ def _loaded(
         check_model_options(**checked)  # before a model is fetched or built
         check_here(options.get("device"), options.get("kv_dtype", "auto"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
-        return Model(folder, **options)
+        return kind(folder, **options)
     if pull or precision is not None:
         raise OptionError(
             "pull or precision without a name",
@@ -783,7 +791,7 @@ def _loaded(
             "give the model's name, or leave them out",
         )
     if not isinstance(model, Model):
-        return Model(bundled_model() if model is None else model, **options)
+        return kind(bundled_model() if model is None else model, **options)
     if options:
         raise OptionError(
             f"{', '.join(options)} given with a Model", "it is loaded already", "pass them to Model(...) instead"

@@ -22,7 +22,7 @@ BUNDLED_MODEL = "pebble"
 
 def configs_folder() -> Path:
     """The installed configs/ folder."""
-    return Path(next(iter(genai.configs.__path__)))
+    return Path(next(iter(genai.configs.__path__))).resolve()
 
 
 def bundled_model() -> Path:

@@ -67,6 +67,8 @@ class Model(Single, AbstractContextManager["Model"]):
         CacheCapacityError: weights and context need more memory than there is.
     """
 
+    _config_class = Config
+
     def __init__(
         self,
         source: str | Path | Config,
@@ -90,7 +92,7 @@ class Model(Single, AbstractContextManager["Model"]):
             name: int(value) if isinstance(value, Integral) and name != "lora" else value
             for name, value in options.items()
         }
-        self.config = source if isinstance(source, Config) else Config(source)
+        self.config = source if isinstance(source, Config) else self._config_class(source)
         self.folder, self.accuracy = self.config.folder, accuracy
         self._sampler: BatchSampler | None = None
         self._decoder: Decoder | None

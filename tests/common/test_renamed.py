@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,3 +44,16 @@ def test_arguments() -> None:
     assert write("a") == "a as text" and write("a", format="json") == "a as json"
     with pytest.raises(TypeError, match="give format alone"):
         call("a", form="json", format="text")
+
+
+@renamed_fields(form="format")
+@dataclass(frozen=True)
+class Pickled:
+    format: str = "plain"
+
+
+def test_what_was_pickled_under_an_earlier_name() -> None:
+    earlier = Pickled.__new__(Pickled)
+    earlier.__setstate__({"form": "nl3"})  # type: ignore[attr-defined]
+    assert earlier.format == "nl3"
+    assert pickle.loads(pickle.dumps(Pickled("nl4"))) == Pickled("nl4")

@@ -241,7 +241,26 @@ def test_the_earlier_name_of_the_option(capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("GENAI_FORM", "nl9")
     assert run(command) == 2
     assert "format is 'nl9' (of the variable GENAI_FORM)" in capsys.readouterr().err
+    monkeypatch.setenv("GENAI_FORMAT", "nl3")  # for this command, as the other one says
+    assert run(command) == 2
+    assert "format is 'nl9'" in capsys.readouterr().err
+    assert run([*command, "--format", "nl8"]) == 2
+    assert "format is 'nl8'" in capsys.readouterr().err
     assert run(["quantize", "--help"]) == 0 and "--form " not in capsys.readouterr().out
+
+
+def test_a_variable_that_is_for_other_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GENAI_FORMAT also says how `genai batch` reads files and `genai quantize-onnx` writes graphs."""
+    command = ["quantize", str(CHECKPOINT), "-o", "nowhere/out", "--bits", "9"]
+    for other in ("QDQ", "jsonl"):
+        monkeypatch.setenv("GENAI_FORMAT", other)
+        assert run(command) == 2
+        assert "bits is 9" in (said := capsys.readouterr().err) and "format" not in said
+    monkeypatch.setenv("GENAI_FORMAT", "q9_k")
+    assert run(command) == 2
+    assert "format is 'q9_k' (of the variable GENAI_FORMAT)" in capsys.readouterr().err
 
 
 def test_the_earlier_name_of_the_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABCMeta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,13 +11,8 @@ from ...models import config as core
 from ...models.chosen_device import CPU, CUDA, ChosenDevice
 
 
-class Config(core.Config, metaclass=ABCMeta):
+class Config(core.Config):
     __doc__ = core.Config.__doc__
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> bool:
-        """The core's configurations, such as LLM.model.config, count as this class."""
-        return core.Config in other.__mro__ if cls is Config else NotImplemented
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,13 +36,8 @@ def _as_bool(value: Any) -> Any:
     return _BOOLEANS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-class Tokenizer(core.Tokenizer, metaclass=ABCMeta):
+class Tokenizer(core.Tokenizer):
     __doc__ = core.Tokenizer.__doc__
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> bool:
-        """The core's tokenizers, such as LLM.tokenizer, count as this class."""
-        return core.Tokenizer in other.__mro__ if cls is Tokenizer else NotImplemented
 
     def _load(self, config: Config | None) -> None:
         super()._load(config)

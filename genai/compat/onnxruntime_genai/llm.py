@@ -1,0 +1,14 @@
+"""LLM: the core's, whose model and tokenizer are those of this package."""
+
+from __future__ import annotations
+
+from ...llm import llm as core
+from .model import Model
+from .tokenizer import Tokenizer
+
+
+class LLM(core.LLM):
+    __doc__ = core.LLM.__doc__
+    model: Model
+    tokenizer: Tokenizer
+    _model_class, _tokenizer_class = Model, Tokenizer
