@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: the bundled model, and teacher forcing against onnxruntime-genai."""
+"""Fixtures that several packages of tests share: the bundled model, and teacher forcing against onnxruntime-genai."""
 
 from __future__ import annotations
 
