@@ -49,9 +49,9 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
 def test_every_error_of_ours_is_public() -> None:
     """All subclasses of GenaiError that any module defines."""
     modules = [
-        path.relative_to(ROOT if room != "genai" else ROOT / "genai").with_suffix("").as_posix().replace("/", ".")
-        for room in ("genai", "kernels", "quant", "kvcache", "cli")
-        for path in (ROOT / room).rglob("[a-z]*.py")
+        path.relative_to(ROOT if package != "genai" else ROOT / "genai").with_suffix("").as_posix().replace("/", ".")
+        for package in ("genai", "kernels", "quant", "kvcache", "cli")
+        for path in (ROOT / package).rglob("[a-z]*.py")
     ]
     code = (
         "import importlib, genai\n"
