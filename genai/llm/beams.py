@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
 
 from ..engine.beam_batch import BeamOutput, BeamSearch, advance_all
 from ..engine.beams import BeamOptions, TransformersBeams
@@ -116,8 +115,7 @@ class _BeamRun:
         except BaseException:
             sequence.close()
             raise
-        self.sequence: Any = sequence
-        self.is_timed_out = False
+        self.sequence = sequence
         self._began, self._first = time.perf_counter(), 0.0
         self._ended = self._began
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import shlex
 import shutil
 import time
@@ -523,9 +522,3 @@ def _peak_memory() -> int:
     except ImportError:  # Windows
         return 0
     return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
-
-
-def report_json(report: Report) -> dict[str, Any]:
-    """A report as plain data."""
-    content: dict[str, Any] = json.loads(report.to_json())
-    return content

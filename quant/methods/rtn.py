@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from genai.kernels.cpu.arrays.rounding import ranges
 from genai.kernels.weights import QuantizedWeight
 
-from ..grids import CodedBlocks, CodeGrid, FindScales, Float32, UniformGrid, coded, in_blocks
+from ..grids import CodeGrid, FindScales, Float32, UniformGrid
 from .base import InputStatistics, Method, MethodResult, block_by_block
 
 
@@ -53,12 +53,6 @@ def find_extremes(inputs: InputStatistics | None) -> FindScales:
         return blocks.scales, blocks.zeros
 
     return find
-
-
-def with_scales(weight: NDArray[Any], scales: Float32, zeros: Float32, grid: CodeGrid) -> CodedBlocks:
-    """The closest codes of a matrix, given scales and zeros of its blocks."""
-    blocks = in_blocks(weight, grid.block_size)
-    return CodedBlocks(coded(blocks, scales, zeros, grid), scales, zeros, weight.shape[1])
 
 
 def quantize_blocks(
