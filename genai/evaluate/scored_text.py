@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engine.decoder import compute
+from ..engine.sequence import DecoderSequence
 from ..errors import InputError, OptionError
 from ..text.tokenizer import Tokenizer
 
@@ -176,7 +177,7 @@ def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) 
 
 
 def pending_logits(
-    decoder: Decoder, sequence: Any, *, all_rows: bool = False, token_budget: int | None = None
+    decoder: Decoder, sequence: DecoderSequence, *, all_rows: bool = False, token_budget: int | None = None
 ) -> Logits:
     """Compute one sequence's pending tokens: float32 [rows, vocab], of the last token or of all."""
     return compute(decoder, [sequence], all_rows=all_rows, token_budget=token_budget)[0]

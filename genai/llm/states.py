@@ -11,6 +11,7 @@ from ..common.single import Single
 from ..engine.adapter_mix import AdapterMix
 from ..engine.sampling.params import SamplingParams
 from ..engine.sampling.state import SamplerState
+from ..engine.sequence import DecoderSequence
 from ..engine.state_file import SavedState, read_state, state_path, write_state
 from ..errors import InputError, OptionError, StateError
 from ..lora.store import AdapterChoice
@@ -43,19 +44,20 @@ class TextState(Single, AbstractContextManager["TextState"]):
     def __init__(
         self,
         llm: LLM,
-        sequence: Any,
+        sequence: DecoderSequence,
         *,
         adapter: AdapterChoice = None,
         mix: AdapterMix | None = None,
         sampler: SamplerState | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        self._llm, self._open, self._mix, self._sampler = llm, sequence, mix, sampler
+        self._llm, self._mix, self._sampler = llm, mix, sampler
+        self._open: DecoderSequence | None = sequence
         self.adapter = adapter
         self.notes = dict(notes or {})
 
     @property
-    def _sequence(self) -> Any:
+    def _sequence(self) -> DecoderSequence:
         if self._open is None:
             raise StateError("the state is closed", "close() gave its part of the cache back", "read the text again")
         _ = self._llm.model.decoder  # raises if the model was closed
