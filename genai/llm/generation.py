@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..devices import compile_seconds
 from ..engine.adapter_mix import AdapterMix
@@ -62,13 +62,13 @@ class Generation:
     """
 
     sink: Sink
-    reader: weakref.ref[Any] | None = None
-    origin: Any = None
+    reader: weakref.ref[object] | None = None
+    origin: DecoderSequence | None = None
     sampler: SamplerState | None = None
     priority = 0
     deadline: float | None = None
     keeps_sequence = reads_only = is_over = False
-    retained: tuple[Any, AdapterMix | None] | None = None
+    retained: tuple[DecoderSequence, AdapterMix | None] | None = None
     shift: ContextShift | None = None
     adapter: AdapterChoice = None
     num_reply = 0
