@@ -7,32 +7,17 @@ come from. docs/architecture.md describes the packages.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
+from .moved import MovedModules
 
-class _MovedModules:
-    """Finds modules by their earlier names.
-
-    It stands before other finders, which would load a module a second time, and before any other import here: while
-    this file runs, other threads may import what is below it.
-    """
-
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if not name.startswith("genai.") or name == "genai.moved":
-            return None
-        from .moved import spec_of
-
-        return spec_of(name)
-
-
-sys.meta_path.insert(0, _MovedModules)
+# Before other finders, which would load a module a second time, and before the imports below: other threads may already
+# import what is below this package.
+sys.meta_path.insert(0, MovedModules())
 
 from importlib import import_module  # noqa: E402
 from importlib.util import find_spec  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 from lazy_loader import attach_stub  # noqa: E402
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import InspectLoader
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
-from types import CodeType, ModuleType
+from types import ModuleType
 
 MOVED = {
     "builder": "convert",
@@ -122,11 +122,11 @@ def new_name(name: str) -> str | None:
     return None
 
 
-class _Alias(InspectLoader):
+class _Alias(Loader):
     """Puts a module under an earlier name."""
 
-    def __init__(self, name: str, origin: ModuleSpec) -> None:
-        self._name, self._origin = name, origin
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -138,28 +138,17 @@ class _Alias(InspectLoader):
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         sys.modules[earlier] = import_module(self._name)
 
-    def is_package(self, fullname: str) -> bool:
-        return self._origin.submodule_search_locations is not None
 
-    def get_code(self, fullname: str) -> CodeType | None:
-        """For runpy."""
-        loader = self._origin.loader
-        return loader.get_code(self._name) if isinstance(loader, InspectLoader) else None
+class MovedModules(MetaPathFinder):
+    """Finds modules by their earlier names. It imports nothing: Python holds the lock of all imports while it asks."""
 
-    def get_source(self, fullname: str) -> str | None:
-        loader = self._origin.loader
-        return loader.get_source(self._name) if isinstance(loader, InspectLoader) else None
-
-
-def spec_of(fullname: str) -> ModuleSpec | None:
-    """How a module is loaded that is imported by an earlier name; None where it is no earlier name."""
-    name = fullname.removeprefix("genai.")
-    if name in EMPTY:
-        return ModuleSpec(fullname, None, is_package=True)
-    new = None if name in KEPT else new_name(name)
-    origin = None if new is None else find_spec(f"genai.{new}")
-    if new is None or origin is None:
-        return None
-    return ModuleSpec(
-        fullname, _Alias(f"genai.{new}", origin), is_package=origin.submodule_search_locations is not None
-    )
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != "genai":
+            return None
+        if name in EMPTY:
+            return ModuleSpec(fullname, None, is_package=True)
+        new = None if name in KEPT else new_name(name)
+        return None if new is None else ModuleSpec(fullname, _Alias(f"genai.{new}"), is_package=True)

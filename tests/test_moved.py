@@ -125,7 +125,7 @@ for thread in threads: thread.join()
 assert not errors, errors
 assert sys.modules["genai.quantization"].quantize_dynamic
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=120)
 
 
 def test_packages_are_attributes() -> None:
@@ -134,14 +134,6 @@ import genai
 assert genai.errors.GenaiError and genai.session.__name__ == "genai.session" and not hasattr(genai, "nothing")
 """
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
-
-
-def test_a_moved_module_is_run_by_its_earlier_name() -> None:
-    program = """
-import runpy, inspect
-assert runpy.run_module("genai.model.folders", run_name="other")["bundled_model"]
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
 def test_type_checkers_see_the_names_that_stay() -> None:
