@@ -118,7 +118,7 @@ def load(name):
         __import__(name)
     except ImportError as error:
         errors.append(error)
-names = "genai", "genai.quantization", "genai.quantization.qdq"
+names = "genai", "genai.quantization", "genai.quantization"
 threads = [threading.Thread(target=load, args=(name,)) for name in names]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
