@@ -29,8 +29,6 @@ MostKld = Annotated[
 ]
 # Its earlier name.
 EarlierForm = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
-# Formats of files of `genai batch` and of graphs of `genai quantize-onnx`.
-_OF_OTHER_COMMANDS = {"jsonl", "text", "csv", "tsv", "parquet", "qdq", "qoperator"}
 SensitivityReport = Annotated[
     Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
 ]
@@ -124,10 +122,12 @@ def _format(ctx: typer.Context, format: str, form: str | None) -> str:
     GENAI_FORMAT serves `genai batch` and `genai quantize-onnx`, too: what only those know is for them, and GENAI_FORM
     is for this command alone.
     """
-    from genai.quantize.choices import FORMATS, UNIFORM
+    from genai.llm.batch.lines import FORMATS as FILES
+    from genai.quantize.choices import UNIFORM
+    from genai.quantize.onnx_graph.types import QuantFormat
 
-    shared = is_variable(ctx, "format")
-    if shared and ((format not in FORMATS and format.lower() in _OF_OTHER_COMMANDS) or form is not None):
+    others = (*FILES, *QuantFormat.__members__)
+    if is_variable(ctx, "format") and (form is not None or format in others):
         format = UNIFORM
     if form is None:
         return format

@@ -125,7 +125,7 @@ _QMOE_READERS = "this package, onnxruntime"
 
 
 def common_format(export: Export, names: Iterable[str]) -> WeightFormat | None:
-    """The form of all of a layer's experts, if they have one, and QMoE holds it: integers, scales, zero points."""
+    """The format of all of a layer's experts, if they have one, and QMoE holds it: integers, scales, zero points."""
     names = list(names)
     first, *others = export.weights.kinds(names)
     kind = type_of(np.empty(0, first))

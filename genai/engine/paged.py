@@ -83,8 +83,7 @@ class PagedDecoder(Decoder):
         own = _paged(sequences)
         self.check_open()
         check_unchanged(self._files)
-        if self.window is not None:
-            self._leave_windows(own, step)
+        self._leave_windows(own, step)
         with self._reserved(own, step) as slots:
             context, owners = self._contexts.make(own, step, slots, all_rows)
             logits = self._run(own, step, context, output)
@@ -92,8 +91,7 @@ class PagedDecoder(Decoder):
         for index, first, last in owners:
             if last > first:
                 results[index] = logits[first:last]
-        if self.window is not None:
-            self._leave_windows(own, step)
+        self._leave_windows(own, step)
         return results
 
     @property
@@ -110,8 +108,7 @@ class PagedDecoder(Decoder):
         try:
             self.check_open()
             check_unchanged(self._files)
-            if self.window is not None:
-                self._leave_windows(own, step)
+            self._leave_windows(own, step)
             with self._reserved(own, step) as slots:
                 context = self._contexts.make_ahead(own, slots, choice, rows)
                 logits = self._run(own, step, context)
@@ -126,7 +123,7 @@ class PagedDecoder(Decoder):
         return True
 
     def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
-        for chunk in step:
+        for chunk in step if self.window is not None else ():
             sequences[chunk.sequence].leave_window()
 
     def replace_program(self, program: OpProgram) -> None:

@@ -106,7 +106,7 @@ class Generation:
         for sibling in siblings:
             sibling._prompt_logprobs = self._prompt_logprobs
         self._stream = stream
-        self._stops = StopStrings(params.stop) if params.stop else None
+        self._stops = StopStrings(params.stop)
         self._banned = BannedStrings(params.banned_strings, len(output)) if params.banned_strings else None
         self._streams: list[TokenizerStream] = []  # before each output token that may be taken back
         self._finish_reason: FinishReason = "cancelled"
@@ -123,8 +123,7 @@ class Generation:
         """Read the text of tokens that were generated before; nothing of it is shown again."""
         for token in output:
             piece = self._stream.decode(token)
-            shown = piece if self._stops is None else self._stops.feed(piece)
-            self._already_shown += len(piece) - len(shown)
+            self._already_shown += len(piece) - len(self._stops.feed(piece))
             self._output.append(token)
         self._logprobs = [TokenLogprob(token, 0.0) for token in output] if self.plan.params.logprobs is not None else []
 
@@ -241,7 +240,7 @@ class Generation:
         if reason is not None:
             self._finish_reason, self._stopped_by = reason, None if is_shown else token
             self._flush()
-        if self._stops is not None and self._stops.found is not None:
+        if self._stops.found is not None:
             self._finish_reason, self._stopped_by = "stop", self._stops.found
         return self._finish_reason == "cancelled"
 
@@ -293,7 +292,7 @@ class Generation:
             return certain
         self._show(certain)
         # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
-        if self._stops is not None and self._looks_for_stops and self._stops.would_end(self._banned.held):
+        if self._looks_for_stops and self._stops.would_end(self._banned.held):
             self._show(self._banned.flush())
         del self._streams[: len(self._streams) - self._banned.num_held]
         return None
@@ -310,14 +309,13 @@ class Generation:
 
     def _show(self, text: str) -> None:
         """Pass text on, up to a stop string. Before min_tokens there is none to look for."""
-        self._pass_on(self._stops.feed(text) if self._stops is not None and self._looks_for_stops else text)
+        self._pass_on(self._stops.feed(text) if self._looks_for_stops else text)
 
     def _flush(self) -> None:
         """Show what was held back: no later token can change it."""
         if self._banned is not None:
             self._show(self._banned.flush())
-        if self._stops is not None:
-            self._pass_on(self._stops.flush())
+        self._pass_on(self._stops.flush())
 
     def _pass_on(self, text: str) -> None:
         if self._already_shown:

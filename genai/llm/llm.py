@@ -235,10 +235,9 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         for sample, completion in zip(
             (sample for generation in generations for sample in generation.samples), completions, strict=True
         ):
-            if sample.retained is not None:
-                completion = replace(completion, state=retained_state(self, sample))
-                sample.retained = None  # requests of one call hold each other until they are collected
-            results.append(completion)
+            # Nothing is left there: requests of one call hold each other until they are collected.
+            state, sample.retained = retained_state(self, sample), None
+            results.append(completion if state is None else replace(completion, state=state))
         return results
 
     async def agenerate(
@@ -608,7 +607,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         prompt_tools = None if choice == "none" else tools
         prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
         params, adapter = options.pop("params", None), options.pop("adapter", None)
-        sampling = dict(options) if schema is None else with_schema(options, schema)
+        sampling = with_schema(options, schema)
         shape = None
         if tools or choice is not None or has_grammar(params, sampling):
             shape = self.shape(prompt, tools=tools, tool_choice=choice)

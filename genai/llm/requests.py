@@ -161,7 +161,7 @@ class RequestBuilder:
     ) -> list[Generation]:
         for row, plan in zip(rows, plans, strict=True):
             self._check_least(len(row), plan.params)
-        mixes = [None if choice is None else self._adapters.mix(choice) for choice in choices]
+        mixes = [self._adapters.mix(choice) for choice in choices]
         leaders = [
             self._generation(*arguments, keep) for arguments in zip(rows, plans, range(len(rows)), mixes, strict=True)
         ]
@@ -241,9 +241,7 @@ class RequestBuilder:
         elif count := self._tokenizer.too_many_tokens(prompt, self.context_size):
             raise self._overflow(f"more than {count} tokens")
         else:
-            row = self._tokenizer.encode(prompt).tolist()
-            if not row or max(row) >= self._config.vocab_size:
-                row = token_row(row, self._config.vocab_size)  # which says what is wrong
+            row = token_row(self._tokenizer.encode(prompt), self._config.vocab_size)
         if len(row) >= self.context_size:
             raise self._overflow(f"{len(row)} tokens")
         return row

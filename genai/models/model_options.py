@@ -1,4 +1,4 @@
-"""The options of `Model`, checked before anything is loaded: importing this takes no kernels."""
+"""The options of `Model`, checked before anything is loaded: importing this does not import Numba."""
 
 from __future__ import annotations
 

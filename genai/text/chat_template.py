@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -123,7 +123,7 @@ class ChatTemplates:
                     f"template_str and template_name = {template_name!r}", "one template is rendered", "leave one out"
                 )
             return TemplateSource(template_str, "template_str")
-        named = self._folder_templates().named()
+        named = self._folder_templates().templates
         if template_name is None:
             template_name = TOOL_USE if with_tools and TOOL_USE in named else DEFAULT
         if template_name not in named:
@@ -137,8 +137,8 @@ class ChatTemplates:
     def _folder_templates(self) -> _FolderTemplates:
         """What the folder's files say now; they are read again when one of them has changed."""
         known = self._read
-        if known is None or known.stamp is None or known.stamp != _stamp(self._folder):
-            known = self._read = _FolderTemplates.read(self._folder)
+        if known is None or known.stamp is None or known.stamp != _stamp(self._folder)[1]:
+            known = self._read = _FolderTemplates(self._folder)
         return known
 
     def text(self) -> str:
@@ -259,50 +259,44 @@ class TemplateSource:
     origin: str
 
 
-@dataclass(frozen=True)
 class _FolderTemplates:
-    """What the files of a folder said when they were read.
+    """What the files of a folder say, read when it is first asked for.
 
     Attributes:
-        special: special tokens by role.
-        stamp: of the files; None where they were written just now, so that they may change again within a clock tick.
-        templates: by name, or the error that reading them raised.
+        stamp: differs once one of the files has changed; None where one was written just now, and may change again
+            within a clock tick.
     """
 
-    special: Mapping[str, str]
-    stamp: tuple[object, ...] | None
-    templates: Mapping[str, TemplateSource] | GenaiError
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # Before the files are read, which may change meanwhile.
+        newest, stamp = _stamp(folder)
+        self.stamp = stamp if time.time_ns() - newest > _LONGEST_TICK else None
 
-    @classmethod
-    def read(cls, folder: Path) -> _FolderTemplates:
-        now, stamp = time.time_ns(), _stamp(folder)  # before the files, which may change meanwhile
-        newest = max((times.st_mtime_ns for times in _file_times(folder) if times is not None), default=0)
-        special, templates = special_tokens(folder), _attempt(folder_templates, folder)
-        is_settled = not isinstance(templates, GenaiError) and now - newest > _LONGEST_TICK
-        return cls(special, stamp if is_settled else None, templates)
+    @cached_property
+    def special(self) -> Mapping[str, str]:
+        """Special tokens by role."""
+        return special_tokens(self._folder)
 
-    def named(self) -> Mapping[str, TemplateSource]:
-        if isinstance(self.templates, GenaiError):
-            raise self.templates
-        return self.templates
+    @cached_property
+    def templates(self) -> Mapping[str, TemplateSource]:
+        """See `folder_templates`."""
+        return folder_templates(self._folder)
 
 
-def _file_times(folder: Path) -> Iterator[os.stat_result | None]:
-    """Of each file that says something of templates; None where it is not there."""
+def _stamp(folder: Path) -> tuple[int, tuple[object, ...]]:
+    """When a file that says something of templates was written last, and what differs once one has changed."""
     names = (TEMPLATE_NAME, CONFIG_NAME, SPECIAL_TOKENS_NAME, NAMED_FOLDER)
+    newest, stamp = 0, list[object]()
     for path in (*(folder / name for name in names), *(folder / NAMED_FOLDER).glob("*.jinja")):
         try:
-            yield path.stat()
+            found = path.stat()
         except OSError:
-            yield None
-
-
-def _stamp(folder: Path) -> tuple[object, ...]:
-    """Differs once one of the files has changed."""
-    return tuple(
-        times and (times.st_mtime_ns, times.st_ctime_ns, times.st_size, times.st_ino, times.st_dev)
-        for times in _file_times(folder)
-    )
+            stamp.append(None)
+        else:
+            newest = max(newest, found.st_mtime_ns)
+            stamp.append((found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev))
+    return newest, tuple(stamp)
 
 
 def folder_templates(folder: Path) -> dict[str, TemplateSource]:
