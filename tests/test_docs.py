@@ -36,6 +36,12 @@ def test_links_to_files_exist(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES[3:], ids=lambda page: page.name)
+def test_tests_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[a-z0-9_/.]+)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\(([^)#:]+)\)", (ROOT / "docs" / "README.md").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
