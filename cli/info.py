@@ -71,7 +71,7 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "context", f"{facts['context_length']:,} tokens"
     by_type = ", ".join(f"{size(value)} in {name}" for name, value in facts["kv_bytes_per_token_by_type"].items())
     yield "cache per token", f"{by_type}; {facts['kv_dtype']} is used"
-    yield "full cache", f"{size(facts['kv_bytes_full_context'])} at {facts['context_length']:,} tokens"
+    yield "full cache", f"{size(facts['kv_bytes_full_context'])} at {facts['context_length']:,} tokens{_by_kind(facts)}"
     yield "chat template", _template(facts)
     yield "runs", _how_it_runs(facts)
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
@@ -95,6 +95,14 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "verdict", memory["verdict"]
     if memory["default_context"] is not None:
         yield "default context", f"{memory['default_context']:,} tokens, whose cache takes at most half of what is left"
+
+
+def _by_kind(facts: dict[str, Any]) -> str:
+    """What layers of different kinds take of the cache; nothing where all are alike."""
+    from genai.common.memory_limits import format_bytes as size
+
+    parts = [f"{group['name']}: {size(group['bytes'])}" for group in facts["cache_groups"]]
+    return f" ({', '.join(parts)})" if len(parts) > 1 else ""
 
 
 def _how_it_runs(facts: dict[str, Any]) -> str:

@@ -108,6 +108,7 @@ class PagedLayer:
             crosses its lanes.
         values: the same type, [num_blocks, kv_heads, PAGE_TOKENS, v_head_size].
         packed: None; or how `keys` and `values`, uint8 [num_blocks, kv_heads, bytes of a page], hold small integers.
+        group: number of its cache group, which has the block tables that lead here (`StepContext.groups`).
 
     Each block is contiguous; between blocks there may be others' memory. A token's index is its slot,
     block * PAGE_TOKENS + offset.
@@ -116,6 +117,7 @@ class PagedLayer:
     keys: NDArray[Any]
     values: NDArray[Any]
     packed: PackedPages | None = None
+    group: int = 0
 
     def __post_init__(self) -> None:
         axes, types = (4, ("float32", "float16", *_FLOAT_KINDS)) if self.packed is None else (3, ("uint8",))

@@ -57,6 +57,19 @@ NO_ADAPTERS = AdapterRows((), np.zeros(0, np.int32), np.zeros(0, np.int32), np.z
 
 
 @dataclass(frozen=True)
+class PageTables:
+    """Where the keys and values of a cache group's layers lie: those of S sequences, and of T new tokens.
+
+    Attributes:
+        block_tables: int32 [S, max_blocks], block ids of each sequence, in order.
+        slot_mapping: int64 [T], where each token's key and value go: block * block_size + offset.
+    """
+
+    block_tables: NDArray[np.int32]
+    slot_mapping: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class StepContext:
     """One step over a flat batch.
 
@@ -65,8 +78,7 @@ class StepContext:
         positions: int64 [T], index of each token inside its sequence.
         cu_seqlens_q: int32 [S + 1], sequence s owns rows cu_seqlens_q[s]:cu_seqlens_q[s + 1].
         context_lens: int32 [S], tokens visible to the last row of each sequence, this step's included.
-        block_tables: int32 [S, max_blocks], block ids of each sequence, in order.
-        slot_mapping: int64 [T], where each token's key and value go: block * block_size + offset.
+        groups: per cache group where its layers keep their state (`PagedLayer.group`).
         num_decode_sequences: so many sequences come first whose rows have decode numerics; those of the others have
             prefill numerics.
         logits_indices: int64 [R], rows whose logits are wanted.
@@ -80,8 +92,7 @@ class StepContext:
     positions: NDArray[np.int64]
     cu_seqlens_q: NDArray[np.int32]
     context_lens: NDArray[np.int32]
-    block_tables: NDArray[np.int32]
-    slot_mapping: NDArray[np.int64]
+    groups: tuple[PageTables, ...]
     num_decode_sequences: int
     logits_indices: NDArray[np.int64]
     rope_table: NDArray[np.int32]

@@ -110,6 +110,20 @@ class BlockDirectory:
             self._found += 1
         return found
 
+    def note_of(self, key: bytes) -> bytes | None:
+        """See Backing.note_of."""
+        start = len(_MAGIC) + _NOTE.size
+        try:
+            with self._path(key).open("rb") as file:
+                content = file.read(start + self._storage.layout.block_size)
+        except OSError:
+            return None
+        if len(content) < start or content[: len(_MAGIC)] != _MAGIC:
+            return None
+        (length,) = _NOTE.unpack(content[len(_MAGIC) : start])
+        note = content[start : start + length]
+        return note if len(note) == length else None
+
     def fill(self, block: int, content: NDArray[np.uint8]) -> None:
         """See Backing.fill."""
         self._device.write_block(self._storage.blocks, block, content)

@@ -28,6 +28,9 @@ class Backing(Protocol):
     def load(self, key: bytes) -> tuple[bytes, Any] | None:
         """The note and the content that have a key; None if there is none."""
 
+    def note_of(self, key: bytes) -> bytes | None:
+        """The note of what has a key, which may still turn out to be damaged; None if there is none."""
+
     def fill(self, block: int, content: Any) -> None:
         """Put content that `load` gave into a block that nobody else reads."""
 
@@ -191,6 +194,18 @@ class BlockPool:
                 self._block_of_key[key] = block
                 self._key_of_block[block], self._note_of_block[block] = key, note
         return block, note
+
+    def take(self, key: bytes) -> tuple[int, bytes] | None:
+        """`find` in memory, else `fetch` from the backing."""
+        return self.find(key) or self.fetch(key)
+
+    def note_of(self, key: bytes) -> bytes | None:
+        """The note of what is published under a key, of which nothing is taken; None if there is none."""
+        with self._lock:
+            block = self._block_of_key.get(key)
+            if block is not None:
+                return self._note_of_block[block]
+        return None if self.backing is None else self.backing.note_of(key)
 
     def find(self, key: bytes) -> tuple[int, bytes] | None:
         """The block published under a key, with one more reference, and its note; None if there is none."""

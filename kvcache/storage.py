@@ -4,7 +4,8 @@ moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from genai.common.host_memory import ReservedMemory
 from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.device import DeviceArray, DeviceMemory
 from genai.kernels.float_bits import FLOAT_BITS
+
+from .groups import CacheGroup, GroupKind, plan_groups
 
 ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
@@ -58,15 +61,23 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """What a block holds.
+    """What the layers keep, and which of them share a block.
 
     Attributes:
         layers: in the order of their numbers.
         block_size: tokens per block.
+        groups: each layer is in one of them; all layers in one group where none are given.
     """
 
     layers: tuple[LayerShape, ...]
     block_size: int
+    groups: tuple[CacheGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        groups = self.groups or (CacheGroup(tuple(range(len(self.layers)))),)
+        if sorted(layer for group in groups for layer in group.layers) != list(range(len(self.layers))):
+            raise ValueError(f"each of {len(self.layers)} layers belongs to one group, not {groups}")
+        object.__setattr__(self, "groups", groups)
 
     @property
     def bytes_per_token(self) -> int:
@@ -75,8 +86,47 @@ class CacheLayout:
 
     @property
     def bytes_per_block(self) -> int:
-        """Bytes of one block over all layers."""
-        return self.bytes_per_token * self.block_size
+        """Bytes of a page, which holds a block of any group: those of the largest."""
+        return self.block_size * max(self.group_bytes_per_token(group) for group in self.groups)
+
+    def group_bytes_per_token(self, group: CacheGroup) -> int:
+        """Cache bytes per token of the layers in a group."""
+        return sum(self.layers[layer].bytes_per_token for layer in group.layers)
+
+    def most_blocks(self, tokens: int, step_tokens: int) -> list[int]:
+        """Per group, the most blocks that one sequence of so many tokens holds; see `CacheGroup.most_blocks`."""
+        return [group.most_blocks(tokens, step_tokens, self.block_size) for group in self.groups]
+
+    def tokens_within(self, num_blocks: int, step_tokens: int, most: int) -> int:
+        """The longest sequence for which so many blocks are enough, up to `most` tokens; 0 = not even a block."""
+        size = self.block_size
+        # The first number of blocks per table that is too many: what a sequence needs grows with it.
+        count = bisect_right(
+            range(1, -(-most // size) + 1), num_blocks, key=lambda each: sum(self.most_blocks(each * size, step_tokens))
+        )
+        return min(count * size, most)
+
+    @property
+    def kinds(self) -> list[CacheGroup]:
+        """The groups, those of one kind and window taken together."""
+        layers: dict[tuple[GroupKind, int], tuple[int, ...]] = {}
+        for group in self.groups:
+            kind = group.kind, group.window
+            layers[kind] = tuple(sorted((*layers.get(kind, ()), *group.layers)))
+        return [CacheGroup(numbers, *kind) for kind, numbers in layers.items()]
+
+    def kind_blocks(self, kind: CacheGroup, tokens: int, step_tokens: int) -> int:
+        """The most blocks that a sequence of so many tokens holds for all groups of a kind."""
+        same = [group for group in self.groups if (group.kind, group.window) == (kind.kind, kind.window)]
+        return len(same) * kind.most_blocks(tokens, step_tokens, self.block_size)
+
+
+def grouped_layout(
+    layers: Sequence[LayerShape], kinds: Sequence[tuple[GroupKind, int]], block_size: int
+) -> CacheLayout:
+    """The layout of layers of these kinds, each with its window (0 = all); see `groups.plan_groups`."""
+    groups = plan_groups([layer.bytes_per_token for layer in layers], kinds)
+    return CacheLayout(tuple(layers), block_size, groups)
 
 
 def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
@@ -87,13 +137,18 @@ def blocks_that_fit(layout: CacheLayout, num_bytes: int) -> int:
 class PagedStorage:
     """Keys and values of every paged layer.
 
-    What a block holds of all layers lies together: [num_blocks][layers: keys, values], so that memory that is filled
-    on demand grows with the blocks in use, and few huge pages serve all layers of a sequence.
+    What a block holds of the layers of its group lies together: [num_blocks][layers: keys, values], so that memory that
+    is filled on demand grows with the blocks in use, and few huge pages serve all layers of a sequence. Every group
+    sees the same memory; which group a block belongs to is known to the tables that hold it.
 
     Args:
         layout: what each layer keeps.
         num_blocks: blocks to reserve, at least 1; their bytes are `blocks`, uint8 [num_blocks, bytes].
         allocate: a device's memory (see `genai.kernels.device.Executor.allocate`).
+
+    Attributes:
+        layers: by their numbers.
+        parts: by the number of a layer, the bytes of a block that it takes: [start, end).
 
     Raises:
         MemoryError: there is not so much memory.
@@ -106,30 +161,44 @@ class PagedStorage:
             raise ValueError(f"num_blocks = {num_blocks}: at least one block is expected")
         self.layout = layout
         self.num_blocks = num_blocks
-        block_bytes = sum(_part_bytes(part, layer) for layer in layout.layers for part in self._parts(layer))
+        self.parts: dict[int, tuple[int, int]] = {}
+        for group in layout.groups:
+            start = 0
+            for layer in group.layers:
+                end = start + sum(_part_bytes(part, layout.layers[layer]) for part in self._arrays(layer))
+                self.parts[layer], start = (start, end), end
+        block_bytes = max(end for _, end in self.parts.values())
         self._memory = allocate(num_blocks * block_bytes)
         self.blocks: DeviceArray = self._memory.bytes.reshape(num_blocks, block_bytes)
-        self.layers: tuple[PagedLayer, ...] = tuple(self._carve())
+        carved = {
+            layer: self._carve(layer, number) for number, group in enumerate(layout.groups) for layer in group.layers
+        }
+        self.layers = tuple(carved[layer] for layer in range(len(layout.layers)))
 
-    def _parts(self, layer: LayerShape) -> list[tuple[int, ...]]:
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+        return int(self.blocks.shape[1])
+
+    def _arrays(self, number: int) -> list[tuple[int, ...]]:
         """Shapes of what a layer keeps in a block: keys and values."""
+        layer = self.layout.layers[number]
         if (packed := layer.packed) is not None:
             return [(layer.kv_heads, packed.key_bytes), (layer.kv_heads, packed.value_bytes)]
         tokens = self.layout.block_size
         return [(layer.kv_heads, layer.head_size, tokens), (layer.kv_heads, tokens, layer.v_head_size)]
 
-    def _carve(self) -> Iterator[PagedLayer]:
-        start = 0
-        for layer in self.layout.layers:
-            arrays: list[DeviceArray] = []
-            for shape in self._parts(layer):
-                # Viewed as another type as a whole: not every device can do that with a part of rows.
-                numbers = self.blocks.view(_STORED_AS.get(layer.dtype, layer.dtype))
-                size, first = _shape_bytes(shape, layer), start // numbers.itemsize
-                part = numbers[:, first : first + size // numbers.itemsize]
-                arrays.append(part.reshape(self.num_blocks, *shape))
-                start += _part_bytes(shape, layer)
-            yield PagedLayer(arrays[0], arrays[1], layer.packed)
+    def _carve(self, number: int, group: int) -> PagedLayer:
+        layer, start = self.layout.layers[number], self.parts[number][0]
+        arrays: list[DeviceArray] = []
+        # Viewed as another type as a whole: not every device can do that with a part of rows.
+        numbers = self.blocks.view(_STORED_AS.get(layer.dtype, layer.dtype))
+        for shape in self._arrays(number):
+            size, first = _shape_bytes(shape, layer), start // numbers.itemsize
+            part = numbers[:, first : first + size // numbers.itemsize]
+            arrays.append(part.reshape(self.num_blocks, *shape))
+            start += _part_bytes(shape, layer)
+        return PagedLayer(arrays[0], arrays[1], layer.packed, group)
 
     def close(self) -> None:
         """Give the memory back to the system; arrays of it that the caller still holds read as zeros."""

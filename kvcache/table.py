@@ -1,23 +1,14 @@
-"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write.
-
-A sequence finds blocks that already hold a prefix of it, where another has published them. The idea is vLLM's automatic
-prefix caching; eviction is the pool's.
-"""
+"""Block tables: which blocks hold a sequence's tokens, grown on demand and shared copy-on-write."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import NamedTuple
 
 from genai.common.interrupts import uninterrupted
 
 from .pool import BlockError, BlockPool
-
-Origin = int | tuple[int | bytes, ...]
-"""What keys and values depend on besides tokens and numerics."""
 
 GONE = -1
 """In the place of a block that was given back."""
@@ -216,73 +207,31 @@ class BlockTable:
 
     def fork(self) -> BlockTable:
         """A table with the same tokens that shares every block; whoever writes first into a shared block copies it."""
-        self._settle_copy(self._length)
         other = BlockTable(self.pool, self.block_size)
-        self.pool.share(self._blocks[self._num_gone :])
-        other._blocks = list(self._blocks)
-        other._length, other._num_gone = self._length, self._num_gone
+        other.share(self)
         return other
 
     @uninterrupted
-    def reuse(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, settled: int = 0) -> int:
-        """Fill this empty table with the published blocks of the longest known prefix.
+    def share(self, other: BlockTable) -> None:
+        """Hold the tokens of another table, too, whose blocks are shared; this one is empty."""
+        other._settle_copy(other._length)
+        self.pool.share(other._blocks[other._num_gone :])
+        self._blocks = list(other._blocks)
+        self._length, self._num_gone = other._length, other._num_gone
+        self._version = next(_VERSIONS)
 
-        The last token is never taken from the cache: it has to be computed to get logits.
-
-        Args:
-            origin: what the keys and values depend on besides tokens and numerics, such as adapters.
-            numerics: per token, a number for how it rounds. What is found need not round as it would have been: the
-                found tokens' numbers are written here.
-            settled: for so many tokens only blocks that agree with `numerics` are taken.
-
-        Returns:
-            How many tokens the table now holds: a multiple of the block size, less than len(tokens).
+    @uninterrupted
+    def fill(self, blocks: Sequence[int]) -> None:
+        """Take full blocks of which the caller has a reference each, GONE at the beginning; the table is empty.
 
         Raises:
-            BlockError: the table is not empty.
+            BlockError: it is not.
         """
         if self._blocks:
-            raise BlockError(f"reuse: the table already holds {self._length} tokens")
+            raise BlockError(f"the table already holds {self._length} tokens")
+        self._blocks = list(blocks)
+        self._length, self._num_gone = len(blocks) * self.block_size, sum(block == GONE for block in blocks)
         self._version = next(_VERSIONS)
-        for end, key in self._keys(tokens[:-1], origin, numerics):
-            found = self.pool.find(key) or self.pool.fetch(key)
-            if found is None:
-                break
-            block, note = found
-            begin = end - self.block_size
-            fixed = max(min(settled, end) - begin, 0)
-            if note[:fixed] != numerics[begin : begin + fixed]:
-                self.pool.release([block])
-                break
-            numerics[begin:end] = note
-            self._blocks.append(block)
-            self._length = end  # also where bringing the next one fails
-        return self._length
-
-    def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
-        """Make full blocks findable; call it only once their keys and values have been written.
-
-        Args:
-            tokens: the tokens in the table, at least as many as it holds.
-            origin, numerics: what computed them, and how, see `reuse`.
-        """
-        if len(tokens) < self._length:
-            raise ValueError(f"{len(tokens)} tokens given for a table of {self._length}")
-        for block, (end, key) in zip(self._blocks, self._keys(tokens[: self._length], origin, numerics), strict=False):
-            if block != GONE:
-                self.pool.publish(block, key, bytes(numerics[end - self.block_size : end]))
-
-    def _keys(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> Iterator[tuple[int, bytes]]:
-        """Where each full block of tokens ends, and its key: a chain of hashes over the tokens, over all that their
-        keys and values depend on before the block, but not over the block's own numerics.
-
-        SHA-256, so that nobody can choose tokens whose key collides with another user's.
-        """
-        size, chain = self.block_size, hashlib.sha256(repr(origin).encode()).digest()
-        for end in range(size, len(tokens) + 1, size):
-            key = hashlib.sha256(chain + struct.pack(f"<{size}q", *tokens[end - size : end])).digest()
-            yield end, key
-            chain = hashlib.sha256(key + numerics[end - size : end]).digest()
 
     @uninterrupted
     def settle(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels.cache_layout import can_rotate
-from genai.kernels.device import StepContext
+from genai.kernels.device import PageTables, StepContext
 from genai.kernels.ir import Attention, OpProgram, Per, RowsType
 from genai.kvcache.storage import CacheLayout, PagedStorage
 
@@ -45,8 +45,7 @@ class _OneToken:
             positions=np.array([last], np.int64),
             cu_seqlens_q=np.array([0, 1], np.int32),
             context_lens=np.array([context], np.int32),
-            block_tables=np.arange(blocks, dtype=np.int32)[None],
-            slot_mapping=np.array([last], np.int64),
+            groups=(PageTables(np.arange(blocks, dtype=np.int32)[None], np.array([last], np.int64)),),
             num_decode_sequences=1,
             logits_indices=np.empty(0, np.int64),
             rope_table=np.zeros(1, np.int32),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from genai.kernels import ir as op_types
-from genai.kernels.device import Executor, StepContext, StepFunction
+from genai.kernels.device import Executor, PageTables, StepContext, StepFunction
 from genai.kernels.ir import Linear, OpProgram, projections
 
 from ..engine.paged import PagedDecoder
@@ -168,8 +168,7 @@ def _context(count: int, prefill: bool) -> StepContext:
         positions=numbers,
         cu_seqlens_q=np.array([0, count], np.int32),
         context_lens=np.array([count], np.int32),
-        block_tables=np.zeros((1, 1), np.int32),
-        slot_mapping=numbers,
+        groups=(PageTables(np.zeros((1, 1), np.int32), numbers),),
         num_decode_sequences=0 if prefill else 1,
         logits_indices=numbers,
         rope_table=np.zeros(1, np.int32),

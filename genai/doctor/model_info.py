@@ -99,6 +99,16 @@ def describe(
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "kv_bytes_per_token_by_type": _sizes_on(name, decoder),
         "kv_bytes_full_context": plan.cache(plan.context_limit),
+        "cache_groups": [
+            {
+                "name": str(group),
+                "kind": group.kind.value,
+                "window": group.window or None,
+                "layers": list(group.layers),
+                "bytes": size,
+            }
+            for group, size in plan.cache_by_kind(plan.context_limit)
+        ],
         **_text_interface(config),
         "batched": decoder.flat is not None,
         "not_batched_because": info.reason or None,

@@ -229,7 +229,7 @@ def _no_room(decoder: Decoder, sequences: Sequence[DecoderSequence], error: Cach
     if pool is None:
         return error
     paged = [sequence for sequence in sequences if isinstance(sequence, PagedSequence)]
-    own = len({block for sequence in paged for block in sequence.table.held_blocks})
+    own = len({block for sequence in paged for block in sequence.cache.held_blocks})
     others = pool.num_blocks - pool.num_free - own
     longest = max(len(sequence.tokens) for sequence in sequences)
     fix = "ask for fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"

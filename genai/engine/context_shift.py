@@ -14,8 +14,8 @@ from ..errors import UnsupportedModelError
 
 def key_rotator(
     executor: Executor, program: OpProgram, rope_threshold: int | None, layers: Sequence[PagedLayer]
-) -> Callable[[Sequence[int], int], None]:
-    """A function that moves the keys in some blocks, of all layers, so many positions back.
+) -> Callable[[Sequence[Sequence[int]], int], None]:
+    """A function that moves the keys in some blocks of each cache group so many positions back.
 
     Where it is given no blocks it only makes the device ready for it.
 
@@ -28,9 +28,11 @@ def key_rotator(
             "the context cannot be shifted with this model", why, "leave ctx_shift out, or use a larger context"
         )
 
-    def turn(blocks: Sequence[int], distance: int) -> None:
+    def turn(blocks: Sequence[Sequence[int]], distance: int) -> None:
         by_rope = {rope: _turn(program, rope, distance) for rope in set(filter(None, ropes.values()))}
-        executor.rotate_keys(blocks, [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope])
+        for group, own in enumerate(blocks):
+            rotated = [(layer, rope) for layer, rope in ropes.items() if rope and layers[layer].group == group]
+            executor.rotate_keys(own, [(layers[layer], by_rope[rope]) for layer, rope in rotated])
 
     return turn
 

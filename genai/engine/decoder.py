@@ -24,6 +24,7 @@ class Decoder(ABC):
     Attributes:
         output_names: outputs that give a row per token: the logits, then others, such as hidden states.
         pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
+        num_groups: how many blocks a short sequence takes: one for each cache group.
         token_budget: in a step of so many tokens it is fastest. most_tokens: more cannot be in one.
         has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
         verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
@@ -35,12 +36,17 @@ class Decoder(ABC):
     runs_ahead = False
 
     pool: BlockPool | None = None
-    block_size = 1
+    block_size = num_groups = 1
     token_budget = most_tokens = sys.maxsize
     verifies = False
     vocab_size: int
     executor: Executor
     output_names: tuple[str, ...]
+
+    @property
+    def pools(self) -> Sequence[BlockPool]:
+        """All that its sequences take blocks from, by the numbers that `GroupDemand.pool` names."""
+        return [] if self.pool is None else [self.pool]
 
     @abstractmethod
     def open(self) -> DecoderSequence:
@@ -106,14 +112,20 @@ class Decoder(ABC):
         )
 
     def restore(
-        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+        self,
+        stored: StoredTokens,
+        read: Callable[[memoryview], None],
+        adapters: AdapterMix | None = None,
+        *,
+        earlier: bool = False,
     ) -> DecoderSequence:
         """A sequence with the tokens of another one, and its state.
 
         Args:
-            stored: its tokens, where `arrays` is what `arrays_for` says.
+            stored: its tokens, and how many of them have their state in arrays.
             read: fills memory with the bytes of the arrays, one after the other.
             adapters: what its tokens went through, and will.
+            earlier: whether the arrays are those of `earlier_arrays_for`, instead of `arrays_for`.
 
         What was read is not published: nobody but this sequence and its forks goes on from it.
 
@@ -125,6 +137,10 @@ class Decoder(ABC):
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         """The arrays that hold the state of so many tokens; their sizes are settled by the model alone."""
         raise NotImplementedError
+
+    def earlier_arrays_for(self, num_stored: int) -> list[StoredArray]:
+        """The arrays in which earlier versions saved the same state."""
+        return self.arrays_for(num_stored)
 
     def close(self) -> None:  # noqa: B027 - where nothing is kept outside the sequences
         """Give all memory back."""

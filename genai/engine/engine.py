@@ -67,7 +67,7 @@ class Engine:
         self._decoder = decoder
         self._sampler = sampler
         self._speculator = speculator
-        self._scheduler = Scheduler[EngineRequest](decoder.pool, decoder.block_size, max_sequences, _demand)
+        self._scheduler = Scheduler[EngineRequest](decoder.pools, decoder.block_size, max_sequences, _demand)
         self._prefill_budget = PrefillBudget()
         # Tokens of prompts in steps since one was waited for, and when the first of these began: a device goes on by
         # itself until somebody asks for a token.
@@ -149,7 +149,7 @@ class Engine:
                 self._end(request, error)
                 continue
             if not self._scheduler.admit(request):
-                request.sequence.drop_cache()
+                request.sequence.truncate()
 
     def _start(self, request: EngineRequest) -> None:
         """Begin a request; one that gave its cache back has a sequence and goes on where it was."""
@@ -257,7 +257,7 @@ class Engine:
             self._end(self._scheduler.running[0], error)
         else:
             self.counts.preempted += 1
-            request.sequence.drop_cache()
+            request.sequence.truncate()
 
     # --- choosing tokens -----------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Engine:
                 if self._scheduler.admit_copy(sibling, request):
                     together.append((sibling, row))
                 else:
-                    sibling.sequence.drop_cache()  # it finds the prompt in the prefix cache later
+                    sibling.sequence.truncate()  # it finds the prompt in the prefix cache later
         return together
 
     def _choose_ahead(self, ready: list[tuple[EngineRequest, Logits]]) -> bool:
@@ -303,7 +303,7 @@ class Engine:
             outcomes = begun.outcomes()
         except BaseException as error:
             for request in requests:  # their logits are gone: the last token is pending again
-                request.sequence.drop_cache(len(request.sequence.tokens) - 1)
+                request.sequence.truncate(len(request.sequence.tokens) - 1)
             self._is_careful = True
             if not isinstance(error, Exception):
                 raise
@@ -408,4 +408,4 @@ def _last_row(request: EngineRequest) -> int:
 def _demand(request: EngineRequest) -> CacheDemand:
     sequence, gone = request.sequence, request.sequence.forgotten
     tokens = len(sequence.tokens) - gone
-    return CacheDemand(tokens, min(request.num_prompt, tokens), request.max_length - gone, *sequence.blocks())
+    return CacheDemand(tokens, min(request.num_prompt, tokens), request.max_length - gone, sequence.demand())

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from genai.common.forks import renew_locks
 from genai.common.interrupts import ThreadsRefused
 from genai.kernels.device import DeviceFailed, Executor, StepCancelled, StepContext, StepFunction, TokenChoice
-from genai.kernels.ir import Attention, OpProgram
+from genai.kernels.ir import OpProgram
 from genai.kvcache.disk import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool, CacheFull
+from genai.kvcache.sequence_cache import SequenceCache
 from genai.kvcache.storage import PagedStorage
-from genai.kvcache.table import GONE, BlockTable
+from genai.kvcache.table import GONE
 
 from ..errors import CacheCapacityError, OptionError, StateError, StepInterrupted, no_threads
 from ..onnx.external_data import MappedFile, check_unchanged
@@ -62,10 +63,13 @@ class PagedDecoder(Decoder):
         self.executor, self.program, self.vocab_size = executor, program, vocab_size
         self.token_budget, self.most_tokens = executor.step_sizes
         self.pool, self.storage, self.block_size = pool, storage, storage.layout.block_size
+        self.groups, self.num_groups = storage.layout.groups, len(storage.layout.groups)
+        self._has_windows = any(group.is_bounded for group in self.groups)
+        if self._has_windows:  # they slide between steps: what a step needs was planned for steps of the fast size
+            self.most_tokens = self.token_budget
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
-        self.window = _widest_window(program)
         self._contexts = StepContextBuilder()
         self._step_lock = threading.Lock()  # the program's values have one memory
         self._threads: set[int] = set()  # that have the turn, or wait for it
@@ -75,7 +79,7 @@ class PagedDecoder(Decoder):
         renew_locks(self, "_step_lock", "_running_lock", flag="was_forked")
 
     def open(self) -> PagedSequence:
-        return PagedSequence(self, BlockTable(self.pool, self.block_size))
+        return PagedSequence(self, SequenceCache(self.pool, self.block_size, self.groups))
 
     def step(
         self, sequences: Sequence[DecoderSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
@@ -123,8 +127,8 @@ class PagedDecoder(Decoder):
         return True
 
     def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
-        for chunk in step if self.window is not None else ():
-            sequences[chunk.sequence].leave_window()
+        for chunk in step if self._has_windows else ():
+            sequences[chunk.sequence].leave_windows()
 
     def replace_program(self, program: OpProgram) -> None:
         """Go on with another program over the same values, such as one that has places of adapters: between two steps.
@@ -159,7 +163,7 @@ class PagedDecoder(Decoder):
                 f"prefix cache {folder}: the folder cannot be used", str(error), "give a folder that only you can write"
             ) from error
 
-    def key_rotator(self) -> Callable[[Sequence[int], int], None]:
+    def key_rotator(self) -> Callable[[Sequence[Sequence[int]], int], None]:
         """A function that moves the keys in some blocks to earlier positions; see `context_shift.key_rotator`."""
         return key_rotator(self.executor, self.program, self.rope_threshold, self.storage.layers)
 
@@ -173,36 +177,87 @@ class PagedDecoder(Decoder):
                 "keep fewer tokens, or load the model with a larger context",
             )
         with device_errors("making ready to move keys"):
-            move_keys((), 1)
+            move_keys([() for _ in self.groups], 1)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
-        return [StoredArray("blocks", "uint8", (num_stored // self.block_size, int(self.storage.blocks.shape[1])))]
+        num_blocks = num_stored // self.block_size
+        if len(self.groups) == 1:
+            return [
+                StoredArray("blocks", "uint8", (num_blocks - self._first_block(0, num_stored), self._group_bytes(0)))
+            ]
+        return [
+            StoredArray(f"blocks of group {number}", "uint8", (num_blocks - first, self._group_bytes(number)))
+            for number in range(len(self.groups))
+            for first in [self._first_block(number, num_stored)]
+        ]
 
-    def read_block(self, block: int) -> NDArray[np.uint8]:
-        """Copy the bytes of a block to the host; zeros where nobody looks any more."""
-        if block == GONE:
-            return np.zeros(int(self.storage.blocks.shape[1]), np.uint8)
-        with device_errors("copying keys and values to the host"):
-            return self.executor.read_block(self.storage.blocks, block)
+    def earlier_arrays_for(self, num_stored: int) -> list[StoredArray]:
+        """As `arrays_for`, of files that were saved before there were cache groups: a block held every layer."""
+        whole = sum(end - start for start, end in self.storage.parts.values())
+        return [StoredArray("blocks", "uint8", (num_stored // self.block_size, whole))]
+
+    def _first_block(self, group: int, num_stored: int) -> int:
+        """The first block that a token behind so many sees."""
+        return self.groups[group].first_visible(num_stored) // self.block_size
+
+    def _group_bytes(self, group: int) -> int:
+        """Bytes of a block that the layers of a group use."""
+        return max(self.storage.parts[layer][1] for layer in self.groups[group].layers)
+
+    def stored_blocks(self, cache: SequenceCache, num_stored: int, group: int) -> Iterator[NDArray[np.uint8]]:
+        """The bytes of a group's blocks, as `arrays_for` lists them."""
+        for block in cache.tables[group].blocks[self._first_block(group, num_stored) : num_stored // self.block_size]:
+            with device_errors("copying keys and values to the host"):
+                yield self.executor.read_block(self.storage.blocks, block)[: self._group_bytes(group)]
 
     def restore(
-        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+        self,
+        stored: StoredTokens,
+        read: Callable[[memoryview], None],
+        adapters: AdapterMix | None = None,
+        *,
+        earlier: bool = False,
     ) -> PagedSequence:
         self.check_open()
         sequence = self.open()
         sequence.adapt(adapters)
         sequence.resume(stored)
         try:
-            self._append(sequence.table, stored.num_stored)
-            piece = np.empty(int(self.storage.blocks.shape[1]), np.uint8)
-            for block in sequence.table.blocks:
-                read(piece.data)
-                with device_errors("copying keys and values to it"):
-                    self.executor.write_block(self.storage.blocks, block, piece)
+            with _no_room_for(stored.num_stored):
+                sequence.cache.allocate(stored.num_stored)
+            (self._read_earlier if earlier else self._read_groups)(sequence.cache, stored.num_stored, read)
         except BaseException:
             sequence.close()
             raise
         return sequence
+
+    def _read_groups(self, cache: SequenceCache, num_stored: int, read: Callable[[memoryview], None]) -> None:
+        """Fill blocks with what `arrays_for` lists."""
+        piece = np.zeros(self.storage.block_bytes, np.uint8)
+        for number, table in enumerate(cache.tables):
+            for block in table.blocks[self._first_block(number, num_stored) :]:
+                read(piece[: self._group_bytes(number)].data)
+                self._write_block(block, piece)
+
+    def _read_earlier(self, cache: SequenceCache, num_stored: int, read: Callable[[memoryview], None]) -> None:
+        """Fill blocks with what `earlier_arrays_for` lists: the parts of all layers in order."""
+        (array,) = self.earlier_arrays_for(num_stored)
+        whole, starts, start = np.zeros(array.shape[1], np.uint8), {}, 0
+        for layer, (first, end) in sorted(self.storage.parts.items()):
+            starts[layer], start = start, start + end - first
+        piece = np.zeros(self.storage.block_bytes, np.uint8)
+        for index in range(array.shape[0]):
+            read(whole.data)
+            for group, table in zip(self.groups, cache.tables, strict=True):
+                for layer in group.layers:
+                    first, end = self.storage.parts[layer]
+                    piece[first:end] = whole[starts[layer] : starts[layer] + end - first]
+                self._write_block(table.blocks[index], piece)
+
+    def _write_block(self, block: int, content: NDArray[np.uint8]) -> None:
+        if block != GONE:
+            with device_errors("copying keys and values to it"):
+                self.executor.write_block(self.storage.blocks, block, content)
 
     def _run(
         self, sequences: Sequence[PagedSequence], step: StepPlan, context: StepContext, output: str = ""
@@ -258,35 +313,32 @@ class PagedDecoder(Decoder):
                 self.run.cancel()
 
     @contextmanager
-    def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[list[int]]:
-        """Slots for the step's tokens; taken back if the step fails."""
-        taken: list[tuple[BlockTable, int]] = []
-        slots: list[int] = []
+    def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[list[list[int]]]:
+        """Per cache group slots for the step's tokens; taken back if the step fails."""
+        taken: list[tuple[SequenceCache, int]] = []
+        slots: list[list[int]] = [[] for _ in self.groups]
         try:
             for index, count, _ in step:
-                table = sequences[index].table
-                taken.append((table, table.length))
-                slots += self._append(table, count, sequences)
+                cache = sequences[index].cache
+                taken.append((cache, cache.length))
+                for every, own in zip(slots, self._append(cache, count, sequences), strict=True):
+                    every += own
             yield slots
         except BaseException:
-            for table, length in taken:
-                table.truncate(length)
+            for cache, length in taken:
+                cache.undo(length)
             raise
 
-    def _append(self, table: BlockTable, count: int, beside: Sequence[PagedSequence] = ()) -> Sequence[int]:
-        try:
+    def _append(
+        self, cache: SequenceCache, count: int, beside: Sequence[PagedSequence] = ()
+    ) -> Sequence[Sequence[int]]:
+        with _no_room_for(count):
             try:
-                slots, copies = table.append(count)
+                slots, copies = cache.append(count)
             except CacheFull:
                 for one in beside:
-                    one.table.settle()  # forks hold what they were copied from; the last of its owners needs no copy
-                slots, copies = table.append(count)
-        except CacheFull as error:
-            raise CacheCapacityError(
-                f"the KV cache has no room for {count} more tokens",
-                f"{error}; other sequences of this model hold the rest",
-                "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
-            ) from error
+                    one.cache.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+                slots, copies = cache.append(count)
         if copies:
             with device_errors("copying blocks"):
                 self.executor.copy_blocks(self.storage.blocks, copies)
@@ -318,10 +370,17 @@ class PagedDecoder(Decoder):
         self.storage.close()
 
 
-def _widest_window(program: OpProgram) -> int | None:
-    """The most tokens that a row of any layer sees; None where a layer sees all: a block holds all layers."""
-    windows = [op.window for op in program.ops if isinstance(op, Attention)]
-    return max(windows) if windows and min(windows) > 0 else None
+@contextmanager
+def _no_room_for(count: int) -> Iterator[None]:
+    """That the pool is full is said as other errors are."""
+    try:
+        yield
+    except CacheFull as error:
+        raise CacheCapacityError(
+            f"the KV cache has no room for {count} more tokens",
+            f"{error}; other sequences of this model hold the rest",
+            "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
+        ) from error
 
 
 def _paged(sequences: Sequence[DecoderSequence]) -> list[PagedSequence]:

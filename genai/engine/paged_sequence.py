@@ -1,7 +1,8 @@
-"""A sequence of the main decoder: tokens, and the block table that holds their keys and values."""
+"""A sequence of the main decoder: tokens, and the block tables that hold their keys and values."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 
 from genai.kernels.device import DeviceFailed
 from genai.kvcache.pool import CacheFull
-from genai.kvcache.table import BlockTable
+from genai.kvcache.sequence_cache import SequenceCache
+from genai.kvcache.table import BlockCopy
 
 from ..errors import CacheCapacityError, DeviceError, GenaiError, StateError
 from .adapter_mix import AdapterMix
-from .scheduler import Pending
+from .scheduler import GroupDemand, Pending
 from .sequence import AdapterHistory, DecoderSequence
 from .stored import StoredArray, StoredTokens
 
@@ -28,7 +30,7 @@ _ONE_TOKEN = Pending(1, False), Pending(1, True)
 
 
 class PagedSequence(DecoderSequence):
-    """Tokens, and the block table that holds their keys and values.
+    """Tokens, and the block tables that hold their keys and values.
 
     Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which
     of the two a token has is settled when it is appended, or where it is found in the prefix cache, by what is there (a
@@ -36,10 +38,10 @@ class PagedSequence(DecoderSequence):
     back, its bits are the same.
     """
 
-    def __init__(self, decoder: PagedDecoder, table: BlockTable) -> None:
+    def __init__(self, decoder: PagedDecoder, cache: SequenceCache) -> None:
         super().__init__()
-        self.decoder, self.table = decoder, table
-        self._rope_threshold, self._window = decoder.rope_threshold, decoder.window
+        self.decoder, self.cache = decoder, cache
+        self._rope_threshold = decoder.rope_threshold
         self.adapter_history: AdapterHistory[AdapterMix | None] = AdapterHistory()
         self._prefill = bytearray()  # per token
         # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
@@ -48,36 +50,36 @@ class PagedSequence(DecoderSequence):
         self.is_private = False
         # So many first tokens stay where tokens are forgotten.
         self._kept = 0
-        decoder.pool.release_after(self, table.release)
+        decoder.pool.release_after(self, cache.release)
 
     def fork(self) -> Self:
         if self.ahead is not None:
             self.take_back()
-        other = type(self)(self.decoder, self.table.fork())
+        other = type(self)(self.decoder, self.cache.fork())
         other.tokens, other._prefill, other._settled = [*self.tokens], self._prefill[:], len(self.tokens)
         other.adapters, other.adapter_history = self.adapters, self.adapter_history.copy()
         other.is_private = self.is_private
         other._kept, other.forgotten = self._kept, self.forgotten
         return other
 
-    # --- where in the table a token is -------------------------------------------------------------------------------
+    # --- where in the cache a token is -------------------------------------------------------------------------------
 
-    def _table_index(self, index: int) -> int:
-        """Where in the table a token is, or the one behind it that is kept."""
+    def _cache_index(self, index: int) -> int:
+        """Where in the cache a token is, or the one behind it that is kept."""
         return index if index <= self._kept else max(self._kept, index - self.forgotten)
 
-    def _index(self, table_index: int) -> int:
+    def _index(self, cache_index: int) -> int:
         """Which token is there."""
-        return table_index if table_index < self._kept else table_index + self.forgotten
+        return cache_index if cache_index < self._kept else cache_index + self.forgotten
 
     def computed_end(self) -> int:
-        """The index behind the last token of the table."""
+        """The index behind the last token of the cache."""
         if not self.forgotten:
-            return self.table.length
-        return self._index(self.table.length - 1) + 1 if self.table.length else 0
+            return self.cache.length
+        return self._index(self.cache.length - 1) + 1 if self.cache.length else 0
 
     def note_forgotten(self, kept: int, count: int) -> None:
-        """So many tokens behind the first `kept` ones were taken out of the table."""
+        """So many tokens behind the first `kept` ones were taken out of the cache."""
         self._kept, self.forgotten = kept, self.forgotten + count
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
@@ -85,7 +87,7 @@ class PagedSequence(DecoderSequence):
         super().append(tokens, together=together)
         self._prefill.extend([max(together, len(tokens)) >= MIN_PREFILL_TOKENS] * len(tokens))
         if self.rope_table != before:
-            self.drop_cache()
+            self.truncate()
 
     @property
     def rope_table(self) -> int:
@@ -146,21 +148,17 @@ class PagedSequence(DecoderSequence):
         if self.forgotten:
             return 0
         with device_errors("bringing blocks of the prefix cache back"):
-            return self.table.reuse(self.tokens, self._origin, self._prefill, self._settled)
+            return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
-    def leave_window(self) -> None:
-        """Give back the blocks that no further token sees; published before, they may still be found.
-
-        A block more stays, so that a few tokens can be taken back.
-        """
-        if self._window is None or self.table.length > self._table_index(len(self.tokens)):
+    def leave_windows(self) -> None:
+        """Give back the blocks that no further token sees; published before, they may still be found."""
+        position = self._cache_index(len(self.tokens))
+        if self.cache.length > position:
             return  # of proposals it is not known yet which ones stay
-        block = self.table.block_size
-        first_seen = min(self.table.length, self._table_index(len(self.tokens))) - self._window
-        num_left = first_seen // block - 1
-        if num_left > self.table.num_gone:
+        position = self.cache.length
+        if self.cache.has_left(position):
             self.publish()
-            self.table.leave_behind(num_left)
+            self.cache.leave_behind(position)
 
     def share(self) -> None:
         self.is_private = False
@@ -169,20 +167,23 @@ class PagedSequence(DecoderSequence):
     def publish(self) -> None:
         if self.is_private or self.forgotten or self.was_switched:
             return
-        self.table.publish(self.tokens, self._origin, self._prefill)
+        self.cache.publish(self.tokens, self._origin, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]
-        return self._index(self.table.length) if self.forgotten else self.table.length
+        return self._index(self.cache.length) if self.forgotten else self.cache.length
 
-    def blocks(self) -> tuple[int, int, int | None]:
-        table = self.table
-        if self._window is None:
-            return table.usable_blocks, table.own_blocks, None
-        # Of a window: what it holds, the tokens of a step, and the block that stays behind it.
+    def demand(self) -> tuple[GroupDemand, ...]:
+        tables, size = self.cache.tables, self.decoder.block_size
         reading = min(len(self.tokens) - self.num_computed, self.decoder.token_budget)
-        most = (self._window + reading) // table.block_size + 3
-        return table.usable_blocks - table.num_gone, table.own_blocks, most
+        return tuple(
+            GroupDemand(
+                table.usable_blocks - table.num_gone,
+                table.own_blocks,
+                group.most_blocks(sys.maxsize, reading, size) if group.is_bounded else None,
+            )
+            for group, table in zip(self.cache.groups, tables, strict=True)
+        )
 
     @property
     def can_go_ahead(self) -> bool:
@@ -195,51 +196,51 @@ class PagedSequence(DecoderSequence):
     def rewind(self, length: int) -> None:
         before = self.rope_table
         if self.forgotten and length <= self._kept + self.forgotten:
-            self.drop_cache(min(length, self._kept))
+            self.truncate(min(length, self._kept))
             self._kept = self.forgotten = 0
         super().rewind(length)
         self.adapter_history.cut(length)
         del self._prefill[length:]
         self._settled = min(self._settled, length)
         if self.rope_table != before:
-            self.drop_cache()
+            self.truncate()
 
-    def drop_cache(self, length: int = 0) -> None:
+    def truncate(self, length: int = 0) -> int:
         self.proposed.clear()
         if self.ahead is not None:
             length, self.ahead = min(length, self.ahead.index), None
         self._settled = max(self._settled, min(self.num_computed, len(self.tokens)))
-        end = min(self.table.length, self._table_index(length))
-        # A token that is computed there must find its window.
-        if self._window is not None and self.table.num_gone * self.table.block_size > end + 1 - self._window:
-            end = 0
-        self.table.truncate(end)
-        self.is_private = self.is_private and self.table.length > 0
+        self.cache.truncate(min(self.cache.length, self._cache_index(length)))
+        self.is_private = self.is_private and self.cache.length > 0
+        return self.num_computed
 
     def forget(self) -> None:
-        shift, table, decoder, size = self.shift, self.table, self.decoder, self.table.block_size
+        shift, cache, decoder, size = self.shift, self.cache, self.decoder, self.decoder.block_size
         if shift is None:
             raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
         move_keys = decoder.key_rotator()
         self.take_back()
         first = (self._kept if self.forgotten else -(-shift.keep // size) * size) // size
         # What was given back is computed again, without what is forgotten.
-        held = table.length >= (first + 1) * size
-        count = max(1, ((table.length if held else shift.size) // size - first) // 2)
-        try:
-            copies = table.forget(first, count) if held else []
-        except CacheFull:
-            copies, held = [], False
+        held = cache.length >= (first + 1) * size
+        count = max(1, ((cache.length if held else shift.size) // size - first) // 2)
+        held = held and cache.can_forget(first, count)
+        copies: list[BlockCopy] = []
+        if held:
+            try:
+                copies = cache.forget(first, count)
+            except CacheFull:
+                held = False
         if not held:
-            self.drop_cache(first * size)
+            self.truncate(first * size)
         else:
             try:
                 decoder.executor.copy_blocks(decoder.storage.blocks, copies)
-                move_keys(table.blocks[max(first, table.num_gone) :], count * size)
+                move_keys([table.blocks[max(first, table.num_gone) :] for table in cache.tables], count * size)
             except MemoryError:  # some keys may have moved, and others not
-                self.drop_cache(first * size)
+                self.truncate(first * size)
             except BaseException as error:
-                self.drop_cache()
+                self.truncate()
                 if isinstance(error, DeviceFailed):
                     raise device_error(error, "moving keys") from error
                 raise
@@ -261,10 +262,12 @@ class PagedSequence(DecoderSequence):
                 "the rest of its last block is computed again from its tokens, which goes through one choice of them",
                 "choose the adapters before the first token, or rewind to 0 after the change",
             )
-        blocks = self.table.blocks[: self.num_computed // self.table.block_size]
-        (array,) = self.decoder.arrays_for(len(blocks) * self.table.block_size)
         self.decoder.check_open()
-        return [(array, map(self.decoder.read_block, blocks))]
+        num_stored = self.num_computed // self.decoder.block_size * self.decoder.block_size
+        return [
+            (array, self.decoder.stored_blocks(self.cache, num_stored, group))
+            for group, array in enumerate(self.decoder.arrays_for(num_stored))
+        ]
 
 
 def device_error(error: MemoryError | DeviceFailed, work: str) -> GenaiError:

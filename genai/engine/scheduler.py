@@ -89,30 +89,54 @@ def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int
     return step
 
 
+class GroupDemand(NamedTuple):
+    """What a sequence holds of a cache group, and may ask of it.
+
+    Attributes:
+        blocks: those it holds and can go on with. own: of these, the ones that nobody else holds.
+        most: most blocks that it holds at a time; None = as many as its tokens need.
+        pool: number of the pool that the blocks are from.
+        fixed: whether it needs `most` blocks however many tokens it has.
+    """
+
+    blocks: int = 0
+    own: int = 0
+    most: int | None = None
+    pool: int = 0
+    fixed: bool = False
+
+    def grown(self, tokens: int, block_size: int) -> int:
+        """Blocks that it will have taken once it has so many tokens."""
+        needed = -(-tokens // block_size)
+        if self.most is not None:
+            needed = self.most if self.fixed else min(needed, self.most)
+        return max(0, needed - self.blocks)
+
+
 class CacheDemand(NamedTuple):
     """What a sequence holds of the cache, and may ask of it.
 
     Attributes:
         tokens: how many it has. prompt: so many of them were given. limit: most that it may have.
-        blocks: those it holds and can go on with. own: of these, the ones that nobody else holds.
-        most: most blocks that it holds at a time; None = as many as its tokens need.
+        groups: per cache group.
     """
 
     tokens: int
     prompt: int
     limit: int
-    blocks: int = 0
-    own: int = 0
-    most: int | None = None
+    groups: tuple[GroupDemand, ...] = (GroupDemand(),)
 
-    def grown(self, steps: int, block_size: int) -> int:
-        """Blocks that it will have taken after so many more tokens."""
-        needed = -(-(self.tokens + steps) // block_size)
-        return max(0, (needed if self.most is None else min(needed, self.most)) - self.blocks)
+    def own(self, pool: int) -> int:
+        """Blocks of a pool that nobody else holds."""
+        return sum(group.own for group in self.groups if group.pool == pool)
+
+    def grown(self, steps: int, block_size: int, pool: int) -> int:
+        """Blocks of a pool that it will have taken after so many more tokens."""
+        return sum(group.grown(self.tokens + steps, block_size) for group in self.groups if group.pool == pool)
 
 
-def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_size: int) -> int:
-    """The most blocks that are held at any time, if each sequence gets a token per step until it ends.
+def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_size: int, pool: int = 0) -> int:
+    """The most blocks of a pool that are held at any time, if each sequence gets a token per step until it ends.
 
     Args:
         held: blocks that are held now.
@@ -122,9 +146,9 @@ def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_siz
     most = held
     for index, (ending, steps) in enumerate(ordered):
         # They grow without pause, so the most is held just before one of them ends.
-        grown = sum(one.grown(steps, block_size) for one, _ in ordered[index:])
+        grown = sum(one.grown(steps, block_size, pool) for one, _ in ordered[index:])
         most = max(most, held + grown)
-        held -= ending.own
+        held -= ending.own(pool)
     return most
 
 
@@ -138,19 +162,19 @@ class Scheduler(Generic[J]):
     last in this order is preempted first, and keeps its place.
 
     Args:
-        pool: the blocks that sequences share; None = there is no bound.
+        pools: the blocks that sequences share; none = there is no bound.
         block_size: tokens in a block.
         max_sequences: requests that run side by side.
-        demand: what a request that was started asks of the pool.
+        demand: what a request that was started asks of the pools.
 
     Attributes:
         waiting: in the order in which they will be admitted. running: in the order in which they were.
     """
 
     def __init__(
-        self, pool: BlockPool | None, block_size: int, max_sequences: int, demand: Callable[[J], CacheDemand]
+        self, pools: Sequence[BlockPool], block_size: int, max_sequences: int, demand: Callable[[J], CacheDemand]
     ) -> None:
-        self._pool, self._block_size, self._max_sequences, self._demand = pool, block_size, max_sequences, demand
+        self._pools, self._block_size, self._max_sequences, self._demand = pools, block_size, max_sequences, demand
         self.waiting: list[J] = []
         self.running: list[J] = []
         self._order: dict[J, tuple[int, int]] = {}
@@ -172,7 +196,7 @@ class Scheduler(Generic[J]):
         return self.waiting[0]
 
     def admit(self, request: J) -> bool:
-        """Let a candidate run, if the pool will hold all that runs then; a request alone may always try."""
+        """Let a candidate run, if the pools will hold all that runs then; a request alone may always try."""
         self._is_full = bool(self.running) and not self._fits(request)
         if not self._is_full:
             self.waiting.remove(request)
@@ -212,11 +236,13 @@ class Scheduler(Generic[J]):
         insort(self.waiting, request, key=self._order.__getitem__)
 
     def _fits(self, request: J) -> bool:
-        if self._pool is None:
+        if not self._pools:
             return True
         growing = [(demand, self._expected(demand)) for demand in map(self._demand, [*self.running, request])]
-        held = self._pool.num_blocks - self._pool.num_free
-        return peak_blocks(held, growing, self._block_size) <= self._pool.num_blocks
+        return all(
+            peak_blocks(pool.num_blocks - pool.num_free, growing, self._block_size, number) <= pool.num_blocks
+            for number, pool in enumerate(self._pools)
+        )
 
     def _expected(self, demand: CacheDemand) -> int:
         """How many tokens a sequence will probably still get."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import InputError
 from .adapter_mix import AdapterMix
-from .scheduler import Pending
+from .scheduler import GroupDemand, Pending
 from .stored import StoredArray
 
 # float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There
@@ -148,10 +148,10 @@ class DecoderSequence(ABC):
     def take_back(self) -> None:
         """Forget the proposals, and what was computed of them; and what was started ahead."""
         if self.ahead is not None:
-            self.drop_cache(self.ahead.index)
+            self.truncate(self.ahead.index)
         if self.proposed:
             self.proposed.clear()
-            self.drop_cache(len(self.tokens))
+            self.truncate(len(self.tokens))
 
     def take_ahead(self) -> Logits | None:
         """The logits behind the token that was computed ahead and appended meanwhile. None if it was not appended, as
@@ -159,7 +159,7 @@ class DecoderSequence(ABC):
         """
         ahead, self.ahead = self.ahead, None
         if ahead is None or ahead.index + 1 != len(self.tokens):
-            self.drop_cache(max(len(self.tokens) - 1, 0))
+            self.truncate(max(len(self.tokens) - 1, 0))
             return None
         return ahead.logits[ahead.row : ahead.row + 1]
 
@@ -172,24 +172,28 @@ class DecoderSequence(ABC):
     def pending(self) -> Pending:
         """The next tokens that are not computed yet and go together."""
 
-    def blocks(self) -> tuple[int, int, int | None]:
-        """How many blocks of the cache it can go on with, how many of them nobody else holds, and the most that it
-        holds at a time; None = as many as its tokens need."""
-        return 0, 0, None
+    def demand(self) -> tuple[GroupDemand, ...]:
+        """What it holds of the cache, and may ask of it, per cache group."""
+        return ()
 
     def rewind(self, length: int) -> None:
         """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
         self.take_back()
         del self.tokens[length:]
-        self.drop_cache(max(length - 1, 0))
+        self.truncate(max(length - 1, 0))
 
     @abstractmethod
-    def drop_cache(self, length: int = 0) -> None:
-        """Give the cached state from `length` on back and keep the tokens, which are pending again."""
+    def truncate(self, length: int = 0) -> int:
+        """Give the cached state from `length` on back and keep the tokens, which are pending again.
+
+        Returns:
+            How many tokens are still computed: fewer than `length` where the state of some layers reaches back no
+            further, as windows do. The tokens from there on are computed again, which gives the same bits.
+        """
 
     def close(self) -> None:
         """Give the cached state back."""
-        self.drop_cache()
+        self.truncate()
 
     @abstractmethod
     def fork(self) -> Self:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -206,11 +206,14 @@ def _read(
     num_tokens, num_stored = header["tokens"], header["stored"]
     if num_stored % decoder.block_size:
         raise _damaged(path, f"{num_stored} of its tokens are no whole number of blocks of {decoder.block_size}")
-    arrays = decoder.arrays_for(num_stored)
-    if header["arrays"] != json.loads(json.dumps([list(array) for array in arrays])):
+    arrays, earlier = decoder.arrays_for(num_stored), decoder.earlier_arrays_for(num_stored)
+    is_earlier = header["arrays"] == _as_json(earlier) != _as_json(arrays)
+    if is_earlier:
+        arrays = earlier
+    elif header["arrays"] != _as_json(arrays):
         raise StateMismatchError(
             f"{path}: its keys and values have another form than this model's",
-            f"it has {str(header['arrays'])[:200]}, this model {str([list(array) for array in arrays])[:200]}",
+            f"it has {str(header['arrays'])[:200]}, this model {str(_as_json(arrays))[:200]}",
             "load the model as it was when the state was saved, or read the text again",
         )
     # Numerics are there for each token or, where there is no difference between them, not at all.
@@ -233,7 +236,7 @@ def _read(
         raise _damaged(path, "it says neither of a token that it has prefill numerics nor that it has not")
     stored = StoredTokens(tokens.tolist(), numerics, num_stored)
     try:
-        sequence = decoder.restore(stored, fill, mix)
+        sequence = decoder.restore(stored, fill, mix, earlier=is_earlier)
     except CacheCapacityError as error:
         fix = "give the model a larger cache (cache_bytes=…), or close what holds it"
         raise CacheCapacityError(f"{path}: {error.what}", error.why, fix) from error
@@ -241,6 +244,11 @@ def _read(
         sequence.close()
         raise _damaged(path, "its content does not have the digest at its end")
     return sequence, saved
+
+
+def _as_json(arrays: Sequence[StoredArray]) -> list[list[object]]:
+    """As a header lists them."""
+    return [[array.name, array.dtype, [*array.shape]] for array in arrays]
 
 
 def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, Any]:

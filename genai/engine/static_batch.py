@@ -144,7 +144,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
                     raise error
         except BaseException:
             for sequence in self.sequences:
-                sequence.drop_cache(len(sequence.tokens) - 1)
+                sequence.truncate(len(sequence.tokens) - 1)
             raise
         return {index: token for index, (token, _) in enumerate(outcomes)}
 
@@ -153,7 +153,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         for sequence in self.sequences:
             sequence.take_back()
             if self._logits is self._no_logits and 0 < len(sequence.tokens) <= sequence.num_computed:
-                sequence.drop_cache(len(sequence.tokens) - 1)
+                sequence.truncate(len(sequence.tokens) - 1)
 
     # --- logits --------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ def check_batch_size(decoder: Decoder, count: int) -> None:
     bytes_each = _SEQUENCE_BYTES + 4 * decoder.vocab_size
     most = available_memory() // bytes_each
     if decoder.pool is not None:
-        most = min(most, decoder.pool.num_blocks)
+        most = min(most, decoder.pool.num_blocks // decoder.num_groups)
     if count > most:
         raise CacheCapacityError(
             f"batch_size = {count}",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.device import NO_ADAPTERS, AdapterRows, DeviceAdapter, StepContext, TokenChoice
-from genai.kvcache.table import BlockTable
+from genai.kernels.device import NO_ADAPTERS, AdapterRows, DeviceAdapter, PageTables, StepContext, TokenChoice
+from genai.kvcache.sequence_cache import SequenceCache
 
 from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
@@ -22,22 +22,26 @@ class StepContextBuilder:
     """Makes them. Threads may call at the same time: what is kept is replaced as a whole."""
 
     def __init__(self) -> None:
-        self._known: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)
+        # Per cache group versions of tables, and what was made of them.
+        self._known: dict[int, tuple[list[int], NDArray[np.int32]]] = {}
 
     def make_ahead(
-        self, sequences: Sequence[PagedSequence], slots: list[int], choice: TokenChoice, rows: Sequence[int]
+        self,
+        sequences: Sequence[PagedSequence],
+        slots: Sequence[Sequence[int]],
+        choice: TokenChoice,
+        rows: Sequence[int],
     ) -> StepContext:
         """A step of the token behind the last one of each sequence: these rows of a choice."""
-        tables = [sequence.table for sequence in sequences]
+        caches = [sequence.cache for sequence in sequences]
         count = len(sequences)
-        lengths, each = np.array([table.length for table in tables], np.int32), np.arange(count)
+        lengths, each = np.array([cache.length for cache in caches], np.int32), np.arange(count)
         return StepContext(
             tokens=np.zeros(count, np.int64),
             positions=lengths.astype(np.int64) - 1,
             cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
             context_lens=lengths,
-            block_tables=self._block_tables(tables),
-            slot_mapping=np.array(slots, np.int64),
+            groups=self._groups(caches, slots),
             num_decode_sequences=count,
             logits_indices=each,
             rope_table=np.array([sequence.rope_table for sequence in sequences], np.int32),
@@ -47,17 +51,25 @@ class StepContextBuilder:
         )
 
     def make(
-        self, sequences: Sequence[PagedSequence], step: StepPlan, slots: list[int], all_rows: Collection[int]
+        self,
+        sequences: Sequence[PagedSequence],
+        step: StepPlan,
+        slots: Sequence[Sequence[int]],
+        all_rows: Collection[int],
     ) -> tuple[StepContext, list[tuple[int, int, int]]]:
-        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
-        tables = [sequences[part.sequence].table for part in step]
+        """The step as arrays; `owners` says which rows of the logits belong to which sequence.
+
+        Args:
+            slots: per cache group, those of the step's tokens.
+        """
+        caches = [sequences[part.sequence].cache for part in step]
         tokens: list[int] = []
         positions: list[int] = []
         starts = [0]
         wanted: list[int] = []
         owners: list[tuple[int, int, int]] = []
         adapters: list[AdapterMix | None] = []
-        for (index, count, _), table in zip(step, tables, strict=True):
+        for (index, count, _), cache in zip(step, caches, strict=True):
             sequence, length = sequences[index], len(sequences[index].tokens)
             end = sequence.computed_end()
             adapters.append(sequence.adapters_of(end - count))
@@ -65,12 +77,12 @@ class StepContextBuilder:
                 owners.append((index, len(wanted), len(wanted) + 1))
                 wanted.append(len(tokens))
                 tokens.append(sequence.tokens[-1])
-                positions.append(table.length - 1)
+                positions.append(cache.length - 1)
                 starts.append(len(tokens))
                 continue
             tokens += sequence.tokens[end - count : end]
             tokens += sequence.proposed[: max(end - length, 0)]
-            positions += range(table.length - count, table.length)
+            positions += range(cache.length - count, cache.length)
             starts.append(len(tokens))
             num_rows = count if index in all_rows else max(end - length + 1, 0)
             owners.append((index, len(wanted), len(wanted) + num_rows))
@@ -79,9 +91,8 @@ class StepContextBuilder:
             tokens=np.array(tokens, np.int64),
             positions=np.array(positions, np.int64),
             cu_seqlens_q=np.array(starts, np.int32),
-            context_lens=np.array([table.length for table in tables], np.int32),
-            block_tables=self._block_tables(tables),
-            slot_mapping=np.array(slots, np.int64),
+            context_lens=np.array([cache.length for cache in caches], np.int32),
+            groups=self._groups(caches, slots),
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
@@ -89,11 +100,17 @@ class StepContextBuilder:
         )
         return context, owners
 
-    def _block_tables(self, tables: Sequence[BlockTable]) -> NDArray[np.int32]:
+    def _groups(self, caches: Sequence[SequenceCache], slots: Sequence[Sequence[int]]) -> tuple[PageTables, ...]:
+        return tuple(
+            PageTables(self._block_tables(group, caches), np.array(own, np.int64)) for group, own in enumerate(slots)
+        )
+
+    def _block_tables(self, group: int, caches: Sequence[SequenceCache]) -> NDArray[np.int32]:
         """Their blocks, int32 [tables, most blocks]. The same array as before where nothing changed: it is never
         written to again, so that who has seen it need not look at it.
         """
-        before, known = self._known
+        tables = [cache.tables[group] for cache in caches]
+        before, known = self._known.get(group, _NOTHING)
         versions = [table.version for table in tables]
         if versions == before:
             return known
@@ -107,8 +124,11 @@ class StepContextBuilder:
                 row[:] = 0
                 row[table.num_gone : len(table.blocks)] = table.blocks[table.num_gone :]
         made.flags.writeable = False
-        self._known = versions, made
+        self._known[group] = versions, made
         return made
+
+
+_NOTHING: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)
 
 
 def _adapter_rows(mixes: Sequence[AdapterMix | None]) -> AdapterRows:

@@ -78,9 +78,10 @@ class UnbatchedSequence(DecoderSequence):
         pieces = [np.ascontiguousarray(self.past[array.name]) for array in arrays]
         return [(array, iter([piece.reshape(-1).view(np.uint8)])) for array, piece in zip(arrays, pieces, strict=True)]
 
-    def drop_cache(self, length: int = 0) -> None:
+    def truncate(self, length: int = 0) -> int:
         self.num_computed = min(self.num_computed, length)
         self.past = {name: value[..., : self.num_computed, :] for name, value in self.past.items()}
+        return self.num_computed
 
     def close(self) -> None:
         super().close()
@@ -126,7 +127,12 @@ class UnbatchedDecoder(Decoder):
         return [StoredArray(name, self._empty[name].dtype.name, shape) for name, shape in shapes.items()]
 
     def restore(
-        self, stored: StoredTokens, read: Callable[[memoryview], None], adapters: AdapterMix | None = None
+        self,
+        stored: StoredTokens,
+        read: Callable[[memoryview], None],
+        adapters: AdapterMix | None = None,
+        *,
+        earlier: bool = False,
     ) -> UnbatchedSequence:
         sequence = self.open()
         sequence.adapt(adapters)

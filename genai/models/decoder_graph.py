@@ -16,7 +16,8 @@ from genai.common.memory_limits import available_memory, format_bytes
 from genai.kernels.cache_layout import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS
 from genai.kernels.checks import FormatError
 from genai.kernels.float_bits import FLOAT_BITS
-from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape
+from genai.kvcache.groups import GroupKind
+from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape, grouped_layout
 
 from ..errors import CacheCapacityError, ConfigError, OptionError, UnsupportedModelError, malformed
 from ..lora.inputs import take_out_empty_factors, with_defaults
@@ -54,7 +55,7 @@ class DecoderInfo:
         flattened: whether it runs batched over the paged cache; `reason` says why not.
         inputs: the graph's inputs as exported, and their types.
         context_size: most tokens that one sequence may have; known once it is loaded.
-        cache_tokens: tokens that the block pool can hold; 0 where there is none.
+        cache_tokens: tokens of one sequence that the block pool can hold; 0 where there is none.
         defaults: type and shape of inputs that have a default, which adapters may replace.
         adapter_inputs: of places that an exporter left for adapters, the names of the factors A, and of their B.
     """
@@ -132,7 +133,8 @@ def read_decoder(
         model = flat.model
         run_rewrites(model, (*DECODER_RULES, fuse_rotation(names.position_ids)), Level.ALL)
         _check_layers(flat, config)
-        layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name)) is not None}
+        limit = config.model.context_length
+        layouts = {name: found for name in KV_TYPES if (found := cache_layout(flat.layers, name, limit)) is not None}
         if (layout := layouts.get(kv_dtype)) is None:
             raise _unpackable(kv_dtype, flat.layers)
         sizes = {name: layout.bytes_per_token for name, layout in layouts.items()}
@@ -266,16 +268,20 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             )
 
 
-def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str) -> CacheLayout | None:
-    """What the layers keep in a block; all of them share the sequences' block tables. None: not with these heads."""
+def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str, context_length: int) -> CacheLayout | None:
+    """What the layers keep in a block, and which of them share block tables. None: not with these heads.
+
+    Args:
+        context_length: a window of so many tokens, or more, is full attention.
+    """
     dtype = KV_TYPES[kv_dtype]
-    shapes = tuple(LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers)
+    shapes = [LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers]
+    windows = [layer.window if layer.window and layer.window < context_length else 0 for layer in layers]
+    kinds = [(GroupKind.WINDOW if window else GroupKind.FULL, window) for window in windows]
     try:
-        layout = CacheLayout(shapes, BLOCK_SIZE)
-        layout.bytes_per_token  # noqa: B018 - says whether they can be packed
+        return grouped_layout(shapes, kinds, BLOCK_SIZE)
     except FormatError:
         return None
-    return layout
 
 
 def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:

@@ -119,7 +119,7 @@ def _load_on(
     names = config.model.decoder.names
     kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
     inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in source.model.graph.inputs if v.name in kinds}
-    most = -(-cache.context_size // BLOCK_SIZE) * MAX_CONTEXTS_IN_POOL
+    most = -(-cache.context_size // BLOCK_SIZE) * len(source.layout.groups) * MAX_CONTEXTS_IN_POOL
     num_blocks = min(blocks_that_fit(source.layout, cache.cache_bytes), most)
     packing = task(
         "Packing weights",
@@ -142,7 +142,8 @@ def _load_on(
             files=source.model.files,
             output_names=source.flat.output_names,
         )
-    info = replace(source.info, context_size=cache.context_size, cache_tokens=num_blocks * BLOCK_SIZE)
+    cache_tokens = source.layout.tokens_within(num_blocks, decoder.token_budget, num_blocks * BLOCK_SIZE)
+    info = replace(source.info, context_size=cache.context_size, cache_tokens=cache_tokens)
     return decoder, info, targets
 
 

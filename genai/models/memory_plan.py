@@ -11,6 +11,8 @@ import numpy as np
 from genai.common.memory_limits import format_bytes
 from genai.kernels.host_memory import HostMemory
 from genai.kernels.weight_layout import BLOCK_SIZES, FactorType, RecordLayout, layout_with, num_records, num_tiles
+from genai.kvcache.groups import CacheGroup
+from genai.kvcache.storage import CacheLayout
 
 from ..errors import CacheCapacityError, OptionError
 from ..lowering.rules import Packed, find_stored_weights
@@ -33,7 +35,7 @@ class MemoryPlan:
     Attributes:
         weights: bytes of the weights in the form in which kernels read them: those that stay in memory.
         workspace: most bytes of activations in one step.
-        cache_bytes_per_token: bytes of keys and values per token of context.
+        cache_bytes_per_token: bytes of keys and values per token of context, over all layers.
         context_limit: longest context the model was made for, in tokens.
         block_size: the cache grows by so many tokens at a time.
         mapped: bytes of tables that are read from the mapped file, of which few rows are touched; the system takes
@@ -41,6 +43,8 @@ class MemoryPlan:
         packing: bytes that loading takes meanwhile: weights inside the model's own file, the largest matrix as it is
             stored, and where it is packed from half precision, as fp32; activations take that place later.
         where: of whose memory errors speak.
+        layout: how a paged cache is laid out; None where the cache is no paged one, and grows with every token.
+        step_tokens: the most tokens of a step, in which windows do not slide.
     """
 
     weights: int
@@ -51,6 +55,8 @@ class MemoryPlan:
     mapped: int = 0
     packing: int = 0
     where: str = ""
+    layout: CacheLayout | None = None
+    step_tokens: int = 0
 
     @property
     def temporary(self) -> int:
@@ -64,7 +70,22 @@ class MemoryPlan:
 
     def cache(self, context: int) -> int:
         """Cache bytes of one sequence of `context` tokens."""
-        return -(-context // self.block_size) * self.block_size * self.cache_bytes_per_token
+        if self.layout is None:
+            return -(-context // self.block_size) * self.block_size * self.cache_bytes_per_token
+        return sum(self.layout.most_blocks(context, self.step_tokens)) * self.layout.bytes_per_block
+
+    def cache_by_kind(self, context: int) -> list[tuple[CacheGroup, int]]:
+        """The layers of each kind, and what the cache of one sequence takes for them; none without a paged cache."""
+        layout = self.layout
+        if layout is None:
+            return []
+        blocks = ((kind, layout.kind_blocks(kind, context, self.step_tokens)) for kind in layout.kinds)
+        return [(kind, count * layout.bytes_per_block) for kind, count in blocks]
+
+    def describe_cache(self, context: int) -> str:
+        """What the layers of each kind need of it, where there is more than one kind; else nothing."""
+        parts = [f"{kind}: {format_bytes(size)}" for kind, size in self.cache_by_kind(context)]
+        return f" ({', '.join(parts)})" if len(parts) > 1 else ""
 
     def needed(self, context: int) -> int:
         """Bytes for everything, with one sequence of `context` tokens."""
@@ -74,6 +95,9 @@ class MemoryPlan:
         """The longest context whose cache fits into so many bytes, at most the model's limit; 0 = not even a block."""
         if self.cache_bytes_per_token == 0:
             return self.context_limit
+        if self.layout is not None:
+            blocks = max(cache_bytes, 0) // self.layout.bytes_per_block
+            return self.layout.tokens_within(blocks, self.step_tokens, self.context_limit)
         blocks = max(cache_bytes, 0) // (self.cache_bytes_per_token * self.block_size)
         return min(blocks * self.block_size, self.context_limit)
 
@@ -112,6 +136,8 @@ def plan_memory(
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
         where=f" on the device {device}" if device else "",
+        layout=decoder.layout,
+        step_tokens=tokens,
     )
 
 
@@ -132,7 +158,7 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
         raise CacheCapacityError(
             f"the model needs {format_bytes(plan.needed(1))}, {format_bytes(free_bytes)} are free{plan.where}",
             f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, and the smallest cache "
-            f"{format_bytes(plan.cache(1))}, which may take half of the rest",
+            f"{format_bytes(plan.cache(1))}{plan.describe_cache(1)}, which may take half of the rest",
             "free memory, raise the limit, or use a smaller or more strongly quantised model "
             "(cache_bytes=… loads it without this check)",
         )
@@ -157,7 +183,8 @@ def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
         raise CacheCapacityError(
             f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, "
             f"{format_bytes(free_bytes)} are free{plan.where}, and a twentieth of that is to stay free",
-            f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}, "
+            f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}"
+            f"{plan.describe_cache(context_size)}, "
             f"workspace {format_bytes(plan.temporary)}",
             f"use a context size of at most {most}, or free memory"
             if most
@@ -191,7 +218,7 @@ def budget_cache(
     if fits < (context_size or 1):
         raise CacheCapacityError(
             f"the KV cache may take {cache_bytes} bytes, a context of {context_size or 1} tokens needs "
-            f"{plan.cache(context_size or 1)}",
+            f"{plan.cache(context_size or 1)}{plan.describe_cache(context_size or 1)}",
             f"{fits} tokens fit" if fits else f"not even one block of {plan.block_size} tokens fits",
             "raise cache_bytes, or ask for a smaller context_size",
         )

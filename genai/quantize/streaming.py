@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai.kernels.cpu.linear.calls import has_bfloat_products
-from genai.kernels.device import StepContext, StepFunction
+from genai.kernels.device import PageTables, StepContext, StepFunction
 from genai.kernels.ir import (
     Attention,
     DenseWeight,
@@ -216,7 +216,7 @@ class StreamedDecoder:
         try:
             for op in program.ops:
                 if isinstance(op, Attention):
-                    layout = cache_layout([self._flat.layers[op.layer]], "fp32")
+                    layout = cache_layout([self._flat.layers[op.layer]], "fp32", 0)
                     assert layout is not None  # heads of any size have floats
                     # Every sequence may end in a short block; what no token is in takes no memory.
                     storages.append(PagedStorage(layout, tokens, self.executor.allocate))
@@ -323,8 +323,7 @@ def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:
         positions=np.tile(positions, count),
         cu_seqlens_q=np.arange(count + 1, dtype=np.int32) * length,
         context_lens=np.full(count, first + length, np.int32),
-        block_tables=tables,
-        slot_mapping=slots.reshape(-1),
+        groups=(PageTables(tables, slots.reshape(-1)),),
         num_decode_sequences=0,
         logits_indices=np.arange(tokens.size),
         rope_table=np.zeros(count, np.int32),

@@ -129,14 +129,20 @@ def add_attention(
     kernel, blocks = store_kernel_of(layer.kind), -(-(op.heads + 2 * op.kv_heads) // _WARPS)
     sizes = {name: getattr(op, name) for name in ("heads", "kv_heads", "head_size", "v_head_size")}
     arguments = bind(
-        kernel, fresh=fresh, rotated=rotated.address, step=at.table.rows, pages=pages(layer, at.driver), rows=0, **sizes
+        kernel,
+        fresh=fresh,
+        rotated=rotated.address,
+        step=at.table.rows(layer.group),
+        pages=pages(layer, at.driver),
+        rows=0,
+        **sizes,
     )
     counted = COUNTED[rotated.per]
     store = Launch(kernel, arguments, {"rows": counted}, lambda counts: (blocks, counts[counted], 1))
     given: dict[str, Any] = {
-        "rotated": rotated.address, "sinks": at.vector(op.sinks), "out": out.address, "step": at.table.rows,
-        "pages": pages(layer, at.driver), "out_stride": out.stride, "heads": op.heads,
-        "kv_heads": op.kv_heads, "window": op.window,
+        "rotated": rotated.address, "sinks": at.vector(op.sinks), "out": out.address,
+        "step": at.table.rows(layer.group), "pages": pages(layer, at.driver), "out_stride": out.stride,
+        "heads": op.heads, "kv_heads": op.kv_heads, "window": op.window,
         "scale": op.scale or 1 / math.sqrt(op.head_size), "softcap": op.softcap,
         "smooth": int(op.smooth_softmax),
     }  # fmt: skip

@@ -171,6 +171,7 @@ class CudaStep:
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._logits, self._handed_out = logits, list[weakref.ref[LogitsBlock]]()
         self._tile_rows = _tile_rows(program, layers)
+        self._num_groups = 1 + max((layer.group for layer in layers if layer is not None), default=0)
         self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
         self._counts: Counts = {}
@@ -309,7 +310,7 @@ class CudaStep:
         parts, types = self._arranged()
         left = left_to_products(parts, program.outputs, program.constants, self._takes_norms)
         self._values = Values(driver, types, rows)
-        self._table = StepTable(driver, capacity, self._tile_rows)
+        self._table = StepTable(driver, capacity, self._tile_rows, self._num_groups)
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
             wanted_of(parts), Deltas(), left,

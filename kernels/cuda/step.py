@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ SPLIT_TOKENS = 128
 _TILE_FIELDS = 3
 # So few numbers are looked at faster one by one.
 _SHORT = 16
-_PER_TOKEN = ("tokens", "positions", "sequence_of", "slots", "long_rows")
+_PER_TOKEN = ("tokens", "positions", "sequence_of", "long_rows")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Capacity:
 
     def grown(self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS) -> Capacity:
         """This, or as much more as the step needs: every number doubled as often as it takes."""
-        sequences, blocks = step.block_tables.shape
+        sequences, blocks = len(step.context_lens), _table_width(step)
         if (
             len(step.tokens) <= self.tokens and len(step.logits_indices) <= self.logits_rows
             and sequences <= self.sequences and blocks <= self.blocks
@@ -93,20 +94,21 @@ class Limits:
             return False
         if not self.num_blocks:
             return True
-        lengths, tables = step.context_lens, step.block_tables
-        if not _all_within(lengths - 1, tables.shape[1] * PAGE_TOKENS):
+        lengths = step.context_lens
+        if not _all_within(lengths - 1, min(one.block_tables.shape[1] for one in step.groups) * PAGE_TOKENS):
             return False
         if len(lengths) != len(step.positions) or (len(lengths) > 1 and not _is_single(step)):
             lengths = np.repeat(lengths, np.diff(step.cu_seqlens_q))
         if not (step.positions.astype(np.uint64) < lengths.astype(np.uint64)).all():
             return False
-        if not _all_within(step.slot_mapping, self.num_blocks * PAGE_TOKENS):
+        seen, tables = self._tables_seen, [group.block_tables for group in step.groups]
+        if not all(_all_within(group.slot_mapping, self.num_blocks * PAGE_TOKENS) for group in step.groups):
             return False
-        if self._tables_seen and self._tables_seen[0] is tables:
+        if len(seen) == len(tables) and all(map(is_, seen, tables)):
             return True
-        is_fine = _all_within(tables, self.num_blocks)
+        is_fine = all(_all_within(one, self.num_blocks) for one in tables)
         # What can still be written to may be another table the next time.
-        self._tables_seen[:] = [tables] if is_fine and not tables.flags.writeable else []
+        seen[:] = tables if is_fine and not any(one.flags.writeable for one in tables) else []
         return is_fine
 
     def _refuse(self, step: StepContext) -> None:
@@ -118,16 +120,18 @@ class Limits:
             _within(step.positions, self.positions, "position outside the rotary tables")
         if not self.num_blocks:
             return
-        _within(step.slot_mapping, self.num_blocks * PAGE_TOKENS, "slot outside the cache")
+        for group in step.groups:
+            _within(group.slot_mapping, self.num_blocks * PAGE_TOKENS, "slot outside the cache")
         lengths = np.repeat(step.context_lens, np.diff(step.cu_seqlens_q))
         bad = np.flatnonzero((step.positions < 0) | (step.positions >= lengths))
         if bad.size:
             position, length = int(step.positions[bad[0]]), int(lengths[bad[0]])
             raise StepError(f"position outside its sequence: {position} is not 0 to {length - 1}")
         pages = -(-step.context_lens // PAGE_TOKENS)
-        _within(pages - 1, step.block_tables.shape[1], "context longer than its block table")
-        used = np.arange(step.block_tables.shape[1]) < pages[:, None]
-        _within(step.block_tables[used], self.num_blocks, "block table entry outside the cache")
+        for tables in (group.block_tables for group in step.groups):
+            _within(pages - 1, tables.shape[1], "context longer than its block table")
+            used = np.arange(tables.shape[1]) < pages[:, None]
+            _within(tables[used], self.num_blocks, "block table entry outside the cache")
 
 
 class StepTable:
@@ -136,20 +140,22 @@ class StepTable:
     Args:
         capacity: of the largest one.
         tile_rows: sizes of tiles that rows with prefill numerics are cut into, each a table of its own.
+        groups: how many cache groups there are.
     """
 
-    def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = ()) -> None:
-        self._capacity, self._tile_rows = capacity, tuple(tile_rows)
+    def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = (), groups: int = 1) -> None:
+        self._capacity, self._tile_rows, self._groups = capacity, tuple(tile_rows), groups
         # Addresses of tokens that are being chosen take two numbers each.
         self._first = {"chosen": 0, "adapters": 2 * capacity.tokens}
         total = 2 * capacity.tokens + capacity.adapter_numbers
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
+        self._first["slots"], total = total, total + groups * capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
         for rows in self._tile_rows:
             most = -(-capacity.tokens // rows) + capacity.sequences
             self._first[tiles_name(rows)], total = total, total + _TILE_FIELDS * most
-        self._first["tables"], total = total, total + capacity.sequences * capacity.blocks
+        self._first["tables"], total = total, total + capacity.sequences * groups * capacity.blocks
         self._staging = Staging(driver, 4 * total)
         self._hosts, self._filled = self._staging.view(np.int32), [_Filled(), _Filled()]
 
@@ -157,11 +163,12 @@ class StepTable:
         """Where a part begins."""
         return self._staging.address() + 4 * self._first[name]
 
-    @property
-    def rows(self) -> dict[str, int]:
-        """The fields of `StepRows` in pages.cuh."""
-        names = ("tables", "sequence_of", "positions", "slots")
-        return {name: self.address(name) for name in names} | {"table_stride": self._capacity.blocks}
+    def rows(self, group: int) -> dict[str, int]:
+        """The fields of `StepRows` in pages.cuh, for a layer of a cache group: a sequence's tables lie together."""
+        capacity, fields = self._capacity, {name: self.address(name) for name in ("sequence_of", "positions")}
+        fields["slots"] = self.address("slots") + 4 * group * capacity.tokens
+        fields["tables"] = self.address("tables") + 4 * group * capacity.blocks
+        return fields | {"table_stride": self._groups * capacity.blocks}
 
     def write(
         self, step: StepContext, adapters: AdapterTables = NO_ADAPTERS, addresses: NDArray[np.uint64] | None = None
@@ -183,7 +190,9 @@ class StepTable:
         if addresses is not None:
             put("chosen", addresses.view(np.int32))
         put("positions", step.positions)
-        put("slots", step.slot_mapping)
+        for number, group in enumerate(step.groups[: self._groups]):
+            start = self._first["slots"] + number * self._capacity.tokens
+            host[start : start + count] = group.slot_mapping
         put("logits_rows", step.logits_indices)
         if len(adapters.numbers):
             put("adapters", adapters.numbers)
@@ -199,11 +208,15 @@ class StepTable:
             rows_of_rope = step.rope_table[sequence_of] if len(step.rope_table) else step.rope_table
         put("long_rows", rows_of_rope)
         counts = self._put_tiles(step, host, filled)
-        first, (sequences, blocks) = self._first["tables"], step.block_tables.shape
-        end = first + sequences * self._capacity.blocks
-        if filled.tables is not step.block_tables:
-            host[first:end].reshape(sequences, -1)[:, :blocks] = step.block_tables
-            filled.tables = None if step.block_tables.flags.writeable else step.block_tables
+        first, sequences = self._first["tables"], len(step.context_lens)
+        end = first + sequences * self._groups * self._capacity.blocks
+        room = host[first:end].reshape(sequences, self._groups, self._capacity.blocks)
+        for number, tables in enumerate(group.block_tables for group in step.groups[: self._groups]):
+            if filled.tables.get(number) is not tables:
+                room[:, number, : tables.shape[1]] = tables
+                filled.tables.pop(number, None)
+                if not tables.flags.writeable:
+                    filled.tables[number] = tables
         self._staging.send(4 * end)
         return counts
 
@@ -225,12 +238,12 @@ class _Filled:
 
     Attributes:
         counted: so many rows are those of a sequence each, in order. has_tiles: whether there are any.
-        tables: these block tables; None = others, or such as can still be written to.
+        tables: by cache group these block tables; none where they are others, or can still be written to.
     """
 
     counted: int = 0
     has_tiles: bool = False
-    tables: NDArray[np.int32] | None = None
+    tables: dict[int, NDArray[np.int32]] = field(default_factory=dict)
 
 
 _NO_TILES = np.zeros((0, _TILE_FIELDS), np.int32)
@@ -253,6 +266,10 @@ def row_tiles(step: StepContext, rows: int) -> NDArray[np.int32]:
     tiles = np.stack([sequences + step.num_decode_sequences, first, last - first], axis=1)
     order = np.argsort(-step.positions[last - 1], kind="stable")
     return tiles[order].astype(np.int32)
+
+
+def _table_width(step: StepContext) -> int:
+    return max((group.block_tables.shape[1] for group in step.groups), default=0)
 
 
 def _is_single(step: StepContext) -> bool:

@@ -71,8 +71,9 @@ def attention(
     rotation = rotations(op.rope, step, constant)
     q = rotated(q, constant(op.q_norm), op.epsilon, rotation)
     k = rotated(k, constant(op.k_norm), op.epsilon, rotation)
-    within(step.slot_mapping, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
-    write_pages(layer, step.slot_mapping, k, v)
+    slots = step.groups[layer.group].slot_mapping
+    within(slots, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
+    write_pages(layer, slots, k, v)
     out = attend_pages(op, q, layer, step, constant(op.sinks))
     return out.reshape(len(out), op.heads * op.v_head_size)
 
@@ -93,10 +94,10 @@ def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], An
 
 def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
     """Rows [T, heads, head_size] over the pages of their sequences."""
-    out = np.zeros((*q.shape[:2], layer.v_head_size))
+    out, tables = np.zeros((*q.shape[:2], layer.v_head_size)), step.groups[layer.group].block_tables
     for sequence, length in enumerate(step.context_lens):
         rows = slice(step.cu_seqlens_q[sequence], step.cu_seqlens_q[sequence + 1])
-        table, pages = step.block_tables[sequence], -(-length // PAGE_TOKENS)
+        table, pages = tables[sequence], -(-length // PAGE_TOKENS)
         within(step.positions[rows], length, "position outside its sequence")
         within(pages - 1, len(table), "context longer than its block table")
         within(table[:pages], layer.num_blocks, "block table entry outside the cache")

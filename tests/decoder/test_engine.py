@@ -501,11 +501,11 @@ def test_blocks_are_copied_by_the_executor(small: og.Model, monkeypatch: pytest.
     first.append([5, 6, 7])
     compute(small.decoder, [first])
     second = first.fork()
-    (source,) = first.table.blocks
+    (source,) = first.cache.tables[0].blocks
     for sequence in (first, second):
         sequence.append([8])
         compute(small.decoder, [sequence])
-    assert copied[0] == (source, first.table.blocks[0])
+    assert copied[0] == (source, first.cache.tables[0].blocks[0])
     for sequence in (first, second):
         sequence.close()
 
@@ -532,6 +532,6 @@ def test_a_prompt_takes_the_numerics_of_what_it_finds_and_keeps_them(form_folder
         assert later.pending() == Pending(101, True)
         assert later.reuse() == 96
         found = compute(model.decoder, [later])[0]
-        later.drop_cache()
+        later.truncate()
         assert later.pending() == Pending(40, True)
         assert np.array_equal(compute(model.decoder, [later])[0], found)

@@ -46,7 +46,7 @@ class FakeSequence(DecoderSequence):
     def stored_arrays(self) -> Any:
         raise NotImplementedError
 
-    def drop_cache(self, length: int = 0) -> None:
+    def truncate(self, length: int = 0) -> None:
         self.num_computed = min(self.num_computed, length)
 
     def close(self) -> None:

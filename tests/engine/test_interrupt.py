@@ -37,7 +37,7 @@ def test_it_raises_and_the_sequence_goes_on_as_if_nothing_had_happened(bundled: 
                 assert one.num_computed == before
                 interrupted.set()
                 return
-            one.drop_cache()
+            one.truncate()
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(work)
@@ -69,7 +69,7 @@ def test_steps_of_other_sequences_go_on(bundled: Any, others: int) -> None:
             (logits, *_) = compute(decoder, together, token_budget=2000)
             assert logits.shape == (1, decoder.vocab_size)
             for one in together:
-                one.drop_cache()
+                one.truncate()
     finally:
         stop.set()
         thread.join()

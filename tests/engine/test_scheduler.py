@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from genai.engine.scheduler import CacheDemand, Pending, Scheduler, StepPlan, peak_blocks, plan_step
+from genai.engine.scheduler import CacheDemand, GroupDemand, Pending, Scheduler, StepPlan, peak_blocks, plan_step
+from genai.kvcache.groups import CacheGroup, GroupKind
 from genai.kvcache.pool import BlockPool, CacheFull
-from genai.kvcache.table import BlockTable
+from genai.kvcache.sequence_cache import ONE_GROUP, SequenceCache
 from tests.integrity import check_pool
 
 
@@ -61,21 +62,35 @@ def test_nothing_pending_is_no_step() -> None:
 # --- who runs ----------------------------------------------------------------------------------------------------
 
 
-def simulated_most(held: int, growing: list[tuple[CacheDemand, int]], block_size: int) -> int:
+def simulated_most(held: int, growing: list[tuple[CacheDemand, int]], block_size: int, pool: int) -> int:
     """Token by token."""
-    most, now = held, [(demand, steps, demand.tokens) for demand, steps in growing]
-    blocks = {index: demand.blocks for index, (demand, _) in enumerate(growing)}
+    groups = [
+        (demand.tokens, group, steps) for demand, steps in growing for group in demand.groups if group.pool == pool
+    ]
+    most, blocks = held, [group.blocks for _, group, _ in groups]
     for step in range(1, max((steps for _, steps in growing), default=0) + 1):
-        for index, (_, steps, tokens) in enumerate(now):
+        for index, (tokens, group, steps) in enumerate(groups):
             if step <= steps:
-                need = -(-(tokens + step) // block_size)
-                held += need - blocks[index]
-                blocks[index] = need
+                needed = -(-(tokens + step) // block_size)
+                if group.most is not None:
+                    needed = group.most if group.fixed else min(needed, group.most)
+                held += max(needed - blocks[index], 0)
+                blocks[index] = max(needed, blocks[index])
         most = max(most, held)
-        for index, (demand, steps, _) in enumerate(now):
+        for index, (_, group, steps) in enumerate(groups):
             if step == steps:
-                held -= blocks[index] - demand.blocks + demand.own
+                held -= blocks[index] - group.blocks + group.own
     return most
+
+
+def random_groups(rng: random.Random, tokens: int, size: int) -> tuple[GroupDemand, ...]:
+    """One to three cache groups: some with windows that hold fewer blocks than there are tokens, some with states."""
+    groups = []
+    for _ in range(rng.randint(1, 3)):
+        most = rng.choice([None, rng.randint(1, 12)])
+        blocks, fixed = min(-(-tokens // size), most or tokens), most is not None and rng.random() < 0.3
+        groups.append(GroupDemand(blocks, rng.randint(0, blocks), most, int(fixed), fixed))
+    return tuple(groups)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -84,10 +99,10 @@ def test_the_most_blocks_are_those_of_a_simulation_token_by_token(seed: int) -> 
     size, growing = rng.choice([1, 4, 16]), []
     for _ in range(rng.randint(1, 8)):
         tokens = rng.randint(1, 60)
-        blocks = -(-tokens // size)
-        growing.append((CacheDemand(tokens, tokens, 1000, blocks, rng.randint(0, blocks)), rng.randint(1, 50)))
-    held = sum(demand.blocks for demand, _ in growing)
-    assert peak_blocks(held, growing, size) == simulated_most(held, growing, size)
+        growing.append((CacheDemand(tokens, tokens, 1000, random_groups(rng, tokens, size)), rng.randint(1, 50)))
+    for pool in (0, 1):
+        held = sum(group.blocks for demand, _ in growing for group in demand.groups if group.pool == pool)
+        assert peak_blocks(held, growing, size, pool) == simulated_most(held, growing, size, pool)
 
 
 @dataclass(eq=False)
@@ -98,24 +113,42 @@ class SimulatedJob:
     limit: int
     count: int
     priority: int = 0
-    table: BlockTable | None = None
+    cache: SequenceCache | None = None
     tokens: int = 0
     cancelled_at: int = 10**9
     preempted: int = 0
     ended: bool = False
 
     def demand(self) -> CacheDemand:
-        assert self.table is not None
-        limit = self.prompt + self.limit
-        return CacheDemand(self.tokens, self.prompt, limit, self.table.usable_blocks, self.table.own_blocks)
+        assert self.cache is not None
+        demands = []
+        for group, table in zip(self.cache.groups, self.cache.tables, strict=True):
+            most = (
+                group.most_blocks(10**9, self.tokens - self.cache.length, table.block_size)
+                if group.is_bounded
+                else None
+            )
+            demands.append(GroupDemand(table.usable_blocks - table.num_gone, table.own_blocks, most))
+        return CacheDemand(self.tokens, self.prompt, self.prompt + self.limit, tuple(demands))
+
+
+KINDS = ((GroupKind.FULL, 0), (GroupKind.WINDOW, 3), (GroupKind.WINDOW, 9), (GroupKind.CHUNKED, 10))
 
 
 class Simulation:
     """The engine's loop without a model: every running request gets a token per step if its prompt is computed."""
 
-    def __init__(self, blocks: int, most: int = 8, block_size: int = 4, budget: int = 16) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        most: int = 8,
+        block_size: int = 4,
+        budget: int = 16,
+        groups: tuple[CacheGroup, ...] = ONE_GROUP,
+    ) -> None:
+        self.groups = groups
         self.pool, self.block_size, self.budget = BlockPool(blocks), block_size, budget
-        self.scheduler = Scheduler[SimulatedJob](self.pool, block_size, most, SimulatedJob.demand)
+        self.scheduler = Scheduler[SimulatedJob]([self.pool], block_size, most, SimulatedJob.demand)
         self.requests: list[SimulatedJob] = []
         self.most, self.preemptions, self.steps = most, 0, 0
 
@@ -127,28 +160,32 @@ class Simulation:
         assert not request.ended
         request.ended = True
         self.scheduler.remove(request)
-        if request.table is not None:
-            request.table.release()
+        if request.cache is not None:
+            request.cache.release()
 
     def step(self) -> None:
         self.steps += 1
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self.steps >= request.cancelled_at:
                 self.end(request)
+        for request in self.scheduler.running:
+            assert request.cache is not None
+            request.cache.leave_behind(request.cache.length)
         while (request := self.scheduler.candidate()) is not None:
-            if request.table is None:
-                request.table, request.tokens = BlockTable(self.pool, self.block_size), request.prompt
+            if request.cache is None:
+                request.cache = SequenceCache(self.pool, self.block_size, self.groups)
+                request.tokens = request.prompt
             if not self.scheduler.admit(request):
                 break
         computed = self.compute()
         for request in computed:
-            assert request.table is not None
-            if request.table.length == request.tokens:
+            assert request.cache is not None
+            if request.cache.length == request.tokens:
                 request.tokens += 1
                 if request.tokens - request.prompt >= request.count:
                     self.end(request)
         tables = [
-            request.table.held_blocks for request in self.requests if request.table is not None and not request.ended
+            request.cache.held_blocks for request in self.requests if request.cache is not None and not request.ended
         ]
         check_pool(self.pool, tables)
         assert len(self.scheduler.running) <= self.most
@@ -160,30 +197,30 @@ class Simulation:
         while self.scheduler.running:
             running = list(self.scheduler.running)
             pending = [
-                Pending(request.tokens - request.table.length, False)
+                Pending(request.tokens - request.cache.length, False)
                 for request in running
-                if request.table is not None
+                if request.cache is not None
             ]
             taken: list[tuple[SimulatedJob, int]] = []
             try:
                 for part in plan_step(pending, self.budget):
                     request = running[part.sequence]
-                    assert request.table is not None
-                    taken.append((request, request.table.length))
-                    request.table.append(part.num_tokens)
+                    assert request.cache is not None
+                    taken.append((request, request.cache.length))
+                    request.cache.append(part.num_tokens)
                 return [request for request, _ in taken]
             except CacheFull:
                 for request, length in taken:
-                    assert request.table is not None
-                    request.table.truncate(length)
+                    assert request.cache is not None
+                    request.cache.undo(length)
                 victim = self.scheduler.preempt()
                 if victim is None:
                     self.end(running[0])  # alone, and still no room: it fails
                 else:
-                    assert victim.table is not None
+                    assert victim.cache is not None
                     self.preemptions += 1
                     victim.preempted += 1
-                    victim.table.release()
+                    victim.cache.release()
         return []
 
 
@@ -191,7 +228,10 @@ def test_ten_thousand_random_jobs() -> None:
     """Tiny caches, cancellations, priorities: every request ends once, all blocks come back, none waits for ever."""
     rng, total = random.Random(0), 0
     while total < 10_000:
-        simulation = Simulation(rng.randint(6, 60), most=rng.randint(1, 8), budget=rng.choice([1, 7, 16, 256]))
+        kinds = [rng.choice(KINDS) for _ in range(rng.choice([1, 1, 2, 3]))]
+        groups = tuple(CacheGroup((layer,), *kind) for layer, kind in enumerate(kinds))
+        blocks, budget = len(groups) * rng.randint(6, 60), rng.choice([1, 7, 16, 256])
+        simulation = Simulation(blocks, most=rng.randint(1, 8), budget=budget, groups=groups)
         for _ in range(rng.randint(1, 60)):
             limit = rng.choice([1, 5, 20, 300])
             request = SimulatedJob(rng.randint(1, 30), limit, rng.randint(1, min(limit, 40)), rng.choice([0, 0, 0, 1]))
@@ -231,15 +271,15 @@ def test_jobs_overtake_only_by_priority() -> None:
     order: list[SimulatedJob] = []
     while simulation.scheduler.running or simulation.scheduler.waiting:
         simulation.step()
-        order += [request for request in simulation.requests if request.table is not None and request not in order]
+        order += [request for request in simulation.requests if request.cache is not None and request not in order]
     assert order == [blocking, urgent, first, second]
 
 
 def test_the_last_by_priority_and_arrival_is_preempted_and_keeps_its_place() -> None:
-    scheduler = Scheduler[SimulatedJob](None, 1, 4, SimulatedJob.demand)
+    scheduler = Scheduler[SimulatedJob]([], 1, 4, SimulatedJob.demand)
     requests = [SimulatedJob(1, 300, 1) for _ in range(4)]
     for request, priority in zip(requests, (1, 0, 0, 1), strict=True):
-        request.table = BlockTable(BlockPool(1), 1)
+        request.cache = SequenceCache(BlockPool(1), 1)
         scheduler.submit(request, priority=priority)
     while (candidate := scheduler.candidate()) is not None:
         assert scheduler.admit(candidate)
@@ -253,7 +293,7 @@ def test_the_last_by_priority_and_arrival_is_preempted_and_keeps_its_place() -> 
 
 
 def test_copies_stand_beside_what_they_are_copies_of() -> None:
-    scheduler = Scheduler[SimulatedJob](None, 1, 2, SimulatedJob.demand)
+    scheduler = Scheduler[SimulatedJob]([], 1, 2, SimulatedJob.demand)
     leader, other, *copies = [SimulatedJob(1, 300, 1) for _ in range(4)]
     scheduler.submit(leader)
     scheduler.submit(other)

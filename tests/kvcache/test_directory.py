@@ -21,8 +21,8 @@ from genai.kernels.device import DeviceFailed
 from genai.kernels.host_memory import HostMemory
 from genai.kvcache.disk import BlockDirectory, DirectoryError
 from genai.kvcache.pool import BlockPool
+from genai.kvcache.sequence_cache import SequenceCache
 from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
-from genai.kvcache.table import BlockTable
 
 LAYOUT = CacheLayout((LayerShape(2, 16, 16),), 32)
 BLOCK = 2 * 32 * 32 * 4
@@ -37,17 +37,17 @@ def cache(folder: Path, max_bytes: int = 2**30, identity: bytes = b"model") -> t
 
 def write(pool: BlockPool, storage: PagedStorage, tokens: list[int], numerics: bytes | None = None) -> None:
     """Blocks filled with their first tokens, published and let go."""
-    table = BlockTable(pool, 32)
+    table = SequenceCache(pool, 32)
     table.append(len(tokens))
-    for index, block in enumerate(table.blocks):
+    for index, block in enumerate(table.tables[0].blocks):
         storage.blocks[block] = tokens[32 * index] % 256
     table.publish(tokens, 0, bytearray(numerics or bytes(len(tokens))))
     table.release()
     pool.backing.flush()  # type: ignore[union-attr]
 
 
-def found(pool: BlockPool, tokens: list[int], numerics: bytearray | None = None) -> BlockTable:
-    table = BlockTable(pool, 32)
+def found(pool: BlockPool, tokens: list[int], numerics: bytearray | None = None) -> SequenceCache:
+    table = SequenceCache(pool, 32)
     table.reuse([*tokens, 0], 0, numerics if numerics is not None else bytearray(len(tokens) + 1))
     return table
 
@@ -62,10 +62,10 @@ def test_another_pool_finds_what_was_written(tmp_path: Path) -> None:
     numerics = bytearray(97)
     table = found(other, TOKENS, numerics)
     assert table.length == 96 and numerics == bytearray([1] * 32 + [0] * 65)
-    assert [int(memory.blocks[block][5]) for block in table.blocks] == [7, 9, 11]
+    assert [int(memory.blocks[block][5]) for block in table.tables[0].blocks] == [7, 9, 11]
     assert other.backing is not None and other.backing.figures()["found"] == 3
     again = found(other, TOKENS)
-    assert list(again.blocks) == list(table.blocks)  # in memory now
+    assert list(again.tables[0].blocks) == list(table.tables[0].blocks)  # in memory now
     assert other.backing.figures()["found"] == 3
     assert found(other, [7] * 32 + [8] * 32).length == 32
 
@@ -259,7 +259,7 @@ def _work(folder: str, seed: int) -> None:
         token = rng.randrange(1, 60)
         table = found(pool, [token] * 32)
         if table.length:
-            assert (np.asarray(storage.blocks[table.blocks[0]]) == token).all()
+            assert (np.asarray(storage.blocks[table.tables[0].blocks[0]]) == token).all()
         table.release()
         write(pool, storage, [token] * 32)
 
@@ -303,7 +303,7 @@ def test_killed_while_writing_it_has_whole_blocks_only(tmp_path: Path) -> None:
             table = found(pool, [token] * 32)
             if table.length:
                 count += 1
-                assert (np.asarray(storage.blocks[table.blocks[0]]) == token).all()
+                assert (np.asarray(storage.blocks[table.tables[0].blocks[0]]) == token).all()
             table.release()
         assert count
         write(pool, storage, [255] * 32)

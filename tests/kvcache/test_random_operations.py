@@ -1,130 +1,194 @@
-"""Random operations on tables that share a pool, compared after each one with plain lists of tokens."""
+"""Random operations on caches that share a pool, of random groups, compared after each with plain lists of tokens."""
 
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from genai.kvcache.groups import CacheGroup, GroupKind
 from genai.kvcache.pool import BlockPool, CacheFull
-from genai.kvcache.table import BlockTable
+from genai.kvcache.sequence_cache import SequenceCache
+from genai.kvcache.table import GONE
 from tests.drawing import VARIABLE, Draw
 from tests.integrity import check_pool, check_table
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 12
 ORIGINS = (0, 1)
+KINDS = (
+    (GroupKind.FULL, 0),
+    (GroupKind.WINDOW, 1),
+    (GroupKind.WINDOW, 5),
+    (GroupKind.WINDOW, 9),
+    (GroupKind.CHUNKED, 6),
+)
 
 
 class Tables(RuleBasedStateMachine):
-    """Slots hold (origin, prefix of tokens, how each rounds): what a key computed at that place depends on."""
+    """Slots hold (group, origin, prefix of tokens, how each rounds): what a key computed there depends on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS)
         self.memory: dict[int, object] = {}
-        self.tables: list[tuple[BlockTable, list[int], int, bytearray]] = []
+        self.caches: list[tuple[SequenceCache, list[int], int, bytearray]] = []
 
-    def pick(self, data: st.DataObject) -> tuple[BlockTable, list[int], int, bytearray]:
-        return self.tables[data.draw(st.integers(0, len(self.tables) - 1))]
+    @initialize(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3))
+    def make(self, kinds: list[tuple[GroupKind, int]]) -> None:
+        self.groups = tuple(CacheGroup((layer,), *kind) for layer, kind in enumerate(kinds))
+        self.num_blocks = NUM_BLOCKS * len(kinds)
+        self.pool = BlockPool(self.num_blocks)
 
-    def write(self, table: BlockTable, tokens: list[int], origin: int, numerics: bytearray, new: list[int]) -> None:
-        before = (table.length, list(table.blocks))
+    def pick(self, data: st.DataObject) -> tuple[SequenceCache, list[int], int, bytearray]:
+        return self.caches[data.draw(st.integers(0, len(self.caches) - 1))]
+
+    def state_of(self, cache: SequenceCache) -> list[object]:
+        return [cache.length, [list(table.blocks) for table in cache.tables]]
+
+    def write(self, cache: SequenceCache, tokens: list[int], origin: int, numerics: bytearray, new: list[int]) -> None:
+        before = self.state_of(cache)
         try:
-            slots, copies = table.append(len(new))
+            slots, copies = cache.append(len(new))
         except CacheFull:
-            assert (table.length, list(table.blocks)) == before
+            assert self.state_of(cache) == before
             return
         for source, destination in copies:
             for offset in range(BLOCK_SIZE):
                 self.memory[destination * BLOCK_SIZE + offset] = self.memory.get(source * BLOCK_SIZE + offset)
-        for slot, token in zip(slots, new, strict=True):
+        for index, token in enumerate(new):
             tokens.append(token)
             if len(numerics) < len(tokens):
                 numerics.append(len(new) > 2)
-            self.memory[slot] = (origin, tuple(tokens), bytes(numerics[: len(tokens)]))
+            for group, own in enumerate(slots):
+                self.memory[own[index]] = (group, origin, tuple(tokens), bytes(numerics[: len(tokens)]))
 
-    @precondition(lambda self: len(self.tables) < 6)
+    @precondition(lambda self: len(self.caches) < 6)
     @rule(new=st.lists(st.integers(0, 1), max_size=14), origin=st.sampled_from(ORIGINS))
     def start(self, new: list[int], origin: int) -> None:
-        table, tokens, numerics = BlockTable(self.pool, BLOCK_SIZE), [], bytearray([len(new) > 2] * len(new))
+        cache = SequenceCache(self.pool, BLOCK_SIZE, self.groups)
+        tokens, numerics = [], bytearray([len(new) > 2] * len(new))
         if new:
-            tokens += new[: table.reuse(new, origin, numerics)]
+            tokens += new[: cache.reuse(new, origin, numerics)]
             assert len(tokens) < len(new)
-        self.tables.append((table, tokens, origin, numerics))
-        self.write(table, tokens, origin, numerics, new[len(tokens) :])
+        self.caches.append((cache, tokens, origin, numerics))
+        self.write(cache, tokens, origin, numerics, new[len(tokens) :])
         del numerics[len(tokens) :]
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data())
     def give_the_cache_back_and_find_it_again(self, data: st.DataObject) -> None:
-        table, tokens, origin, numerics = self.pick(data)
-        table.release()
+        cache, tokens, origin, numerics = self.pick(data)
+        cache.release()
         before = bytes(numerics)
-        kept = table.reuse(tokens, origin, numerics, len(tokens)) if tokens else 0
+        kept = cache.reuse(tokens, origin, numerics, len(tokens)) if tokens else 0
         assert numerics == before
         del tokens[kept:], numerics[kept:]
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=6))
     def append(self, data: st.DataObject, new: list[int]) -> None:
         self.write(*self.pick(data), new)
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data(), num_tokens=st.integers(1, 6))
     def append_that_fails_half_way(self, data: st.DataObject, num_tokens: int) -> None:
-        table, tokens, *_ = self.pick(data)
+        cache, tokens, *_ = self.pick(data)
         try:
-            table.append(num_tokens)
+            cache.append(num_tokens)
         except CacheFull:
             return
-        table.truncate(len(tokens))
+        cache.undo(len(tokens))
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        table, tokens, _, numerics = self.pick(data)
-        length = data.draw(st.integers(0, len(tokens)))
-        table.truncate(length)
+        cache, tokens, _, numerics = self.pick(data)
+        asked = data.draw(st.integers(0, len(tokens)))
+        length = cache.truncate(asked)
+        assert length == cache.length <= asked
+        # Nothing is taken back without need: of windows that lost nothing everything is left.
+        assert length in (0, asked)
         del tokens[length:], numerics[length:]
 
-    @precondition(lambda self: self.tables and len(self.tables) < 6)
+    @precondition(lambda self: self.caches)
+    @rule(data=st.data())
+    def leave_windows(self, data: st.DataObject) -> None:
+        cache, tokens, origin, numerics = self.pick(data)
+        if cache.has_left(len(tokens)):
+            cache.publish(tokens, origin, numerics)
+            cache.leave_behind(len(tokens))
+        assert not cache.has_left(len(tokens))
+
+    @precondition(lambda self: self.caches and len(self.caches) < 6)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        table, tokens, origin, numerics = self.pick(data)
-        self.tables.append((table.fork(), list(tokens), origin, numerics[:]))
+        cache, tokens, origin, numerics = self.pick(data)
+        self.caches.append((cache.fork(), list(tokens), origin, numerics[:]))
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data())
     def publish(self, data: st.DataObject) -> None:
-        table, tokens, origin, numerics = self.pick(data)
-        table.publish(tokens, origin, numerics)
+        cache, tokens, origin, numerics = self.pick(data)
+        cache.publish(tokens, origin, numerics)
 
-    @precondition(lambda self: self.tables)
+    @precondition(lambda self: self.caches)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         entry = self.pick(data)
         entry[0].release()
-        self.tables = [other for other in self.tables if other is not entry]
+        self.caches = [other for other in self.caches if other is not entry]
+
+    @precondition(lambda self: self.caches)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        """Blocks out of the middle; who forgot is not looked at any more, and must not change what others have."""
+        entry = self.pick(data)
+        cache, tokens, *_ = entry
+        last = len(tokens) // BLOCK_SIZE
+        if last < 2:
+            return
+        first = data.draw(st.integers(0, last - 2))
+        count = data.draw(st.integers(1, last - 1 - first))
+        if cache.can_forget(first, count):
+            try:
+                copies = cache.forget(first, count)
+            except CacheFull:
+                pass
+            else:
+                self.pool.release(source for source, _ in copies)
+                position = cache.length
+                for group, table in zip(self.groups, cache.tables, strict=True):
+                    check_table(table)
+                    assert GONE not in table.blocks[group.first_visible(position) // BLOCK_SIZE :]
+        cache.release()
+        self.caches = [other for other in self.caches if other is not entry]
 
     @invariant()
     def bookkeeping_is_sound(self) -> None:
-        check_pool(self.pool, [table.held_blocks for table, *_ in self.tables])
-        for table, tokens, *_ in self.tables:
-            check_table(table)
-            assert table.length == len(tokens)
+        if not hasattr(self, "pool"):
+            return
+        check_pool(self.pool, [cache.held_blocks for cache, *_ in self.caches])
+        for cache, tokens, *_ in self.caches:
+            assert cache.length == len(tokens)
+            for table in cache.tables:
+                check_table(table)
+                assert table.length == len(tokens)
 
     @invariant()
-    def every_table_reads_its_own_tokens(self) -> None:
-        for table, tokens, origin, numerics in self.tables:
-            for position in range(len(tokens)):
-                slot = table.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-                assert self.memory[slot] == (origin, tuple(tokens[: position + 1]), bytes(numerics[: position + 1]))
+    def every_table_reads_what_the_next_token_sees(self) -> None:
+        for cache, tokens, origin, numerics in self.caches:
+            for group, table in enumerate(cache.tables):
+                for position in range(self.groups[group].first_visible(len(tokens)), len(tokens)):
+                    slot = table.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                    known = tuple(tokens[: position + 1]), bytes(numerics[: position + 1])
+                    assert self.memory[slot] == (group, origin, *known)
 
     def teardown(self) -> None:
-        for table, *_ in self.tables:
-            table.release()
-        assert self.pool.num_free == NUM_BLOCKS
+        if not hasattr(self, "pool"):
+            return
+        for cache, *_ in self.caches:
+            cache.release()
+        assert self.pool.num_free == self.num_blocks
         check_pool(self.pool, [])
 
 

@@ -160,7 +160,8 @@ def test_blocks_that_are_left_behind_are_given_back() -> None:
     table.leave_behind(1)
     assert [*table.blocks] == [GONE, GONE, *before[2:]] and table.num_gone == 2 and table.length == 18
     check_pool(pool, [table.held_blocks, other.held_blocks])
-    table.publish(list(range(18)), 0, bytearray(18))
+    for index in (2, 3):
+        pool.publish(table.blocks[index], b"key %d" % index)
     other.release()
     check_pool(pool, [table.held_blocks])
     assert pool.num_free == 5, "the published ones are held"

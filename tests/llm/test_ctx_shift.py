@@ -117,7 +117,7 @@ def test_a_shifted_sequence_rewinds_and_is_computed_again(one_layer: Path) -> No
         assert sequence.num_computed == 99 and sequence.forgotten == forgotten
         (again,) = compute(decoder, [sequence])
         np.testing.assert_allclose(again[-1], before[-1], atol=2e-3)
-        sequence.drop_cache()  # as where it has to give its blocks back
+        sequence.truncate()  # as where it has to give its blocks back
         assert sequence.num_computed == 0 and sequence.pending().num_tokens == 32
         (anew,) = compute(decoder, [sequence])
         np.testing.assert_allclose(anew[-1], before[-1], atol=2e-3)

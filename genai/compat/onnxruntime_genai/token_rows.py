@@ -133,7 +133,7 @@ class LastRun:
         later = sequence.tokens[end:]
         try:
             sequence.rewind(end)
-            sequence.drop_cache(start)
+            sequence.truncate(start)
             (rows,) = compute(self._batch.decoder, [sequence], all_rows=True, output=name)
             sequence.append(later)
         except BaseException:

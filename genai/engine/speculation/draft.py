@@ -170,7 +170,7 @@ def _lag(own: _Follower) -> int:
 def _refuse(followers: Sequence[_Follower]) -> None:
     for own in followers:
         own.refused = True
-        own.sequence.drop_cache()
+        own.sequence.truncate()
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

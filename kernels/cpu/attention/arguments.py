@@ -16,9 +16,9 @@ from ..program.step_table import ErrorCode, StepField
 class AttentionArguments(Arguments):
     """One layer's attention, for all of its operators.
 
-    Rows of queries, keys and values as they come from the projections; the cache's pages, `key_block` and `value_block`
-    bytes from a block to the next, `key_page` and `value_page` from a head's page to the next; `group` query heads
-    share a KV head. `query_factor`, `score_cap` and `sinks` are
+    Rows of queries, keys and values as they come from the projections; the cache's pages, which the block tables of
+    `cache_group` lead to, `key_block` and `value_block` bytes from a block to the next, `key_page` and `value_page`
+    from a head's page to the next; `group` query heads share a KV head. `query_factor`, `score_cap` and `sinks` are
     such that scores are in powers of two: softmax takes 2 ** score. Rotary tables of `half` columns for `positions`
     positions (0 columns: no rotation), those for long sequences beside them; norms per head (0: none).
 
@@ -39,6 +39,7 @@ class AttentionArguments(Arguments):
     value_pages: Address
     value_block: int
     num_blocks: int
+    cache_group: int
     kv_heads: int
     group: int
     head_size: int
@@ -114,7 +115,8 @@ def list_pages(
     width = read_int64(context + 8 * StepField.TABLE_WIDTH)
     if last > width:
         return ErrorCode.PAGE.value
-    table = read_int64(context + 8 * StepField.BLOCK_TABLES) + 4 * sequence * width
+    row = arguments.cache_group * read_int64(context + 8 * StepField.SEQUENCES) + sequence
+    table = read_int64(context + 8 * StepField.BLOCK_TABLES) + 4 * row * width
     first_key = arguments.key_pages + head * arguments.key_page
     first_value = arguments.value_pages + head * arguments.value_page
     for index in range(first, last):

@@ -81,12 +81,12 @@ def row_blocks(positions: Int64, cu_seqlens_q: Int32, decode_sequences: int) -> 
 
 # Looked up once: in Python 3.11 that costs more than writing the field.
 _COUNTS = (
-    StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.TABLE_WIDTH,
+    StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.SEQUENCES,
     StepField.KV_SPLITS, StepField.PREFILL_BLOCKS,
 )  # fmt: skip
 _ARRAYS = (
-    StepField.TOKEN_IDS, StepField.POSITIONS, StepField.CONTEXT_LENGTHS, StepField.BLOCK_TABLES,
-    StepField.SLOT_MAPPING, StepField.LOGITS_INDICES, StepField.ROPE_TABLE,
+    StepField.TOKEN_IDS, StepField.POSITIONS, StepField.CONTEXT_LENGTHS,
+    StepField.LOGITS_INDICES, StepField.ROPE_TABLE,
     StepField.SEQUENCE_OF_ROW, StepField.ROW_SPLITS, StepField.ROW_BLOCKS,
 )  # fmt: skip
 
@@ -103,18 +103,38 @@ def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) ->
     blocks = row_blocks(step.positions, starts, decode_sequences)
     lengths = starts[1:] - starts[:-1]
     counts = (
-        tokens, decode, tokens - decode, len(step.logits_indices), step.block_tables.shape[1], len(splits), len(blocks),
+        tokens, decode, tokens - decode, len(step.logits_indices), len(lengths), len(splits), len(blocks),
     )  # fmt: skip
     for field, count in zip(_COUNTS, counts, strict=True):
         table.count(field, count)
     sequences = np.arange(len(lengths), dtype=np.int32)
     arrays: tuple[NDArray[Any], ...] = (
-        step.tokens, step.positions, step.context_lens, step.block_tables, step.slot_mapping,
-        step.logits_indices, step.rope_table, sequences.repeat(lengths), splits, blocks,
+        step.tokens, step.positions, step.context_lens, step.logits_indices, step.rope_table,
+        sequences.repeat(lengths), splits, blocks,
     )  # fmt: skip
     for field, array in zip(_ARRAYS, arrays, strict=True):
         table.array(field, array)
+    fill_groups(table, step)
     table.room(StepField.PARTIALS, len(splits) * floats_per_split, np.float32)
+
+
+def fill_groups(table: ContextTable, step: StepContext) -> None:
+    """Write where each cache group keeps its state: the tables of all groups one behind the other, equally wide."""
+    tables = [group.block_tables for group in step.groups]
+    if len(tables) == 1:  # as most programs have it, and every step pays for it
+        table.count(StepField.TABLE_WIDTH, tables[0].shape[1])
+        table.array(StepField.BLOCK_TABLES, tables[0])
+        table.array(StepField.SLOT_MAPPING, step.groups[0].slot_mapping)
+        return
+    width, sequences = max((one.shape[1] for one in tables), default=0), len(step.context_lens)
+    table.count(StepField.TABLE_WIDTH, width)
+    room = table.room(StepField.BLOCK_TABLES, len(tables) * sequences * width, np.int32)
+    slots = table.room(StepField.SLOT_MAPPING, len(tables) * len(step.tokens), np.int64)
+    for number, group in enumerate(step.groups):
+        block = room[number * sequences * width :][: sequences * width].reshape(sequences, width)
+        block[:, : group.block_tables.shape[1]] = group.block_tables
+        block[:, group.block_tables.shape[1] :] = -1  # refused where it is read
+        slots[number * len(step.tokens) :][: len(step.tokens)] = group.slot_mapping
 
 
 _LOG2_E = 1 / math.log(2)
@@ -151,6 +171,7 @@ def attention_phases(
         "value_pages": layer.values,
         "value_block": layer.values.strides[0],
         "num_blocks": layer.num_blocks,
+        "cache_group": layer.group,
         "kv_heads": layer.kv_heads,
         "group": group,
         "head_size": layer.head_size,

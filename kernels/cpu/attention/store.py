@@ -49,13 +49,14 @@ def store_op(kind: str) -> NativeOp:
 
     def store_kv(arguments: AttentionArguments, context: int, begin: int, end: int, scratch: int) -> int:
         blocks, rows = arguments.num_blocks, memory.read_int64(context + 8 * StepField.TOKENS)
+        slots = memory.read_int64(context + 8 * StepField.SLOT_MAPPING) + 8 * arguments.cache_group * rows
         size, v_size = arguments.head_size, arguments.v_head_size
         ready = scratch + head_stride(size)
         work = ready + head_stride(max(size, v_size))
         for item in range(begin, end):
             # Neighbouring tokens of a head follow each other: they share the lines of a page of keys.
             row, head = item % rows, item // rows
-            slot = memory.read_int64(memory.read_int64(context + 8 * StepField.SLOT_MAPPING) + 8 * row)
+            slot = memory.read_int64(slots + 8 * row)
             if slot < 0 or slot >= blocks * PAGE_TOKENS:
                 return ErrorCode.SLOT.value
             status: int = call_operator(arguments.make_ready, arguments, context, row, -1 - head, ready)

@@ -29,14 +29,15 @@ class StepField(IntEnum):
     KV_SPLITS = 7  # splits of the context that attention of the decode rows works on, all rows together
     CANCEL = 8  # not 0: operators need no longer do their work
     PREFILL_BLOCKS = 9  # blocks of neighbouring tokens that the prefill rows are cut into
+    SEQUENCES = 5  # S
     EXPERTS = 10  # experts that any token of the layer at hand is sent to; an operator of the step counts them
     LORA_BLOCKS = 11  # blocks of ranks that adapters of the step have, all of them together; 0 = no row has any
     TOKEN_IDS = 16  # int64 [T]
     POSITIONS = 17  # int64 [T]
     CONTEXT_LENGTHS = 19  # int32 [S]
-    BLOCK_TABLES = 20  # int32 [S, TABLE_WIDTH]
+    BLOCK_TABLES = 20  # int32 [cache groups, S, TABLE_WIDTH]
     TABLE_WIDTH = 21
-    SLOT_MAPPING = 22  # int64 [T]
+    SLOT_MAPPING = 22  # int64 [cache groups, T]
     LOGITS_INDICES = 23  # int64 [R]
     ROPE_TABLE = 24  # int32 [S]
     SEQUENCE_OF_ROW = 25  # int32 [T]

@@ -15,7 +15,7 @@ from genai.kernels.cpu.attention.phases import attention_phases, fill_table
 from genai.kernels.cpu.program.calls import Rows, program_of
 from genai.kernels.cpu.program.step_table import ContextTable, StepField
 from genai.kernels.cpu.program.thread_pool import Threads
-from genai.kernels.device import StepContext
+from genai.kernels.device import PageTables, StepContext
 from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotated, rotations
 
@@ -105,8 +105,7 @@ class AttentionStep:
             positions=self.positions,
             cu_seqlens_q=self.cu_seqlens_q,
             context_lens=self.context_lengths,
-            block_tables=self.block_tables,
-            slot_mapping=self.slot_mapping,
+            groups=(PageTables(self.block_tables, self.slot_mapping),),
             num_decode_sequences=int((self.counts < MIN_PREFILL_TOKENS).sum()),
             logits_indices=np.empty(0, np.int64),
             rope_table=self.rope_table,

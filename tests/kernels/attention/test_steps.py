@@ -8,7 +8,7 @@ from genai.kernels.cpu.attention.decode import SPLIT_TOKENS, partial_floats
 from genai.kernels.cpu.attention.panels import BLOCK_TOKENS
 from genai.kernels.cpu.attention.phases import fill_table, kv_splits, row_blocks
 from genai.kernels.cpu.program.step_table import ContextTable, StepField
-from genai.kernels.device import StepContext
+from genai.kernels.device import PageTables, StepContext
 
 
 def test_splits_of_a_row_follow_each_other() -> None:
@@ -50,8 +50,7 @@ def test_a_table_has_memory_for_partial_results() -> None:
         positions=np.array([2 * SPLIT_TOKENS, 0, 1, 2], np.int64),
         cu_seqlens_q=np.array([0, 1, 4], np.int32),
         context_lens=np.array([2 * SPLIT_TOKENS + 1, 3], np.int32),
-        block_tables=np.zeros((2, 40), np.int32),
-        slot_mapping=np.zeros(4, np.int64),
+        groups=(PageTables(np.zeros((2, 40), np.int32), np.zeros(4, np.int64)),),
         num_decode_sequences=1,
         logits_indices=np.zeros(1, np.int64),
         rope_table=np.zeros(2, np.int32),

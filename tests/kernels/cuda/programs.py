@@ -14,7 +14,7 @@ import genai
 from genai.kernels.cache_layout import PAGE_TOKENS, PackedPages, PagedLayer
 from genai.kernels.cuda import linear
 from genai.kernels.cuda.executor import CudaExecutor
-from genai.kernels.device import AdapterRows, StepContext
+from genai.kernels.device import AdapterRows, PageTables, StepContext
 from genai.kernels.float_bits import stored_floats
 from genai.kernels.ir import BlockWeight, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
@@ -104,7 +104,7 @@ def step_of(
     return StepContext(
         tokens=rng.integers(0, 16, total), positions=np.concatenate(positions),
         cu_seqlens_q=np.cumsum([0, *new]).astype(np.int32), context_lens=np.array(lengths, np.int32),
-        block_tables=tables, slot_mapping=np.concatenate(slots), num_decode_sequences=len(lengths) - prefill,
+        groups=(PageTables(tables, np.concatenate(slots)),), num_decode_sequences=len(lengths) - prefill,
         logits_indices=np.cumsum(new) - 1, rope_table=np.zeros(len(lengths), np.int32),
     )  # fmt: skip
 

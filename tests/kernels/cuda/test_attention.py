@@ -12,7 +12,7 @@ from genai.kernels.cache_layout import PagedLayer
 from genai.kernels.cuda.attention import divides, heads_together
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.cuda.step import row_tiles
-from genai.kernels.device import StepContext, StepError
+from genai.kernels.device import PageTables, StepContext, StepError
 from genai.kernels.float_bits import read_floats, stored_floats
 from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.attention import attend_pages, rotated, rotations
@@ -160,6 +160,11 @@ def attended(
     return found.reshape(len(found), -1)
 
 
+def rows_of(tables: PageTables, sequences: slice, rows: slice) -> PageTables:
+    """Those of some sequences of a step, and of some of its tokens."""
+    return PageTables(tables.block_tables[sequences], tables.slot_mapping[rows])
+
+
 @pytest.mark.parametrize("case", SWEEP)
 def test_against_the_reference(driver: HostDriver, case: str) -> None:
     options = dict(CASES[case])
@@ -215,7 +220,7 @@ def test_bits_depend_on_the_own_sequence_only(driver: HostDriver) -> None:
         part = replace(
             step, tokens=step.tokens[first:end], positions=step.positions[first:end],
             cu_seqlens_q=np.array([0, end - first], np.int32), context_lens=step.context_lens[sequence : sequence + 1],
-            block_tables=step.block_tables[sequence : sequence + 1], slot_mapping=step.slot_mapping[first:end],
+            groups=(rows_of(step.groups[0], slice(sequence, sequence + 1), slice(first, end)),),
             logits_indices=np.zeros(0, np.int64), num_decode_sequences=1, rope_table=step.rope_table[:1],
         )  # fmt: skip
         alone = run(executor, op, constants, layer, part, {name: array[first:end] for name, array in rows.items()})
@@ -228,7 +233,7 @@ def test_what_is_not_visible_may_hold_anything(driver: HostDriver) -> None:
     step = step_of([70], [1], num_blocks=BLOCKS, rng=rng)
     rows, constants = rows_for(op, 1, rng), MadeUpConstants()
     expected = run(CudaExecutor(driver, 1), op, constants, layer, step, rows)
-    used = step.block_tables[0]
+    used = step.groups[0].block_tables[0]
     for block in set(range(BLOCKS)) - set(used.tolist()):
         layer.keys[block], layer.values[block] = np.nan, np.inf
     layer.values[used[2], :, 6:], layer.keys[used[2], :, :, 6:] = np.nan, np.nan  # behind the row
@@ -241,9 +246,9 @@ def part_of(step: StepContext, sequence: int, first: int, end: int, *, prefill: 
     rows = slice(step.cu_seqlens_q[sequence] + first, step.cu_seqlens_q[sequence] + end)
     one = slice(sequence, sequence + 1)
     return replace(
-        step, tokens=step.tokens[rows], positions=step.positions[rows], slot_mapping=step.slot_mapping[rows],
+        step, tokens=step.tokens[rows], positions=step.positions[rows],
         cu_seqlens_q=np.array([0, end - first], np.int32), rope_table=step.rope_table[one],
-        context_lens=(step.positions[rows][-1:] + 1).astype(np.int32), block_tables=step.block_tables[one],
+        context_lens=(step.positions[rows][-1:] + 1).astype(np.int32), groups=(rows_of(step.groups[0], one, rows),),
         logits_indices=np.zeros(0, np.int64), num_decode_sequences=1 - prefill,
     )  # fmt: skip
 
@@ -276,7 +281,7 @@ def test_what_a_row_of_a_prompt_does_not_see_may_hold_anything(driver: HostDrive
     step = step_of([70], [30], num_blocks=BLOCKS, rng=rng, prefill=1)
     rows, constants = rows_for(op, 30, rng), MadeUpConstants()
     expected = run(CudaExecutor(driver, 1), op, constants, copy_of(layer), step, rows)
-    used = step.block_tables[0]
+    used = step.groups[0].block_tables[0]
     for block in set(range(BLOCKS)) - set(used.tolist()):
         layer.keys[block], layer.values[block] = NO_NUMBERS.get(kind, (255, 255))
     poison(layer, int(used[2]), slice(6, None))  # behind the last row
@@ -354,7 +359,8 @@ def test_numbers_are_rounded_as_elsewhere(driver: HostDriver, kind: str, prefill
     layer = layer_of(rng, BLOCKS, 1, 32, 64, kind)
     rows = {"q": np.ones((count, 32), np.float32), "k": np.ones((count, 32), np.float32), "v": values}
     found = run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows)
-    stored = layer.values[step.slot_mapping // 32, 0, step.slot_mapping % 32]
+    slots = step.groups[0].slot_mapping
+    stored = layer.values[slots // 32, 0, slots % 32]
     wanted = stored_floats(values, kind)
     kept = read_floats(wanted, kind)
     is_nan = np.isnan(kept)
@@ -415,7 +421,8 @@ def test_tiles_hold_rows_of_one_sequence_and_the_longest_come_first() -> None:
 def test_a_step_that_leads_outside_is_refused(driver: HostDriver, change: dict[str, Any], text: str) -> None:
     op, rng = attention(), np.random.default_rng(1)
     layer = layer_of(rng, BLOCKS, 2, 64, 64, "float32")
-    step = replace(step_of([5], [1], num_blocks=BLOCKS), **change)
+    step = step_of([5], [1], num_blocks=BLOCKS)
+    step = replace(step, **({"groups": (replace(step.groups[0], **change),)} if not hasattr(step, *change) else change))
     with pytest.raises(StepError, match=text):
         run(CudaExecutor(driver, 1), op, MadeUpConstants(), layer, step, rows_for(op, 1, rng))
     assert not driver.launched
@@ -462,8 +469,9 @@ def test_short_sequences_after_one_that_was_long(driver: HostDriver, monkeypatch
     compiled = CudaExecutor(driver, 1).compile(whole, [pages])
     long = step_of([100], [1], num_blocks=blocks, rng=rng)
     tables = np.zeros((1, 8192), np.int32)  # of 256 Ki tokens
-    tables[:, : long.block_tables.shape[1]] = long.block_tables
-    compiled.run(replace(long, block_tables=tables), rows_for(op, 1, rng))
+    (pages_of,) = long.groups
+    tables[:, : pages_of.block_tables.shape[1]] = pages_of.block_tables
+    compiled.run(replace(long, groups=(replace(pages_of, block_tables=tables),)), rows_for(op, 1, rng))
     for count in (1, 6, 40):
         step, rows = step_of([20] * count, [1] * count, num_blocks=blocks, rng=rng), rows_for(op, count, rng)
         before = PagedLayer(driver.download(pages.keys), driver.download(pages.values))

@@ -45,7 +45,7 @@ def prompted(driver: HostDriver, kind: str = "float16") -> float:
     """The relative error of attention in tiles; what nobody sees is NaN, and so is what the last rows see."""
     record, rng = attention(head_size=32, v_head_size=32), np.random.default_rng(0)
     layer, step = made_layer(record, kind, rng), step_of([150], [60], num_blocks=8, rng=rng, prefill=1)
-    for block in set(range(8)) - set(step.block_tables[0].tolist()):
+    for block in set(range(8)) - set(step.groups[0].block_tables[0].tolist()):
         layer.keys[block], layer.values[block] = (np.nan, np.nan) if kind == "float16" else (255, 255)
     rows = rows_for(record, 60, rng)
     rows["v"][50:] = np.nan

@@ -15,7 +15,7 @@ from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cpu.linear.lora import pack_adapter, shrink_call
 from genai.kernels.cpu.program.calls import Rows
 from genai.kernels.cpu.program.step_table import StepField
-from genai.kernels.device import AdapterRows, Factors, StepContext
+from genai.kernels.device import AdapterRows, Factors, PageTables, StepContext
 from genai.kernels.ir import DenseWeight, LoraDelta, LoraShrink, OpProgram, Projection, RowsType
 from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -61,8 +61,7 @@ def step(lengths: Sequence[int], mixes: Sequence[Sequence[tuple[int, float]]], a
         positions=np.arange(total),
         cu_seqlens_q=np.cumsum([0, *lengths]).astype(np.int32),
         context_lens=np.array(lengths, np.int32),
-        block_tables=np.zeros((len(lengths), 1), np.int32),
-        slot_mapping=np.arange(total),
+        groups=(PageTables(np.zeros((len(lengths), 1), np.int32), np.arange(total)),),
         num_decode_sequences=len(lengths),
         logits_indices=np.zeros(1, np.int64),
         rope_table=np.zeros(len(lengths), np.int32),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cache_layout import PagedLayer
-from genai.kernels.device import StepContext
+from genai.kernels.device import PageTables, StepContext
 from genai.kernels.ir import Ids, Op, OpProgram, RowsType, Weight
 from genai.kernels.reference.executor import ReferenceExecutor
 
@@ -36,8 +36,7 @@ def step_of(tokens: Sequence[int], wanted: Sequence[int] = ()) -> StepContext:
         positions=np.arange(count),
         cu_seqlens_q=np.array([0, count], np.int32),
         context_lens=np.array([count], np.int32),
-        block_tables=np.zeros((1, 0), np.int32),
-        slot_mapping=np.zeros(count, np.int64),
+        groups=(PageTables(np.zeros((1, 0), np.int32), np.zeros(count, np.int64)),),
         num_decode_sequences=0,
         logits_indices=np.array(wanted, np.int64),
         rope_table=np.zeros(1, np.int32),

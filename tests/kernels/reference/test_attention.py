@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genai.kernels.cache_layout import PAGE_TOKENS, PagedLayer
-from genai.kernels.device import StepContext, StepError
+from genai.kernels.device import PageTables, StepContext, StepError
 from genai.kernels.ir import Attention, Rope
 from genai.kernels.reference.functions import norm
 from genai.ops.group_query_attention import group_query_attention, rotary_embedding
@@ -197,8 +197,12 @@ def a_step_with_pages(normal: Normal) -> tuple[StepContext, PagedLayer]:
         positions=positions,
         cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
         context_lens=np.array([past + count for past, count, _ in SEQUENCES], np.int32),
-        block_tables=tables,
-        slot_mapping=tables[of_row, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS,
+        groups=(
+            PageTables(
+                tables,
+                tables[of_row, positions // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + positions % PAGE_TOKENS,
+            ),
+        ),
         num_decode_sequences=0,
         logits_indices=np.empty(0, np.int64),
         rope_table=np.array([table for _, _, table in SEQUENCES], np.int32),
@@ -224,7 +228,7 @@ def test_the_record_is_dense_attention_of_every_sequence(
     out = compute(asked, constants, step=step, layers=[layer], **given, out=HEADS * HEAD_SIZE)
     rope = op.rope
     for index, (past, count, table) in enumerate(SEQUENCES):
-        part, pages = slice(*step.cu_seqlens_q[index : index + 2]), step.block_tables[index]
+        part, pages = slice(*step.cu_seqlens_q[index : index + 2]), step.groups[0].block_tables[index]
         long = rope is not None and rope.long_cos and table
         names = (rope.long_cos, rope.long_sin) if rope and long else (rope.cos, rope.sin) if rope else ("", "")
         caches = [constants.get(name) for name in names]
@@ -242,7 +246,7 @@ def test_the_record_is_dense_attention_of_every_sequence(
             **{theirs: getattr(op, ours) for ours, theirs in ATTRIBUTES.items()},
         )  # fmt: skip
         assert_close(out[part], expected[0], 1e-6)
-        blocks, offsets = np.divmod(step.slot_mapping[part], PAGE_TOKENS)
+        blocks, offsets = np.divmod(step.groups[0].slot_mapping[part], PAGE_TOKENS)
         assert_close(layer.keys[blocks, :, :, offsets], all_keys[0, :, past:].swapaxes(0, 1), 1e-6)
         np.testing.assert_array_equal(layer.values[blocks, :, offsets], all_values[0, :, past:].swapaxes(0, 1))
 
@@ -273,7 +277,7 @@ def test_pages_of_float16(compute: Run, normal: Normal) -> None:
 def test_places_outside_the_cache(compute: Run, normal: Normal, change: dict[str, int], message: str) -> None:
     step, layer = a_step_with_pages(normal)
     for name, value in change.items():
-        getattr(step, name).reshape(-1)[-1] = value
+        getattr(step if hasattr(step, name) else step.groups[0], name).reshape(-1)[-1] = value
     with pytest.raises(StepError, match=message):
         compute(RECORD, step=step, layers=[layer], **some_rows(normal, step), out=HEADS * HEAD_SIZE)
 

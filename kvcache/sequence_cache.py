@@ -1,0 +1,359 @@
+"""The cache of one sequence: a block table per cache group, all of the same length.
+
+A sequence finds blocks that already hold a prefix of it, where another has published them. The idea is vLLM's automatic
+prefix caching; eviction is the pool's. Of a group with full attention every block of the prefix is needed, of a window
+only those that the next token sees: the longest prefix that all groups can serve is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from genai.common.interrupts import uninterrupted
+
+from .groups import CacheGroup
+from .pool import BlockError, BlockPool, CacheFull
+from .table import GONE, BlockCopy, BlockTable
+
+Origin = int | tuple[int | bytes, ...]
+"""What keys and values depend on besides tokens and numerics."""
+
+ONE_GROUP = (CacheGroup((0,)),)
+
+
+class SequenceCache:
+    """The tables of one sequence.
+
+    One thread at a time may use it; caches of different threads may share a pool and blocks.
+
+    Args:
+        pool: where blocks come from. block_size: tokens per block, at least 1.
+        groups: see `storage.CacheLayout`.
+
+    Attributes:
+        tables: by the number of the group.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, groups: Sequence[CacheGroup] = ONE_GROUP) -> None:
+        self.pool, self.block_size, self.groups = pool, block_size, groups
+        self.tables = tuple(BlockTable(pool, block_size) for _ in groups)
+        self._bounded = [(group, table) for group, table in zip(groups, self.tables, strict=True) if group.is_bounded]
+        # Keys of the full blocks, as far as they are known, and what they were made with; per group, how many of its
+        # blocks are published.
+        self._keys: list[bytes] = []
+        self._origin: Origin = 0
+        self._published = [0] * len(groups)
+
+    @property
+    def length(self) -> int:
+        """Tokens in the tables."""
+        return self.tables[0].length
+
+    @property
+    def held_blocks(self) -> list[int]:
+        """Every block that a table holds a reference to."""
+        return [block for table in self.tables for block in table.held_blocks]
+
+    # --- growing and shrinking ---------------------------------------------------------------------------------------
+
+    def append(self, num_tokens: int) -> tuple[list[list[int]], list[BlockCopy]]:
+        """Make room for tokens at the end.
+
+        Returns:
+            Per group the slots of the new tokens, and the block copies that the storage must perform first; see
+            BlockTable.append.
+
+        Raises:
+            CacheFull: not enough free blocks; the tables are as they were.
+        """
+        before, slots, copies = self.length, [], []
+        try:
+            for table in self.tables:
+                own, copied = table.append(num_tokens)
+                slots.append(own)
+                copies += copied
+        except BaseException:
+            self.undo(before)
+            raise
+        return slots, copies
+
+    @uninterrupted
+    def allocate(self, num_tokens: int) -> None:
+        """Fill this empty cache with blocks of its own for so many tokens, a multiple of the block size: all of those
+        that a token behind them sees.
+
+        Raises:
+            CacheFull: not enough free blocks; the cache is empty.
+        """
+        count = num_tokens // self.block_size
+        try:
+            for group, table in zip(self.groups, self.tables, strict=True):
+                first = group.first_visible(num_tokens) // self.block_size
+                table.fill([GONE] * first + self.pool.allocate(count - first))
+        except CacheFull:
+            self.release()
+            raise
+
+    @uninterrupted
+    def undo(self, length: int) -> None:
+        """Take back what was appended since the tables had this length, also where that failed half-way."""
+        for table in self.tables:
+            if table.length > length:
+                table.truncate(length)
+        self._cut(length)
+
+    @uninterrupted
+    def truncate(self, length: int) -> int:
+        """Forget all tokens from `length` on; and some before it, where a window no longer has what comes before them.
+
+        Returns:
+            How many tokens are left: the tokens from there on have to be computed again.
+
+        Raises:
+            ValueError: `length` is negative or greater than the tables' length.
+        """
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length = {length}: the tables hold {self.length} tokens")
+        # What a window gave back lies before all that it has: a token there cannot be computed from what is left.
+        if any(table.num_gone * self.block_size > group.first_visible(length) for group, table in self._bounded):
+            length = 0
+        for table in self.tables:
+            table.truncate(length)
+        self._cut(length)
+        return length
+
+    def release(self) -> None:
+        """Give all blocks back; the cache is empty afterwards and may be used again."""
+        self.truncate(0)
+
+    def _cut(self, length: int) -> None:
+        """Forget what is known of blocks that are no longer full."""
+        full = length // self.block_size
+        del self._keys[full:]
+        self._published = [min(count, full) for count in self._published]
+
+    def settle(self) -> None:
+        """See BlockTable.settle."""
+        for table in self.tables:
+            table.settle()
+
+    def fork(self) -> SequenceCache:
+        """A cache with the same tokens that shares every block; whoever writes first into a shared block copies it."""
+        other = SequenceCache(self.pool, self.block_size, self.groups)
+        try:
+            for group, (mine, table) in enumerate(zip(other.tables, self.tables, strict=True)):
+                mine.share(table)
+                other._published[group] = self._published[group]
+        except BaseException:
+            other.release()
+            raise
+        other._keys, other._origin = [*self._keys], self._origin
+        return other
+
+    # --- windows -----------------------------------------------------------------------------------------------------
+
+    def _leaving(self, position: int) -> list[tuple[BlockTable, int]]:
+        """Tables with blocks that no token from a position on sees, and how many such blocks there are at their
+        beginning. One block more stays, so that a few tokens can be taken back.
+        """
+        leaving = []
+        for group, table in self._bounded:
+            num_blocks = group.first_visible(position) // self.block_size - 1
+            if num_blocks > table.num_gone:
+                leaving.append((table, num_blocks))
+        return leaving
+
+    def has_left(self, position: int) -> bool:
+        """Whether there are blocks that no token from a position on sees."""
+        return bool(self._bounded and self._leaving(position))
+
+    def leave_behind(self, position: int) -> None:
+        """Give blocks back that no token from a position on sees; published before, they may still be found."""
+        for table, num_blocks in self._leaving(position):
+            table.leave_behind(num_blocks)
+
+    def can_forget(self, first: int, count: int) -> bool:
+        """Whether each window still has what the next token sees once these blocks are taken out (see `forget`)."""
+        position = self.length - count * self.block_size
+        if position < first * self.block_size:
+            return False
+        for group, table in self._bounded:
+            gone = table.num_gone - max(0, min(table.num_gone, first + count) - first)
+            if gone * self.block_size > group.first_visible(position):
+                return False
+        return True
+
+    @uninterrupted
+    def forget(self, first: int, count: int) -> list[BlockCopy]:
+        """Take `count` full blocks out of every table, from block `first` on; see BlockTable.forget.
+
+        Raises:
+            CacheFull: not enough free blocks for the copies. The cache is as it was, or empty.
+        """
+        copies: list[BlockCopy] = []
+        for table in self.tables:
+            try:
+                copies += table.forget(first, count)
+            except CacheFull:
+                self.pool.release(source for source, _ in copies)
+                if table is not self.tables[0]:
+                    for one in self.tables:
+                        one.release()
+                    self._cut(0)
+                raise
+        self._cut(0)
+        return copies
+
+    # --- the prefix cache --------------------------------------------------------------------------------------------
+
+    @uninterrupted
+    def reuse(self, tokens: Sequence[int], origin: Origin, numerics: bytearray, settled: int = 0) -> int:
+        """Fill this empty cache with the published blocks of the longest known prefix.
+
+        The last token is never taken from the cache: it has to be computed to get logits.
+
+        Args:
+            origin: what the keys and values depend on besides tokens and numerics, such as adapters.
+            numerics: per token, a number for how it rounds. What is found need not round as it would have been: the
+                found tokens' numbers are written here.
+            settled: for so many tokens only blocks that agree with `numerics` are taken.
+
+        Returns:
+            How many tokens the cache now holds: a multiple of the block size, less than len(tokens).
+
+        Raises:
+            BlockError: the cache is not empty.
+        """
+        if self.length:
+            raise BlockError(f"reuse: the cache already holds {self.length} tokens")
+        self._keys, self._origin = [], origin
+        held: list[dict[int, int]] = [{} for _ in self.groups]
+        try:
+            notes = self._find_prefix(tokens, numerics, settled, held)
+            count = self._shorten(len(notes), notes, held)
+        except BaseException:
+            for blocks in held:
+                self.pool.release(blocks.values())
+            raise
+        for group, table, blocks in zip(self.groups, self.tables, held, strict=True):
+            first = group.first_visible(count * self.block_size) // self.block_size
+            wanted = range(min(first, count), count)
+            # Last block first: of a published prefix, the end is the first to be evicted.
+            self.pool.release(blocks[index] for index in sorted(blocks, reverse=True) if index not in wanted)
+            table.fill([GONE] * wanted.start + [blocks[index] for index in wanted])
+        numerics[: count * self.block_size] = b"".join(notes[:count])
+        del self._keys[count:]
+        self._published = [count] * len(self.groups)
+        return self.length
+
+    def _find_prefix(
+        self, tokens: Sequence[int], numerics: bytearray, settled: int, held: list[dict[int, int]]
+    ) -> list[bytes]:
+        """Walk along the prefix as far as all groups with full attention have it, and take their blocks.
+
+        Returns:
+            Per block how its tokens round: as the blocks that were found, or, where there is none, as `numerics`.
+        """
+        notes: list[bytes] = []
+        size = self.block_size
+        for index in range((len(tokens) - 1) // size):
+            begin, end = index * size, (index + 1) * size
+            key = self._next_key(tokens, notes[-1] if notes else b"")
+            note = self._take_full(key, index, held)
+            if note is None:
+                break
+            note = note or bytes(numerics[begin:end])
+            fixed = max(min(settled, end) - begin, 0)
+            if note[:fixed] != numerics[begin : begin + fixed]:
+                break
+            self._keys.append(key)
+            notes.append(note)
+        return notes
+
+    def _take_full(self, key: bytes, index: int, held: list[dict[int, int]]) -> bytes | None:
+        """Take a block of each group with full attention.
+
+        Returns:
+            How it rounds; empty where no group says so, None where one of them does not have it.
+        """
+        note = b""
+        for number, group in enumerate(self.groups):
+            if group.is_bounded:
+                continue
+            found = self.pool.take(_group_key(key, number))
+            if found is None:
+                return None
+            held[number][index] = found[0]
+            if note and found[1] != note:
+                return None
+            note = found[1]
+        if len(self._bounded) == len(self.groups):
+            known = (self.pool.note_of(_group_key(key, number)) for number in range(len(self.groups)))
+            note = next((one for one in known if one is not None), b"")
+        return note
+
+    def _shorten(self, count: int, notes: Sequence[bytes], held: list[dict[int, int]]) -> int:
+        """The most blocks of a prefix for which each window has what the next token sees; those blocks are taken."""
+        while count and (missing := self._take_windows(count, notes, held)) is not None:
+            count = missing
+        return count
+
+    def _take_windows(self, count: int, notes: Sequence[bytes], held: list[dict[int, int]]) -> int | None:
+        """Take the blocks that a token behind so many blocks sees; the number of one that is not there, if any."""
+        for number, group in enumerate(self.groups):
+            if not group.is_bounded:
+                continue
+            first = group.first_visible(count * self.block_size) // self.block_size
+            for index in range(count - 1, first - 1, -1):
+                if index in held[number]:
+                    continue
+                found = self.pool.take(_group_key(self._keys[index], number))
+                if found is None:
+                    return index
+                held[number][index] = found[0]
+                if found[1] != notes[index]:
+                    self.pool.release([held[number].pop(index)])
+                    return index
+        return None
+
+    def publish(self, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
+        """Make full blocks findable; call it only once their keys and values have been written.
+
+        Args:
+            tokens: the tokens in the tables, at least as many as they hold.
+            origin, numerics: what computed them, and how, see `reuse`.
+        """
+        if len(tokens) < self.length:
+            raise ValueError(f"{len(tokens)} tokens given for a table of {self.length}")
+        size, full = self.block_size, self.length // self.block_size
+        if origin != self._origin:
+            self._keys, self._origin, self._published = [], origin, [0] * len(self.groups)
+        while len(self._keys) < full:
+            end = len(self._keys) * size
+            self._keys.append(self._next_key(tokens, bytes(numerics[max(end - size, 0) : end])))
+        for number, table in enumerate(self.tables):
+            for index in range(max(self._published[number], table.num_gone), full):
+                note = bytes(numerics[index * size : (index + 1) * size])
+                self.pool.publish(table.blocks[index], _group_key(self._keys[index], number), note)
+            self._published[number] = full
+
+    def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
+        """The key of the block behind those whose keys are known: a chain of hashes over the tokens, over all that
+        their keys and values depend on before the block, but not over the block's own numerics.
+
+        SHA-256, so that nobody can choose tokens whose key collides with another user's.
+
+        Args:
+            note: the numerics of the block before it.
+        """
+        size, begin = self.block_size, len(self._keys) * self.block_size
+        before = self._keys[-1] + note if self._keys else repr(self._origin).encode()
+        chain = hashlib.sha256(before).digest()
+        return hashlib.sha256(chain + struct.pack(f"<{size}q", *tokens[begin : begin + size])).digest()
+
+
+def _group_key(key: bytes, group: int) -> bytes:
+    """The key of a group's block."""
+    return key + b"%d" % group if group else key
