@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .checks import FormatError
@@ -99,6 +100,35 @@ _FLOAT_KINDS = {bits: kind for kind, bits in FLOAT_BITS.items()}
 
 
 @dataclass(frozen=True)
+class StateLayer:
+    """The states of one recurrent layer.
+
+    Attributes:
+        states: float32 [num_slots, size], each contiguous; between them there may be others' memory.
+        group: number of its cache group, whose `StateSlots` lead here.
+    """
+
+    states: NDArray[np.float32]
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if self.states.ndim != 2 or self.states.dtype != np.float32 or not self.states[:1].flags.c_contiguous:
+            raise FormatError(
+                f"states must be a float32 array [slots, size] of contiguous rows, got {self.states.dtype} "
+                f"{list(self.states.shape)} with strides {list(self.states.strides)}"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.states.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Numbers of a state."""
+        return int(self.states.shape[1])
+
+
+@dataclass(frozen=True)
 class PagedLayer:
     """Keys and values of one attention layer, in pages of PAGE_TOKENS tokens.
 
@@ -167,3 +197,7 @@ class PagedLayer:
     @property
     def v_head_size(self) -> int:
         return int(self.values.shape[3]) if self.packed is None else self.packed.v_head_size
+
+
+CacheLayer = PagedLayer | StateLayer
+"""What a layer of a program keeps of sequences."""

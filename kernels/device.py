@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache_layout import PagedLayer
+from .cache_layout import CacheLayer, PagedLayer
 from .ir import Constants, Op, OpProgram, Weight
 from .sampling import SamplingBatch
 
@@ -70,6 +70,19 @@ class PageTables:
 
 
 @dataclass(frozen=True)
+class StateSlots:
+    """Where the states of recurrent layers are: those of S sequences, in a step of T rows.
+
+    Attributes:
+        reads: int32 [S], the slot of the state that a sequence begins from; -1 = of zeros.
+        writes: int32 [T], the slot that the state behind a row goes to; -1 = it is not kept. No slot is read, too.
+    """
+
+    reads: NDArray[np.int32]
+    writes: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class StepContext:
     """One step over a flat batch.
 
@@ -78,7 +91,7 @@ class StepContext:
         positions: int64 [T], index of each token inside its sequence.
         cu_seqlens_q: int32 [S + 1], sequence s owns rows cu_seqlens_q[s]:cu_seqlens_q[s + 1].
         context_lens: int32 [S], tokens visible to the last row of each sequence, this step's included.
-        groups: per cache group where its layers keep their state (`PagedLayer.group`).
+        groups: per cache group where its layers keep their state (`PagedLayer.group`, `StateLayer.group`).
         num_decode_sequences: so many sequences come first whose rows have decode numerics; those of the others have
             prefill numerics.
         logits_indices: int64 [R], rows whose logits are wanted.
@@ -92,13 +105,24 @@ class StepContext:
     positions: NDArray[np.int64]
     cu_seqlens_q: NDArray[np.int32]
     context_lens: NDArray[np.int32]
-    groups: tuple[PageTables, ...]
+    groups: tuple[PageTables | StateSlots, ...]
     num_decode_sequences: int
     logits_indices: NDArray[np.int64]
     rope_table: NDArray[np.int32]
     choice: TokenChoice | None = None
     chosen: NDArray[np.int64] | None = None
     adapter_rows: AdapterRows = NO_ADAPTERS
+
+    @property
+    def page_tables(self) -> list[PageTables]:
+        """Those of the groups that keep rows in pages, which come first."""
+        return [group for group in self.groups if isinstance(group, PageTables)]
+
+    @property
+    def state_slots(self) -> StateSlots | None:
+        """Those of the group that keeps states, if there is one."""
+        last = self.groups[-1] if self.groups else None
+        return last if isinstance(last, StateSlots) else None
 
 
 @dataclass(frozen=True)
@@ -321,11 +345,11 @@ class Executor(Protocol):
             DeviceFailed: as a step does.
         """
 
-    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> StepFunction:
+    def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> StepFunction:
         """Make a program ready: pack its weights, compile its kernels.
 
         Args:
-            layers: per cache layer its pages.
+            layers: per cache layer its pages, or its states.
 
         Raises:
             UnsupportedOp: an op that this device does not know.

@@ -375,6 +375,23 @@ class Attention(Op):
 
 
 @dataclass(frozen=True)
+class LinearRecurrence(Op):
+    """A recurrent layer, column by column: out_t = state_t = decay_t * state_(t-1) + x_t over a sequence's rows.
+
+    Before the first token of a sequence its state is zero. With a decay of 1 it is a running sum; gated layers
+    (RG-LRU: De et al. 2024) compute the decay of each token.
+
+    Attributes:
+        layer: number of the cache layer, which has as many numbers as a row of x.
+    """
+
+    x: In
+    decay: In
+    out: Out
+    layer: int
+
+
+@dataclass(frozen=True)
 class MoE(Op):
     """A mixture of experts: out = sum over the chosen of share * second(activation(first(x))).
 

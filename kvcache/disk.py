@@ -30,8 +30,6 @@ from genai.common.forks import renew_locks
 from genai.kernels.cpu.jit.kernel_cache import reason_to_distrust
 from genai.kernels.device import DeviceArray, DeviceFailed
 
-from .storage import PagedStorage
-
 _MAGIC = b"genai-kv"
 _NOTE = struct.Struct("<I")
 _DIGEST = hashlib.sha256().digest_size
@@ -64,17 +62,25 @@ class BlockDirectory:
         folder: made if there is none, for this user only. It is refused where others could write into it.
         identity: all that the content of blocks depends on besides their keys: model, numerics, layout.
         max_bytes: most bytes of all files in the folder, whatever they are of.
-        storage: the memory of the blocks. device: whose it is.
+        blocks: their memory, uint8 [blocks, bytes]. device: whose it is.
+        note_size: most bytes of a note.
 
     Raises:
         DirectoryError: the folder cannot be used.
     """
 
     def __init__(
-        self, folder: Path, identity: bytes, max_bytes: int, storage: PagedStorage, device: BlockMover
+        self,
+        folder: Path,
+        identity: bytes,
+        max_bytes: int,
+        blocks: DeviceArray,
+        device: BlockMover,
+        *,
+        note_size: int,
     ) -> None:
         self.folder, self._identity, self.max_bytes = folder, identity, max_bytes
-        self._storage, self._device = storage, device
+        self._blocks, self._device, self._note_size = blocks, device, note_size
         self._found = self._written = self._dropped = 0
         self._bytes = 0
         try:
@@ -115,7 +121,7 @@ class BlockDirectory:
         start = len(_MAGIC) + _NOTE.size
         try:
             with self._path(key).open("rb") as file:
-                content = file.read(start + self._storage.layout.block_size)
+                content = file.read(start + self._note_size)
         except OSError:
             return None
         if len(content) < start or content[: len(_MAGIC)] != _MAGIC:
@@ -126,7 +132,7 @@ class BlockDirectory:
 
     def fill(self, block: int, content: NDArray[np.uint8]) -> None:
         """See Backing.fill."""
-        self._device.write_block(self._storage.blocks, block, content)
+        self._device.write_block(self._blocks, block, content)
 
     def store(self, key: bytes, note: bytes, block: int) -> None:
         """See Backing.store: copied now, written by a thread of its own; not kept where the device fails, of which the
@@ -134,7 +140,7 @@ class BlockDirectory:
         """
         if self._process != os.getpid():
             return
-        size = int(self._storage.blocks.shape[1])
+        size = int(self._blocks.shape[1])
         with self._lock:
             if self._waiting_bytes + size > _MOST_WAITING_BYTES:
                 self._dropped += 1
@@ -144,7 +150,7 @@ class BlockDirectory:
                 self._writer = threading.Thread(target=self._write_all, name="genai-prefix-cache", daemon=True)
                 self._writer.start()
         try:
-            content = self._device.read_block(self._storage.blocks, block)
+            content = self._device.read_block(self._blocks, block)
         except BaseException as error:
             with self._lock:
                 self._waiting_bytes -= size
@@ -179,8 +185,8 @@ class BlockDirectory:
 
     def _read(self, path: Path) -> tuple[bytes, NDArray[np.uint8]] | None:
         """The note and the block of a file; None if it is not there or damaged."""
-        size = self._storage.blocks.shape[1]
-        most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._storage.layout.block_size
+        size = self._blocks.shape[1]
+        most = len(_MAGIC) + _NOTE.size + _DIGEST + size + self._note_size
         try:
             with path.open("rb") as file:
                 content = file.read(most + 1)

@@ -24,6 +24,8 @@ class GroupKind(Enum):
     """The rows of the last `window` tokens."""
     CHUNKED = "chunked"
     """The rows of the current chunk: a token sees those before it in its own chunk of `window` tokens."""
+    STATE = "state"
+    """A state of fixed size, which has seen every token (see `states`)."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,14 @@ class CacheGroup:
     window: int = 0
 
     def __post_init__(self) -> None:
-        if (self.kind is GroupKind.FULL) != (self.window == 0) or self.window < 0:
+        has_window = self.kind in (GroupKind.WINDOW, GroupKind.CHUNKED)
+        if has_window != (self.window != 0) or self.window < 0:
             raise ValueError(f"a group of kind {self.kind.value} has a window of {self.window} tokens")
 
     @property
     def is_bounded(self) -> bool:
         """Whether tokens that are no longer visible give their blocks back."""
-        return self.kind is not GroupKind.FULL
+        return self.window > 0
 
     def first_visible(self, position: int) -> int:
         """The first token that the token at a position sees."""
@@ -78,6 +81,8 @@ class CacheGroup:
                 return f"{count} with a window of {self.window} tokens"
             case GroupKind.CHUNKED:
                 return f"{count} with chunks of {self.window} tokens"
+            case GroupKind.STATE:
+                return f"{count} with a state of fixed size"
             case _:
                 return f"{count} with full attention"
 
@@ -94,11 +99,15 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
         layer_bytes: what each layer keeps in a block. kinds: per layer its kind, and its window (0 = all).
 
     Returns:
-        The groups, those with full attention first. Layers of one kind alone form one group.
+        The groups, those with full attention first, and one of all layers with states last. Layers of one kind alone
+        form one group.
     """
+    states = tuple(layer for layer, (kind, _) in enumerate(kinds) if kind is GroupKind.STATE)
+    last = [CacheGroup(states, GroupKind.STATE)] if states else []
     by_kind: dict[tuple[GroupKind, int], list[int]] = {}
     for layer, of_layer in enumerate(kinds):
-        by_kind.setdefault(of_layer, []).append(layer)
+        if of_layer[0] is not GroupKind.STATE:
+            by_kind.setdefault(of_layer, []).append(layer)
     ordered = sorted(by_kind.items(), key=lambda one: (one[0][0] is not GroupKind.FULL, one[1]))
     best: list[CacheGroup] = []
     least = math.inf
@@ -113,15 +122,15 @@ def plan_groups(layer_bytes: Sequence[int], kinds: Sequence[tuple[GroupKind, int
             groups += [CacheGroup(tuple(part), kind, window) for part in packed]
         # Large pages come first, which make the fewest groups: the first that is fine, else the least wasteful.
         if is_fine:
-            return tuple(groups)
+            return (*groups, *last)
         if waste < least:
             best, least = groups, waste
-    return tuple(best)
+    return (*best, *last)
 
 
 def _page_sizes(layer_bytes: Sequence[int], kinds: Sequence[Sequence[int]]) -> set[int]:
     """Sizes that hold the layers of one kind in 1, 2, 3, … pages, and no layer is larger than."""
-    largest = max(layer_bytes)
+    largest = max((layer_bytes[layer] for layers in kinds for layer in layers), default=0)
     sizes = set()
     for layers in kinds:
         for count in range(1, len(layers) + 1):

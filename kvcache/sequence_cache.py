@@ -1,8 +1,9 @@
-"""The cache of one sequence: a block table per cache group, all of the same length.
+"""The cache of one sequence: a table per cache group, all of the same length.
 
 A sequence finds blocks that already hold a prefix of it, where another has published them. The idea is vLLM's automatic
 prefix caching; eviction is the pool's. Of a group with full attention every block of the prefix is needed, of a window
-only those that the next token sees: the longest prefix that all groups can serve is taken.
+only those that the next token sees, of recurrent layers the state behind it: the longest prefix that all groups can
+serve is taken.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 
 from genai.common.interrupts import uninterrupted
 
-from .groups import CacheGroup
+from .groups import CacheGroup, GroupKind
 from .pool import BlockError, BlockPool, CacheFull
+from .states import StateTable
 from .table import GONE, BlockCopy, BlockTable
 
 Origin = int | tuple[int | bytes, ...]
@@ -30,26 +32,42 @@ class SequenceCache:
 
     Args:
         pool: where blocks come from. block_size: tokens per block, at least 1.
-        groups: see `storage.CacheLayout`.
+        groups: see `storage.CacheLayout`; one with states comes last.
+        state_pool: where slots of states come from; None where there are none.
 
     Attributes:
-        tables: by the number of the group.
+        tables: of the groups with pages, by their numbers. states: those of recurrent layers, if there are any.
+        snapshots: lengths at which others may go on from the state: it is kept there, and published. A multiple of the
+            block size each.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, groups: Sequence[CacheGroup] = ONE_GROUP) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        groups: Sequence[CacheGroup] = ONE_GROUP,
+        state_pool: BlockPool | None = None,
+    ) -> None:
         self.pool, self.block_size, self.groups = pool, block_size, groups
-        self.tables = tuple(BlockTable(pool, block_size) for _ in groups)
-        self._bounded = [(group, table) for group, table in zip(groups, self.tables, strict=True) if group.is_bounded]
+        self.page_groups = [group for group in groups if group.kind is not GroupKind.STATE]
+        self.tables = tuple(BlockTable(pool, block_size) for _ in self.page_groups)
+        self.states = StateTable(state_pool) if state_pool is not None else None
+        self.snapshots: set[int] = set()
+        self._bounded = [
+            (group, table) for group, table in zip(self.page_groups, self.tables, strict=True) if group.is_bounded
+        ]
         # Keys of the full blocks, as far as they are known, and what they were made with; per group, how many of its
         # blocks are published.
         self._keys: list[bytes] = []
         self._origin: Origin = 0
-        self._published = [0] * len(groups)
+        self._published = [0] * len(self.tables)
 
     @property
     def length(self) -> int:
         """Tokens in the tables."""
-        return self.tables[0].length
+        if self.tables:
+            return self.tables[0].length
+        return self.states.length if self.states is not None else 0
 
     @property
     def held_blocks(self) -> list[int]:
@@ -59,11 +77,11 @@ class SequenceCache:
     # --- growing and shrinking ---------------------------------------------------------------------------------------
 
     def append(self, num_tokens: int) -> tuple[list[list[int]], list[BlockCopy]]:
-        """Make room for tokens at the end.
+        """Make room for tokens at the end; for their states see `append_states`.
 
         Returns:
-            Per group the slots of the new tokens, and the block copies that the storage must perform first; see
-            BlockTable.append.
+            Per group with pages the slots of the new tokens, and the block copies that the storage must perform first;
+            see BlockTable.append.
 
         Raises:
             CacheFull: not enough free blocks; the tables are as they were.
@@ -75,9 +93,23 @@ class SequenceCache:
                 slots.append(own)
                 copies += copied
         except BaseException:
-            self.undo(before)
+            self._undo_tables(before)
             raise
         return slots, copies
+
+    def append_states(self, num_tokens: int, guessed_from: int) -> tuple[int, dict[int, int]]:
+        """Make room for the states of the same tokens: behind the last one, behind each guess, and for snapshots.
+
+        Args:
+            guessed_from: so many tokens are certain; the states from there on are kept, so that guesses that turn out
+                to be wrong cost nothing.
+
+        Returns, raises: see StateTable.append.
+        """
+        assert self.states is not None
+        end = self.states.length + num_tokens
+        guesses = range(max(guessed_from, self.states.length + 1), end)
+        return self.states.append(num_tokens, {*guesses, *self.snapshots})
 
     @uninterrupted
     def allocate(self, num_tokens: int) -> None:
@@ -89,7 +121,10 @@ class SequenceCache:
         """
         count = num_tokens // self.block_size
         try:
-            for group, table in zip(self.groups, self.tables, strict=True):
+            if self.states is not None and num_tokens:
+                (slot,) = self.states.pool.allocate(1)
+                self.states.fill(num_tokens, slot)
+            for group, table in zip(self.page_groups, self.tables, strict=True):
                 first = group.first_visible(num_tokens) // self.block_size
                 table.fill([GONE] * first + self.pool.allocate(count - first))
         except CacheFull:
@@ -99,14 +134,21 @@ class SequenceCache:
     @uninterrupted
     def undo(self, length: int) -> None:
         """Take back what was appended since the tables had this length, also where that failed half-way."""
-        for table in self.tables:
-            if table.length > length:
-                table.truncate(length)
+        self._undo_tables(length)
+        if self.states is not None and self.states.length > length:
+            self.states.truncate(length)
         self._cut(length)
 
     @uninterrupted
+    def _undo_tables(self, length: int) -> None:
+        for table in self.tables:
+            if table.length > length:
+                table.truncate(length)
+
+    @uninterrupted
     def truncate(self, length: int) -> int:
-        """Forget all tokens from `length` on; and some before it, where a window no longer has what comes before them.
+        """Forget all tokens from `length` on; and some before it, where a window no longer has what comes before them,
+        or no state is held of exactly so many tokens.
 
         Returns:
             How many tokens are left: the tokens from there on have to be computed again.
@@ -116,11 +158,15 @@ class SequenceCache:
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"length = {length}: the tables hold {self.length} tokens")
+        if self.states is not None:
+            length = self.states.reachable(length)
         # What a window gave back lies before all that it has: a token there cannot be computed from what is left.
-        if any(table.num_gone * self.block_size > group.first_visible(length) for group, table in self._bounded):
+        if not self.has_all(length):
             length = 0
         for table in self.tables:
             table.truncate(length)
+        if self.states is not None:
+            self.states.truncate(length)
         self._cut(length)
         return length
 
@@ -141,15 +187,19 @@ class SequenceCache:
 
     def fork(self) -> SequenceCache:
         """A cache with the same tokens that shares every block; whoever writes first into a shared block copies it."""
-        other = SequenceCache(self.pool, self.block_size, self.groups)
+        other = SequenceCache(
+            self.pool, self.block_size, self.groups, None if self.states is None else self.states.pool
+        )
         try:
+            if self.states is not None and other.states is not None:
+                other.states.share(self.states)
             for group, (mine, table) in enumerate(zip(other.tables, self.tables, strict=True)):
                 mine.share(table)
                 other._published[group] = self._published[group]
         except BaseException:
             other.release()
             raise
-        other._keys, other._origin = [*self._keys], self._origin
+        other._keys, other._origin, other.snapshots = [*self._keys], self._origin, {*self.snapshots}
         return other
 
     # --- windows -----------------------------------------------------------------------------------------------------
@@ -165,6 +215,10 @@ class SequenceCache:
                 leaving.append((table, num_blocks))
         return leaving
 
+    def has_all(self, length: int) -> bool:
+        """Whether each window still has what a token at this length sees."""
+        return all(table.num_gone * self.block_size <= group.first_visible(length) for group, table in self._bounded)
+
     def has_left(self, position: int) -> bool:
         """Whether there are blocks that no token from a position on sees."""
         return bool(self._bounded and self._leaving(position))
@@ -175,9 +229,9 @@ class SequenceCache:
             table.leave_behind(num_blocks)
 
     def can_forget(self, first: int, count: int) -> bool:
-        """Whether each window still has what the next token sees once these blocks are taken out (see `forget`)."""
+        """Whether every group still has what the next token needs once these blocks are taken out (see `forget`)."""
         position = self.length - count * self.block_size
-        if position < first * self.block_size:
+        if position < first * self.block_size or self.states is not None:  # a state has seen what is forgotten
             return False
         for group, table in self._bounded:
             gone = table.num_gone - max(0, min(table.num_gone, first + count) - first)
@@ -229,23 +283,26 @@ class SequenceCache:
         if self.length:
             raise BlockError(f"reuse: the cache already holds {self.length} tokens")
         self._keys, self._origin = [], origin
-        held: list[dict[int, int]] = [{} for _ in self.groups]
+        held: list[dict[int, int]] = [{} for _ in self.tables]
         try:
             notes = self._find_prefix(tokens, numerics, settled, held)
-            count = self._shorten(len(notes), notes, held)
+            count = self._shorten(notes, held)
         except BaseException:
             for blocks in held:
                 self.pool.release(blocks.values())
             raise
-        for group, table, blocks in zip(self.groups, self.tables, held, strict=True):
+        for group, table, blocks in zip(self.page_groups, self.tables, held, strict=True):
             first = group.first_visible(count * self.block_size) // self.block_size
             wanted = range(min(first, count), count)
             # Last block first: of a published prefix, the end is the first to be evicted.
             self.pool.release(blocks[index] for index in sorted(blocks, reverse=True) if index not in wanted)
             table.fill([GONE] * wanted.start + [blocks[index] for index in wanted])
         numerics[: count * self.block_size] = b"".join(notes[:count])
+        # Where others went another way, or had no state to go on from, the next one may.
+        if self.states is not None and len(notes) > count:
+            self.snapshots.add(len(notes) * self.block_size)
         del self._keys[count:]
-        self._published = [count] * len(self.groups)
+        self._published = [count] * len(self.tables)
         return self.length
 
     def _find_prefix(
@@ -279,7 +336,7 @@ class SequenceCache:
             How it rounds; empty where no group says so, None where one of them does not have it.
         """
         note = b""
-        for number, group in enumerate(self.groups):
+        for number, group in enumerate(self.page_groups):
             if group.is_bounded:
                 continue
             found = self.pool.take(_group_key(key, number))
@@ -289,20 +346,46 @@ class SequenceCache:
             if note and found[1] != note:
                 return None
             note = found[1]
-        if len(self._bounded) == len(self.groups):
-            known = (self.pool.note_of(_group_key(key, number)) for number in range(len(self.groups)))
+        if len(self._bounded) == len(self.tables):  # nothing says so for certain, but what is there may
+            known = [self.pool.note_of(_group_key(key, number)) for number in range(len(self.tables))]
+            if self.states is not None:
+                known.append(self.states.pool.note_of(_state_key(key)))
             note = next((one for one in known if one is not None), b"")
         return note
 
-    def _shorten(self, count: int, notes: Sequence[bytes], held: list[dict[int, int]]) -> int:
-        """The most blocks of a prefix for which each window has what the next token sees; those blocks are taken."""
-        while count and (missing := self._take_windows(count, notes, held)) is not None:
-            count = missing
+    def _shorten(self, notes: Sequence[bytes], held: list[dict[int, int]]) -> int:
+        """The most blocks of a prefix behind which there is a state, and for which each window has what the next token
+        sees; those blocks, and the state, are taken.
+        """
+        count = len(notes)
+        while count:
+            if self.states is not None and self.states.pool.note_of(_state_key(self._keys[count - 1])) is None:
+                count -= 1
+                continue
+            missing = self._take_windows(count, notes, held)
+            if missing is not None:
+                count = missing
+            elif self.states is None or self._take_state(count, notes[count - 1]):
+                break
+            else:
+                count -= 1
         return count
+
+    def _take_state(self, count: int, note: bytes) -> bool:
+        """Whether the state behind so many blocks could be taken."""
+        assert self.states is not None
+        found = self.states.pool.take(_state_key(self._keys[count - 1]))
+        if found is None:
+            return False
+        if found[1] != note:
+            self.states.pool.release([found[0]])
+            return False
+        self.states.fill(count * self.block_size, found[0])
+        return True
 
     def _take_windows(self, count: int, notes: Sequence[bytes], held: list[dict[int, int]]) -> int | None:
         """Take the blocks that a token behind so many blocks sees; the number of one that is not there, if any."""
-        for number, group in enumerate(self.groups):
+        for number, group in enumerate(self.page_groups):
             if not group.is_bounded:
                 continue
             first = group.first_visible(count * self.block_size) // self.block_size
@@ -329,7 +412,7 @@ class SequenceCache:
             raise ValueError(f"{len(tokens)} tokens given for a table of {self.length}")
         size, full = self.block_size, self.length // self.block_size
         if origin != self._origin:
-            self._keys, self._origin, self._published = [], origin, [0] * len(self.groups)
+            self._keys, self._origin, self._published = [], origin, [0] * len(self.tables)
         while len(self._keys) < full:
             end = len(self._keys) * size
             self._keys.append(self._next_key(tokens, bytes(numerics[max(end - size, 0) : end])))
@@ -338,6 +421,17 @@ class SequenceCache:
                 note = bytes(numerics[index * size : (index + 1) * size])
                 self.pool.publish(table.blocks[index], _group_key(self._keys[index], number), note)
             self._published[number] = full
+        if self.states is not None:
+            for length, slot in self.states.slots.items():
+                if length in self.snapshots:
+                    index = length // size - 1
+                    note = bytes(numerics[index * size : length])
+                    self.states.pool.publish(slot, _state_key(self._keys[index]), note)
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether it holds states that are to be published."""
+        return self.states is not None and any(length in self.snapshots for length in self.states.slots)
 
     def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
         """The key of the block behind those whose keys are known: a chain of hashes over the tokens, over all that
@@ -352,6 +446,11 @@ class SequenceCache:
         before = self._keys[-1] + note if self._keys else repr(self._origin).encode()
         chain = hashlib.sha256(before).digest()
         return hashlib.sha256(chain + struct.pack(f"<{size}q", *tokens[begin : begin + size])).digest()
+
+
+def _state_key(key: bytes) -> bytes:
+    """The key of the state behind a block."""
+    return key + b"state"
 
 
 def _group_key(key: bytes, group: int) -> bytes:

@@ -169,6 +169,7 @@ class BlockTable:
         """Give the first full blocks back, up to so many: nobody reads them any more. The length stays as it is."""
         end = min(num_blocks, self._length // self.block_size)
         if end > self._num_gone:
+            self._settle_copy(self._length)  # its block may be one of these
             self.pool.release(reversed(self._blocks[self._num_gone : end]))
             self._blocks[self._num_gone : end] = [GONE] * (end - self._num_gone)
             self._num_gone = end

@@ -12,7 +12,7 @@ import numpy as np
 from genai.kernels.cache_layout import can_rotate
 from genai.kernels.device import PageTables, StepContext
 from genai.kernels.ir import Attention, OpProgram, Per, RowsType
-from genai.kvcache.storage import CacheLayout, PagedStorage
+from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage
 
 from ..engine.paged import PagedDecoder
 from ..models.decoder_graph import BLOCK_SIZE
@@ -28,7 +28,7 @@ class _OneToken:
     """The attention of all layers as one program, over a cache of so many tokens."""
 
     def __init__(self, decoder: PagedDecoder, kv_dtype: str, context: int) -> None:
-        shapes = [replace(shape, dtype=KV_TYPES[kv_dtype]) for shape in decoder.storage.layout.layers]
+        shapes = [replace(shape, dtype=KV_TYPES[kv_dtype]) for shape in _attention_layers(decoder)]
         layout, blocks = CacheLayout(tuple(shapes), BLOCK_SIZE), -(-context // BLOCK_SIZE)
         self._name = f"attention to {context} tokens, {kv_dtype} cache"
         self._bytes, self._times = layout.bytes_per_token * context / len(shapes), list[float]()
@@ -97,8 +97,12 @@ def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[
 
 
 def _fits(decoder: PagedDecoder, kv_dtype: str) -> bool:
-    layers = decoder.storage.layout.layers
+    layers = _attention_layers(decoder)
     return kv_dtype != "int4" or all(can_rotate(size) for one in layers for size in (one.head_size, one.v_head_size))
+
+
+def _attention_layers(decoder: PagedDecoder) -> list[LayerShape]:
+    return [layer for layer in decoder.storage.layout.layers if isinstance(layer, LayerShape)]
 
 
 def _attention_only(program: OpProgram) -> OpProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from genai.kernels.cache_layout import PagedLayer
+from genai.kernels.cache_layout import CacheLayer, PagedLayer
 from genai.kernels.device import Executor, KeyRotation
 from genai.kernels.ir import Attention, Embedding, HostNode, Ids, OpProgram, Rope
 from genai.kvcache.rotation import rotate_back
@@ -13,7 +13,7 @@ from ..errors import UnsupportedModelError
 
 
 def key_rotator(
-    executor: Executor, program: OpProgram, rope_threshold: int | None, layers: Sequence[PagedLayer]
+    executor: Executor, program: OpProgram, rope_threshold: int | None, layers: Sequence[CacheLayer]
 ) -> Callable[[Sequence[Sequence[int]], int], None]:
     """A function that moves the keys in some blocks of each cache group so many positions back.
 
@@ -31,8 +31,10 @@ def key_rotator(
     def turn(blocks: Sequence[Sequence[int]], distance: int) -> None:
         by_rope = {rope: _turn(program, rope, distance) for rope in set(filter(None, ropes.values()))}
         for group, own in enumerate(blocks):
-            rotated = [(layer, rope) for layer, rope in ropes.items() if rope and layers[layer].group == group]
-            executor.rotate_keys(own, [(layers[layer], by_rope[rope]) for layer, rope in rotated])
+            pages = [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope]
+            executor.rotate_keys(
+                own, [(layer, turn) for layer, turn in pages if isinstance(layer, PagedLayer) and layer.group == group]
+            )
 
     return turn
 

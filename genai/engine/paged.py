@@ -28,7 +28,7 @@ from .decoder import Decoder, check_width
 from .paged_sequence import PagedSequence, device_error, device_errors
 from .scheduler import Chunk, StepPlan
 from .sequence import ContextShift, DecoderSequence, Logits, StepAhead
-from .step_context import StepContextBuilder
+from .step_context import StepContextBuilder, StepSlots
 from .stored import StoredArray, StoredTokens
 
 
@@ -39,6 +39,7 @@ class PagedDecoder(Decoder):
         executor: the device.
         program: gives logits for the rows that are wanted.
         pool, storage: the blocks, and the memory behind them.
+        state_pool: the slots of states, where the program has recurrent layers.
         files: those that constants may be views of.
         rope_threshold: total length above which the long RoPE tables apply (None = one table).
         output_names: the logits, and other outputs of the program, as the graph called them.
@@ -56,6 +57,7 @@ class PagedDecoder(Decoder):
         vocab_size: int,
         pool: BlockPool,
         storage: PagedStorage,
+        state_pool: BlockPool | None = None,
         rope_threshold: int | None = None,
         files: Sequence[MappedFile] = (),
         output_names: Sequence[str],
@@ -63,7 +65,8 @@ class PagedDecoder(Decoder):
         self.executor, self.program, self.vocab_size = executor, program, vocab_size
         self.token_budget, self.most_tokens = executor.step_sizes
         self.pool, self.storage, self.block_size = pool, storage, storage.layout.block_size
-        self.groups, self.num_groups = storage.layout.groups, len(storage.layout.groups)
+        self.groups, self.state_pool = storage.layout.groups, state_pool
+        self.page_groups, self.num_groups = storage.layout.page_groups, max(len(storage.layout.page_groups), 1)
         self._has_windows = any(group.is_bounded for group in self.groups)
         if self._has_windows:  # they slide between steps: what a step needs was planned for steps of the fast size
             self.most_tokens = self.token_budget
@@ -78,8 +81,12 @@ class PagedDecoder(Decoder):
         self.closed = self.was_forked = False
         renew_locks(self, "_step_lock", "_running_lock", flag="was_forked")
 
+    @property
+    def pools(self) -> Sequence[BlockPool]:
+        return [self.pool] if self.state_pool is None else [self.pool, self.state_pool]
+
     def open(self) -> PagedSequence:
-        return PagedSequence(self, SequenceCache(self.pool, self.block_size, self.groups))
+        return PagedSequence(self, SequenceCache(self.pool, self.block_size, self.groups, self.state_pool))
 
     def step(
         self, sequences: Sequence[DecoderSequence], step: StepPlan, *, all_rows: Collection[int] = (), output: str = ""
@@ -87,7 +94,7 @@ class PagedDecoder(Decoder):
         own = _paged(sequences)
         self.check_open()
         check_unchanged(self._files)
-        self._leave_windows(own, step)
+        self._settle_caches(own, step)
         with self._reserved(own, step) as slots:
             context, owners = self._contexts.make(own, step, slots, all_rows)
             logits = self._run(own, step, context, output)
@@ -95,7 +102,7 @@ class PagedDecoder(Decoder):
         for index, first, last in owners:
             if last > first:
                 results[index] = logits[first:last]
-        self._leave_windows(own, step)
+        self._settle_caches(own, step)
         return results
 
     @property
@@ -112,7 +119,7 @@ class PagedDecoder(Decoder):
         try:
             self.check_open()
             check_unchanged(self._files)
-            self._leave_windows(own, step)
+            self._settle_caches(own, step)
             with self._reserved(own, step) as slots:
                 context = self._contexts.make_ahead(own, slots, choice, rows)
                 logits = self._run(own, step, context)
@@ -126,9 +133,10 @@ class PagedDecoder(Decoder):
             return False
         return True
 
-    def _leave_windows(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
-        for chunk in step if self._has_windows else ():
-            sequences[chunk.sequence].leave_windows()
+    def _settle_caches(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
+        """Before a step, and behind it: what has left a window goes, and snapshots of states may be found."""
+        for chunk in step if self._has_windows or self.state_pool is not None else ():
+            sequences[chunk.sequence].settle_cache()
 
     def replace_program(self, program: OpProgram) -> None:
         """Go on with another program over the same values, such as one that has places of adapters: between two steps.
@@ -157,7 +165,13 @@ class PagedDecoder(Decoder):
                 f"prefix cache {folder}", "the model keeps its blocks in another folder", "give the same one, or none"
             )
         try:
-            self.pool.backing = BlockDirectory(folder, identity, max_bytes, self.storage, self.executor)
+            self.pool.backing = BlockDirectory(
+                folder, identity, max_bytes, self.storage.blocks, self.executor, note_size=self.block_size
+            )
+            if self.state_pool is not None:
+                self.state_pool.backing = BlockDirectory(
+                    folder, identity, max_bytes, self.storage.slots, self.executor, note_size=self.block_size
+                )
         except DirectoryError as error:
             raise OptionError(
                 f"prefix cache {folder}: the folder cannot be used", str(error), "give a folder that only you can write"
@@ -177,22 +191,27 @@ class PagedDecoder(Decoder):
                 "keep fewer tokens, or load the model with a larger context",
             )
         with device_errors("making ready to move keys"):
-            move_keys([() for _ in self.groups], 1)
+            move_keys([() for _ in self.page_groups], 1)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         num_blocks = num_stored // self.block_size
-        if len(self.groups) == 1:
+        if len(self.page_groups) == len(self.groups) == 1:
             return [
                 StoredArray("blocks", "uint8", (num_blocks - self._first_block(0, num_stored), self._group_bytes(0)))
             ]
-        return [
+        arrays = [
             StoredArray(f"blocks of group {number}", "uint8", (num_blocks - first, self._group_bytes(number)))
-            for number in range(len(self.groups))
+            for number in range(len(self.page_groups))
             for first in [self._first_block(number, num_stored)]
         ]
+        if self.state_pool is not None:
+            arrays.append(StoredArray("states", "uint8", (int(num_stored > 0), self.storage.layout.bytes_per_state)))
+        return arrays
 
     def earlier_arrays_for(self, num_stored: int) -> list[StoredArray]:
         """As `arrays_for`, of files that were saved before there were cache groups: a block held every layer."""
+        if self.state_pool is not None:
+            return self.arrays_for(num_stored)
         whole = sum(end - start for start, end in self.storage.parts.values())
         return [StoredArray("blocks", "uint8", (num_stored // self.block_size, whole))]
 
@@ -209,6 +228,11 @@ class PagedDecoder(Decoder):
         for block in cache.tables[group].blocks[self._first_block(group, num_stored) : num_stored // self.block_size]:
             with device_errors("copying keys and values to the host"):
                 yield self.executor.read_block(self.storage.blocks, block)[: self._group_bytes(group)]
+
+    def stored_state(self, slot: int) -> NDArray[np.uint8]:
+        """The bytes of a slot."""
+        with device_errors("copying states to the host"):
+            return self.executor.read_block(self.storage.slots, slot)
 
     def restore(
         self,
@@ -238,6 +262,11 @@ class PagedDecoder(Decoder):
             for block in table.blocks[self._first_block(number, num_stored) :]:
                 read(piece[: self._group_bytes(number)].data)
                 self._write_block(block, piece)
+        for slot in cache.states.slots.values() if cache.states is not None else ():
+            state = np.empty(self.storage.layout.bytes_per_state, np.uint8)
+            read(state.data)
+            with device_errors("copying states to it"):
+                self.executor.write_block(self.storage.slots, slot, state)
 
     def _read_earlier(self, cache: SequenceCache, num_stored: int, read: Callable[[memoryview], None]) -> None:
         """Fill blocks with what `earlier_arrays_for` lists: the parts of all layers in order."""
@@ -313,15 +342,18 @@ class PagedDecoder(Decoder):
                 self.run.cancel()
 
     @contextmanager
-    def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[list[list[int]]]:
-        """Per cache group slots for the step's tokens; taken back if the step fails."""
+    def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[StepSlots]:
+        """Where the step's tokens and states go; taken back if the step fails."""
         taken: list[tuple[SequenceCache, int]] = []
-        slots: list[list[int]] = [[] for _ in self.groups]
+        slots = StepSlots([[] for _ in self.page_groups], [])
         try:
             for index, count, _ in step:
                 cache = sequences[index].cache
                 taken.append((cache, cache.length))
-                for every, own in zip(slots, self._append(cache, count, sequences), strict=True):
+                if cache.states is not None:
+                    with _no_room_for(count):
+                        slots.states.append(cache.append_states(count, sequences[index].certain_length))
+                for every, own in zip(slots.tokens, self._append(cache, count, sequences), strict=True):
                     every += own
             yield slots
         except BaseException:
@@ -363,8 +395,9 @@ class PagedDecoder(Decoder):
                 self.closed, self._running = True, set()
                 kept += self.run, self.program
                 del self.run, self.program  # with their weights, whoever still holds this decoder
-        if self.pool.backing is not None:
-            self.pool.backing.close()
+        for pool in self.pools:
+            if pool.backing is not None:
+                pool.backing.close()
         self.executor.close()  # which waits for what was started: it reads what the run keeps, and writes the cache
         kept.clear()
         self.storage.close()

@@ -85,6 +85,8 @@ class PagedSequence(DecoderSequence):
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
         before = self.rope_table
         super().append(tokens, together=together)
+        if len(tokens) > 1:
+            self.mark_boundary(len(self.tokens) - 1)
         self._prefill.extend([max(together, len(tokens)) >= MIN_PREFILL_TOKENS] * len(tokens))
         if self.rope_table != before:
             self.truncate()
@@ -150,15 +152,28 @@ class PagedSequence(DecoderSequence):
         with device_errors("bringing blocks of the prefix cache back"):
             return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
-    def leave_windows(self) -> None:
-        """Give back the blocks that no further token sees; published before, they may still be found."""
-        position = self._cache_index(len(self.tokens))
-        if self.cache.length > position:
+    def settle_cache(self) -> None:
+        """Give back the blocks that no further token sees; published before, they may still be found. And publish
+        snapshots of states.
+        """
+        if self.cache.length > self._cache_index(len(self.tokens)):
             return  # of proposals it is not known yet which ones stay
         position = self.cache.length
-        if self.cache.has_left(position):
+        has_left = self.cache.has_left(position)
+        if has_left or self.cache.has_snapshots:
             self.publish()
+        if has_left:
             self.cache.leave_behind(position)
+
+    @property
+    def certain_length(self) -> int:
+        """Where in the cache proposals begin."""
+        return self._cache_index(len(self.tokens))
+
+    def mark_boundary(self, length: int) -> None:
+        if self.cache.states is not None:
+            length -= length % self.decoder.block_size
+            self.cache.snapshots.add(length)
 
     def share(self) -> None:
         self.is_private = False
@@ -174,16 +189,20 @@ class PagedSequence(DecoderSequence):
         return self._index(self.cache.length) if self.forgotten else self.cache.length
 
     def demand(self) -> tuple[GroupDemand, ...]:
-        tables, size = self.cache.tables, self.decoder.block_size
+        tables, size, states = self.cache.tables, self.decoder.block_size, self.cache.states
         reading = min(len(self.tokens) - self.num_computed, self.decoder.token_budget)
-        return tuple(
+        demands = tuple(
             GroupDemand(
                 table.usable_blocks - table.num_gone,
                 table.own_blocks,
                 group.most_blocks(sys.maxsize, reading, size) if group.is_bounded else None,
             )
-            for group, table in zip(self.cache.groups, tables, strict=True)
+            for group, table in zip(self.cache.page_groups, tables, strict=True)
         )
+        if states is None:
+            return demands
+        # The state that a step begins from, and the one behind it.
+        return (*demands, GroupDemand(min(len(states.slots), 2), states.own_slots, 2, pool=1, fixed=True))
 
     @property
     def can_go_ahead(self) -> bool:
@@ -262,12 +281,22 @@ class PagedSequence(DecoderSequence):
                 "the rest of its last block is computed again from its tokens, which goes through one choice of them",
                 "choose the adapters before the first token, or rewind to 0 after the change",
             )
-        self.decoder.check_open()
-        num_stored = self.num_computed // self.decoder.block_size * self.decoder.block_size
-        return [
-            (array, self.decoder.stored_blocks(self.cache, num_stored, group))
-            for group, array in enumerate(self.decoder.arrays_for(num_stored))
-        ]
+        decoder, states = self.decoder, self.cache.states
+        decoder.check_open()
+        num_stored = self.num_stored()
+        pieces = [decoder.stored_blocks(self.cache, num_stored, group) for group in range(len(decoder.page_groups))]
+        if states is not None:
+            slots = [states.slots[num_stored]] if num_stored else []
+            pieces.append(map(decoder.stored_state, slots))
+        return list(zip(decoder.arrays_for(num_stored), pieces, strict=True))
+
+    def num_stored(self) -> int:
+        size, states = self.decoder.block_size, self.cache.states
+        if states is None:
+            return self.num_computed // size * size
+        # Windows have given back what the tokens behind an older state see.
+        found = [length for length in states.slots if length % size == 0 and length <= self.num_computed]
+        return max((length for length in found if self.cache.has_all(length)), default=0)
 
 
 def device_error(error: MemoryError | DeviceFailed, work: str) -> GenaiError:

@@ -245,6 +245,13 @@ class DecoderSequence(ABC):
         """
         raise NotImplementedError
 
+    def mark_boundary(self, length: int) -> None:  # noqa: B027 - where others can go on from any token
+        """Others may have the same first tokens, up to about here: what they need to go on from there is kept."""
+
+    def num_stored(self) -> int:
+        """How many tokens have their state in `stored_arrays`."""
+        return self.num_computed
+
     @abstractmethod
     def stored_arrays(self) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
         """What of the cached state must be kept to go on with it elsewhere: arrays, and their bytes in pieces.

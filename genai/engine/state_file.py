@@ -137,8 +137,8 @@ def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identit
 
 
 def _num_stored(decoder: Decoder, sequence: DecoderSequence, arrays: list[StoredArray]) -> int:
-    """How many tokens' state the arrays hold: whole blocks."""
-    num_stored: int = sequence.num_computed - sequence.num_computed % decoder.block_size
+    """How many tokens' state the arrays hold."""
+    num_stored = sequence.num_stored()
     assert arrays == decoder.arrays_for(num_stored)
     return num_stored
 

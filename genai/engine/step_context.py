@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai.kernels.device import NO_ADAPTERS, AdapterRows, DeviceAdapter, PageTables, StepContext, TokenChoice
+from genai.kernels.device import (
+    NO_ADAPTERS,
+    AdapterRows,
+    DeviceAdapter,
+    PageTables,
+    StateSlots,
+    StepContext,
+    TokenChoice,
+)
 from genai.kvcache.sequence_cache import SequenceCache
+from genai.kvcache.states import NO_STATE
 
 from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
 
 if TYPE_CHECKING:  # contexts are made of sequences, by the decoder that sequences know
     from .paged_sequence import PagedSequence
+
+
+class StepSlots(NamedTuple):
+    """Where what a step computes goes.
+
+    Attributes:
+        tokens: per cache group with pages, the slots of the step's tokens.
+        states: per part of the step the slot of the state that it begins from, and by how many tokens they have seen
+            the slots of the states that are kept; none where the model has no states.
+    """
+
+    tokens: list[list[int]]
+    states: list[tuple[int, dict[int, int]]]
 
 
 class StepContextBuilder:
@@ -28,7 +50,7 @@ class StepContextBuilder:
     def make_ahead(
         self,
         sequences: Sequence[PagedSequence],
-        slots: Sequence[Sequence[int]],
+        slots: StepSlots,
         choice: TokenChoice,
         rows: Sequence[int],
     ) -> StepContext:
@@ -41,7 +63,7 @@ class StepContextBuilder:
             positions=lengths.astype(np.int64) - 1,
             cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
             context_lens=lengths,
-            groups=self._groups(caches, slots),
+            groups=self._groups(caches, slots, range(count + 1)),
             num_decode_sequences=count,
             logits_indices=each,
             rope_table=np.array([sequence.rope_table for sequence in sequences], np.int32),
@@ -54,14 +76,10 @@ class StepContextBuilder:
         self,
         sequences: Sequence[PagedSequence],
         step: StepPlan,
-        slots: Sequence[Sequence[int]],
+        slots: StepSlots,
         all_rows: Collection[int],
     ) -> tuple[StepContext, list[tuple[int, int, int]]]:
-        """The step as arrays; `owners` says which rows of the logits belong to which sequence.
-
-        Args:
-            slots: per cache group, those of the step's tokens.
-        """
+        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
         caches = [sequences[part.sequence].cache for part in step]
         tokens: list[int] = []
         positions: list[int] = []
@@ -92,7 +110,7 @@ class StepContextBuilder:
             positions=np.array(positions, np.int64),
             cu_seqlens_q=np.array(starts, np.int32),
             context_lens=np.array([cache.length for cache in caches], np.int32),
-            groups=self._groups(caches, slots),
+            groups=self._groups(caches, slots, starts),
             num_decode_sequences=sum(not part.prefill for part in step),
             logits_indices=np.array(wanted, np.int64),
             rope_table=np.array([sequences[part.sequence].rope_table for part in step], np.int32),
@@ -100,10 +118,14 @@ class StepContextBuilder:
         )
         return context, owners
 
-    def _groups(self, caches: Sequence[SequenceCache], slots: Sequence[Sequence[int]]) -> tuple[PageTables, ...]:
-        return tuple(
-            PageTables(self._block_tables(group, caches), np.array(own, np.int64)) for group, own in enumerate(slots)
-        )
+    def _groups(
+        self, caches: Sequence[SequenceCache], slots: StepSlots, starts: Sequence[int]
+    ) -> tuple[PageTables | StateSlots, ...]:
+        tables = [
+            PageTables(self._block_tables(group, caches), np.array(own, np.int64))
+            for group, own in enumerate(slots.tokens)
+        ]
+        return (*tables, _state_slots(caches, slots, starts)) if slots.states else (*tables,)
 
     def _block_tables(self, group: int, caches: Sequence[SequenceCache]) -> NDArray[np.int32]:
         """Their blocks, int32 [tables, most blocks]. The same array as before where nothing changed: it is never
@@ -126,6 +148,15 @@ class StepContextBuilder:
         made.flags.writeable = False
         self._known[group] = versions, made
         return made
+
+
+def _state_slots(caches: Sequence[SequenceCache], slots: StepSlots, starts: Sequence[int]) -> StateSlots:
+    """A state that has seen `length` tokens is behind the row of the token before."""
+    writes = np.full(starts[-1], NO_STATE, np.int32)
+    for cache, (_, kept), end in zip(caches, slots.states, starts[1:], strict=True):
+        for length, slot in kept.items():
+            writes[end - 1 - (cache.length - length)] = slot
+    return StateSlots(np.array([read for read, _ in slots.states], np.int32), writes)
 
 
 _NOTHING: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cache_layout import PAGE_TOKENS, PagedLayer
+from ..cache_layout import PAGE_TOKENS, CacheLayer, PagedLayer
 from ..device import DeviceArray, Factors, StepContext, UnsupportedOp
 from ..fusion import fuse_gated_linears
 from ..host_memory import HostMemory, TimedByHost
@@ -72,11 +72,11 @@ class CpuExecutor(HostMemory):
         self.threads = self.host_threads.count
         LIBRARY.expect([sample_slots])  # every request needs it: made with the first program's operators
 
-    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> CpuStep:
+    def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> CpuStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not knows(op)})
         if unknown:
             raise UnsupportedOp(f"the CPU does not know ops of the kinds {', '.join(unknown)}")
-        if kinds := sorted({layer.kind for layer in layers if layer is not None} - {*PAGE_KINDS}):
+        if kinds := sorted({layer.kind for layer in layers if isinstance(layer, PagedLayer)} - {*PAGE_KINDS}):
             raise UnsupportedOp(f"the CPU has no kernels for keys and values of {', '.join(kinds)}")
         return CpuStep(program, layers, self._weights, self.host_threads)
 
@@ -119,7 +119,7 @@ class CpuStep(TimedByHost):
     def __init__(
         self,
         program: OpProgram,
-        layers: Sequence[PagedLayer | None],
+        layers: Sequence[CacheLayer | None],
         weights: PackedWeights,
         threads: thread_pool.Threads,
     ) -> None:
@@ -163,9 +163,9 @@ def token_bytes(op: Op, weights: PackedWeights, constants: Constants) -> int:
     return total * op.per_token // projections(op)[0].weight.experts if isinstance(op, MoE) else total
 
 
-def _bytes_per_position(layer: PagedLayer | None) -> int:
+def _bytes_per_position(layer: CacheLayer | None) -> int:
     """Bytes of keys and values that a token meets at each position of its sequence."""
-    return 0 if layer is None else (layer.keys[:1].nbytes + layer.values[:1].nbytes) // PAGE_TOKENS
+    return 0 if not isinstance(layer, PagedLayer) else (layer.keys[:1].nbytes + layer.values[:1].nbytes) // PAGE_TOKENS
 
 
 class _Segment:
@@ -176,7 +176,7 @@ class _Segment:
     """
 
     def __init__(
-        self, program: OpProgram, ops: Sequence[Op], layers: Sequence[PagedLayer | None],
+        self, program: OpProgram, ops: Sequence[Op], layers: Sequence[CacheLayer | None],
         weights: PackedWeights, threads: thread_pool.Threads,
     ) -> None:  # fmt: skip
         made = [name for op in ops for name in op.outputs]

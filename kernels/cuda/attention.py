@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..cache_layout import PagedLayer
+from ..cache_layout import CacheLayer, PagedLayer
 from ..device import UnsupportedOp
 from ..ir import Attention
 from .driver import Driver
@@ -40,9 +40,9 @@ KINDS = {**FLOAT_KINDS, "int8": "Int8", "int4": "Int4"}
 _LARGEST_HEAD, _HEAD_STEP = 256, 8
 
 
-def check_attention(op: Attention, layer: PagedLayer | None) -> None:
+def check_attention(op: Attention, layer: CacheLayer | None) -> None:
     """Raise UnsupportedOp, which names what there is no kernel for."""
-    kind = "none" if layer is None else layer.kind
+    kind = layer.kind if isinstance(layer, PagedLayer) else "none"
     if kind not in KINDS:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
     for size in (op.head_size, op.v_head_size):
@@ -96,9 +96,9 @@ def tile_columns(head_size: int, v_head_size: int) -> int:
     return -(-v_head_size // (2 * _HEAD_STEP)) * _HEAD_STEP
 
 
-def tile_rows(op: Attention, layer: PagedLayer | None) -> int:
+def tile_rows(op: Attention, layer: CacheLayer | None) -> int:
     """Rows of a sequence that a tile holds; 0 = rows are computed one by one."""
-    if layer is None or layer.kind == "float32" or not divides(op):
+    if not isinstance(layer, PagedLayer) or layer.kind == "float32" or not divides(op):
         return 0
     return _TILE_ROWS // heads_together(op.heads, op.kv_heads, _MOST_IN_A_TILE)
 

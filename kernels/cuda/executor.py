@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import ir
-from ..cache_layout import PagedLayer
+from ..cache_layout import CacheLayer, PagedLayer, StateLayer
 from ..cpu.program.thread_pool import Threads
 from ..device import (
     DeviceAdapter,
@@ -106,7 +106,7 @@ class CudaExecutor:
     def rotate_keys(self, blocks: Sequence[int], rotations: Sequence[tuple[PagedLayer, KeyRotation]]) -> None:
         self._keys.rotate(blocks, rotations)
 
-    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> CudaStep:
+    def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> CudaStep:
         for part in program.parts:
             check_part(part, layers, program.constants)
         return CudaStep(program, layers, self._weights, self.driver, self._logits)
@@ -146,7 +146,7 @@ class CudaExecutor:
         self._weights = DeviceWeights(self.driver)
 
 
-def check_part(part: Op | HostNode, layers: Sequence[PagedLayer | None], constants: Constants | None = None) -> None:
+def check_part(part: Op | HostNode, layers: Sequence[CacheLayer | None], constants: Constants | None = None) -> None:
     """Raise UnsupportedOp, which names what is missing, for a part of a program that there are no kernels for."""
     if isinstance(part, HostNode):
         return
@@ -164,14 +164,14 @@ class CudaStep:
     """A program of ops, ready to run; see `genai.kernels.device.StepFunction`."""
 
     def __init__(
-        self, program: OpProgram, layers: Sequence[PagedLayer | None], weights: DeviceWeights, driver: Driver,
+        self, program: OpProgram, layers: Sequence[CacheLayer | None], weights: DeviceWeights, driver: Driver,
         logits: LogitsMemory,
     ) -> None:  # fmt: skip
         self._program, self._layers, self._weights, self._driver = program, layers, weights, driver
         self._limits, self._adapters = _limits(program, layers), StepAdapters.of(program)
         self._logits, self._handed_out = logits, list[weakref.ref[LogitsBlock]]()
         self._tile_rows = _tile_rows(program, layers)
-        self._num_groups = 1 + max((layer.group for layer in layers if layer is not None), default=0)
+        self._num_groups = 1 + max((layer.group for layer in layers if isinstance(layer, PagedLayer)), default=0)
         self._has_host_nodes = any(isinstance(part, HostNode) for part in program.parts)
         self._cancelled = False
         self._counts: Counts = {}
@@ -209,6 +209,8 @@ class CudaStep:
         counts = {"tokens": len(step.tokens), "logits_rows": len(step.logits_indices)}
         counts["chosen"] = 0 if chosen is None else len(chosen)
         counts["decode_rows"] = decode_rows = int(step.cu_seqlens_q[step.num_decode_sequences])
+        if self._limits.num_slots:
+            counts["sequences"] = len(step.context_lens)
         counts["apart"] = int(len(step.cu_seqlens_q) - 1 == len(step.tokens))
         counts["splits"] = _splits(step.positions, capacity)
         all_decode = decode_rows == counts["tokens"]
@@ -310,7 +312,9 @@ class CudaStep:
         parts, types = self._arranged()
         left = left_to_products(parts, program.outputs, program.constants, self._takes_norms)
         self._values = Values(driver, types, rows)
-        self._table = StepTable(driver, capacity, self._tile_rows, self._num_groups)
+        self._table = StepTable(
+            driver, capacity, self._tile_rows, self._num_groups, has_states=self._limits.num_slots > 0
+        )
         lowering = CudaLowering(
             driver, self._values, program.constants, self._weights, self._layers, self._table, capacity,
             wanted_of(parts), Deltas(), left,
@@ -348,21 +352,25 @@ def _splits(positions: NDArray[np.int64], capacity: Capacity) -> int:
     return min(1 << (splits - 1).bit_length(), capacity.splits)
 
 
-def _tile_rows(program: OpProgram, layers: Sequence[PagedLayer | None]) -> list[int]:
+def _tile_rows(program: OpProgram, layers: Sequence[CacheLayer | None]) -> list[int]:
     """Sizes of the tiles that attention takes rows in."""
     attention = [op for op in program.ops if isinstance(op, ir.Attention)]
     return sorted({tile_rows(op, layers[op.layer]) for op in attention} - {0})
 
 
-def _limits(program: OpProgram, layers: Sequence[PagedLayer | None]) -> Limits:
-    tables, positions, blocks = set(), 0, 0
+def _limits(program: OpProgram, layers: Sequence[CacheLayer | None]) -> Limits:
+    tables, positions, blocks, slots = set(), 0, 0, 0
     for op in program.ops:
         if isinstance(op, ir.Embedding):
             tables.add((op.ids, op.table.rows))
         if isinstance(op, ir.Attention):
             layer = layers[op.layer]
-            assert layer is not None
+            assert isinstance(layer, PagedLayer)
             blocks = layer.num_blocks
             if op.rope:
                 positions = len(program.constants.array(op.rope.cos))
-    return Limits(tuple(tables), positions, blocks)
+        if isinstance(op, ir.LinearRecurrence):
+            states = layers[op.layer]
+            assert isinstance(states, StateLayer)
+            slots = states.num_slots
+    return Limits(tuple(tables), positions, blocks, slots)

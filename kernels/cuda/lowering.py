@@ -6,10 +6,12 @@ from functools import singledispatch
 from typing import Any
 
 from .. import ir
+from ..cache_layout import PagedLayer, StateLayer
 from ..device import UnsupportedOp
 from ..ir import Ids, Per
 from .attention import add_attention
 from .decode import add_gated, can_gate
+from .launches import Launch, bind
 from .linear import linear, prefill_linear
 from .lora import shrink
 from .lowering_context import CudaLowering
@@ -66,6 +68,7 @@ def combine_kernel(function: str) -> CudaKernel:
     return CudaKernel("elementwise.cu", f"combine<binary::{function}>", "BinaryArguments", _ELEMENT_THREADS)
 
 
+LINEAR_RECURRENCE = CudaKernel("recurrence.cu", "linear_recurrence", "RecurrenceArguments", 128)
 REORDER = CudaKernel("embedding.cu", "reorder", "ReorderArguments", _ELEMENT_THREADS)
 
 
@@ -235,13 +238,30 @@ def _experts(op: ir.MoE, at: CudaLowering) -> None:
     mixture(at, op)
 
 
+# --- recurrent layers ------------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _linear_recurrence(op: ir.LinearRecurrence, at: CudaLowering) -> None:
+    x, decay, out, layer = at.values[op.x], at.values[op.decay], at.values.make(op.out), at.layers[op.layer]
+    assert isinstance(layer, StateLayer)
+    arguments = bind(
+        LINEAR_RECURRENCE, x=x.address, decay=decay.address, out=out.address, states=at.driver.address(layer.states),
+        starts=at.table.address("starts"), reads=at.table.address("state_reads"),
+        writes=at.table.address("state_writes"), x_stride=x.stride, decay_stride=decay.stride, out_stride=out.stride,
+        slot_stride=layer.states.strides[0] // 4, width=layer.size,
+    )  # fmt: skip
+    blocks = -(-layer.size // LINEAR_RECURRENCE.threads)
+    at.starts.append(Launch(LINEAR_RECURRENCE, arguments, {}, lambda counts: (blocks, counts["sequences"], 1)))
+
+
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
 @lower.register
 def _attention(op: ir.Attention, at: CudaLowering) -> None:
     query, layer = at.values[op.query], at.layers[op.layer]
-    assert layer is not None
+    assert isinstance(layer, PagedLayer)
     if op.key:
         key, value = at.values[op.key], at.values[op.value]
     else:

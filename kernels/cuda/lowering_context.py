@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..cache_layout import PagedLayer
+from ..cache_layout import CacheLayer
 from ..ir import Constants, Per
 from .driver import Driver, Grid
 from .launches import COUNTED, Counts, Launch, Start, bind
@@ -36,7 +36,7 @@ class CudaLowering:
     values: Values
     constants: Constants
     weights: DeviceWeights
-    layers: Sequence[PagedLayer | None]
+    layers: Sequence[CacheLayer | None]
     table: StepTable
     capacity: Capacity
     grouped: Collection[str]

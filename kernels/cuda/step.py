@@ -70,12 +70,13 @@ class Limits:
 
     Attributes:
         rows_of_tables: of tables that are looked up in, by what is looked up.
-        positions: rows of the rotary tables; num_blocks: of the cache. 0 = there are none.
+        positions: rows of the rotary tables; num_blocks, num_slots: of the cache. 0 = there are none.
     """
 
     rows_of_tables: tuple[tuple[Ids, int], ...] = ()
     positions: int = 0
     num_blocks: int = 0
+    num_slots: int = 0
     _tables_seen: list[NDArray[np.int32]] = field(default_factory=list, compare=False, repr=False)
 
     def check(self, step: StepContext) -> None:
@@ -92,17 +93,19 @@ class Limits:
             return False
         if self.positions and not _all_within(step.positions, self.positions):
             return False
+        if self.num_slots and not all(_all_within(slots + 1, self.num_slots + 1) for slots in _state_slots(step)):
+            return False
         if not self.num_blocks:
             return True
         lengths = step.context_lens
-        if not _all_within(lengths - 1, min(one.block_tables.shape[1] for one in step.groups) * PAGE_TOKENS):
+        if not _all_within(lengths - 1, min(one.block_tables.shape[1] for one in step.page_tables) * PAGE_TOKENS):
             return False
         if len(lengths) != len(step.positions) or (len(lengths) > 1 and not _is_single(step)):
             lengths = np.repeat(lengths, np.diff(step.cu_seqlens_q))
         if not (step.positions.astype(np.uint64) < lengths.astype(np.uint64)).all():
             return False
-        seen, tables = self._tables_seen, [group.block_tables for group in step.groups]
-        if not all(_all_within(group.slot_mapping, self.num_blocks * PAGE_TOKENS) for group in step.groups):
+        seen, tables = self._tables_seen, [group.block_tables for group in step.page_tables]
+        if not all(_all_within(group.slot_mapping, self.num_blocks * PAGE_TOKENS) for group in step.page_tables):
             return False
         if len(seen) == len(tables) and all(map(is_, seen, tables)):
             return True
@@ -118,9 +121,11 @@ class Limits:
         _within(step.logits_indices, len(step.tokens), "row of logits outside the step")
         if self.positions:
             _within(step.positions, self.positions, "position outside the rotary tables")
+        for slots in _state_slots(step) if self.num_slots else ():
+            _within(slots[slots != -1], self.num_slots, "slot outside the states")
         if not self.num_blocks:
             return
-        for group in step.groups:
+        for group in step.page_tables:
             _within(group.slot_mapping, self.num_blocks * PAGE_TOKENS, "slot outside the cache")
         lengths = np.repeat(step.context_lens, np.diff(step.cu_seqlens_q))
         bad = np.flatnonzero((step.positions < 0) | (step.positions >= lengths))
@@ -128,7 +133,7 @@ class Limits:
             position, length = int(step.positions[bad[0]]), int(lengths[bad[0]])
             raise StepError(f"position outside its sequence: {position} is not 0 to {length - 1}")
         pages = -(-step.context_lens // PAGE_TOKENS)
-        for tables in (group.block_tables for group in step.groups):
+        for tables in (group.block_tables for group in step.page_tables):
             _within(pages - 1, tables.shape[1], "context longer than its block table")
             used = np.arange(tables.shape[1]) < pages[:, None]
             _within(tables[used], self.num_blocks, "block table entry outside the cache")
@@ -140,10 +145,13 @@ class StepTable:
     Args:
         capacity: of the largest one.
         tile_rows: sizes of tiles that rows with prefill numerics are cut into, each a table of its own.
-        groups: how many cache groups there are.
+        groups: how many cache groups with pages there are. has_states: whether there is one with states.
     """
 
-    def __init__(self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = (), groups: int = 1) -> None:
+    def __init__(
+        self, driver: Driver, capacity: Capacity, tile_rows: Collection[int] = (), groups: int = 1,
+        *, has_states: bool = False,
+    ) -> None:  # fmt: skip
         self._capacity, self._tile_rows, self._groups = capacity, tuple(tile_rows), groups
         # Addresses of tokens that are being chosen take two numbers each.
         self._first = {"chosen": 0, "adapters": 2 * capacity.tokens}
@@ -151,6 +159,10 @@ class StepTable:
         for name in _PER_TOKEN:
             self._first[name], total = total, total + capacity.tokens
         self._first["slots"], total = total, total + groups * capacity.tokens
+        if has_states:
+            self._first["starts"], total = total, total + capacity.sequences + 1
+            self._first["state_reads"], total = total, total + capacity.sequences
+            self._first["state_writes"], total = total, total + capacity.tokens
         self._first["logits_rows"], total = total, total + capacity.logits_rows
         for rows in self._tile_rows:
             most = -(-capacity.tokens // rows) + capacity.sequences
@@ -190,7 +202,11 @@ class StepTable:
         if addresses is not None:
             put("chosen", addresses.view(np.int32))
         put("positions", step.positions)
-        for number, group in enumerate(step.groups[: self._groups]):
+        if step.state_slots is not None and "starts" in self._first:
+            put("starts", step.cu_seqlens_q)
+            put("state_reads", step.state_slots.reads)
+            put("state_writes", step.state_slots.writes)
+        for number, group in enumerate(step.page_tables[: self._groups]):
             start = self._first["slots"] + number * self._capacity.tokens
             host[start : start + count] = group.slot_mapping
         put("logits_rows", step.logits_indices)
@@ -211,7 +227,7 @@ class StepTable:
         first, sequences = self._first["tables"], len(step.context_lens)
         end = first + sequences * self._groups * self._capacity.blocks
         room = host[first:end].reshape(sequences, self._groups, self._capacity.blocks)
-        for number, tables in enumerate(group.block_tables for group in step.groups[: self._groups]):
+        for number, tables in enumerate(group.block_tables for group in step.page_tables[: self._groups]):
             if filled.tables.get(number) is not tables:
                 room[:, number, : tables.shape[1]] = tables
                 filled.tables.pop(number, None)
@@ -268,8 +284,13 @@ def row_tiles(step: StepContext, rows: int) -> NDArray[np.int32]:
     return tiles[order].astype(np.int32)
 
 
+def _state_slots(step: StepContext) -> list[NDArray[np.int32]]:
+    slots = step.state_slots
+    return [] if slots is None else [slots.reads, slots.writes]
+
+
 def _table_width(step: StepContext) -> int:
-    return max((group.block_tables.shape[1] for group in step.groups), default=0)
+    return max((group.block_tables.shape[1] for group in step.page_tables), default=0)
 
 
 def _is_single(step: StepContext) -> bool:

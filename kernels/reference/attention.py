@@ -71,7 +71,7 @@ def attention(
     rotation = rotations(op.rope, step, constant)
     q = rotated(q, constant(op.q_norm), op.epsilon, rotation)
     k = rotated(k, constant(op.k_norm), op.epsilon, rotation)
-    slots = step.groups[layer.group].slot_mapping
+    slots = step.page_tables[layer.group].slot_mapping
     within(slots, layer.num_blocks * PAGE_TOKENS, "slot outside the cache")
     write_pages(layer, slots, k, v)
     out = attend_pages(op, q, layer, step, constant(op.sinks))
@@ -94,7 +94,7 @@ def rotations(rope: Rope | None, step: StepContext, constant: Callable[[str], An
 
 def attend_pages(op: Attention, q: Array, layer: PagedLayer, step: StepContext, sinks: Array | None) -> Float64:
     """Rows [T, heads, head_size] over the pages of their sequences."""
-    out, tables = np.zeros((*q.shape[:2], layer.v_head_size)), step.groups[layer.group].block_tables
+    out, tables = np.zeros((*q.shape[:2], layer.v_head_size)), step.page_tables[layer.group].block_tables
     for sequence, length in enumerate(step.context_lens):
         rows = slice(step.cu_seqlens_q[sequence], step.cu_seqlens_q[sequence + 1])
         table, pages = tables[sequence], -(-length // PAGE_TOKENS)

@@ -8,19 +8,20 @@ from typing import Any
 import numpy as np
 
 from .. import ir
-from ..cache_layout import PagedLayer
+from ..cache_layout import CacheLayer, PagedLayer, StateLayer
 from ..device import DeviceArray, Factors, StepCancelled, StepContext, UnsupportedOp
 from ..host_memory import HostMemory, TimedByHost
 from ..ir import Constants, HostNode, Ids, Op, OpProgram, Projection, Weight, constant_names
 from .attention import attention, within
 from .functions import BINARY, UNARY, Array, Float64, norm
 from .lora import ReferenceAdapter, lora_shrink
+from .recurrence import linear_recurrence
 from .sampling import ReferenceSampler
 from .weights import ReferenceWeights, mixture
 
 KNOWN = (
     ir.Attention, ir.Binary, ir.SliceColumns, ir.MoE, ir.Gate, ir.GatedLinear,
-    ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
+    ir.LinearRecurrence, ir.LogitsRows, ir.Embedding, ir.LoraShrink, ir.Norm, ir.Linear,
     ir.SelectColumns, ir.Unary,
 )  # fmt: skip
 
@@ -35,7 +36,7 @@ class ReferenceExecutor(HostMemory):
     def __init__(self, threads: int | None = None) -> None:
         self._weights: dict[Constants, ReferenceWeights] = {}
 
-    def compile(self, program: OpProgram, layers: Sequence[PagedLayer | None] = ()) -> ReferenceStep:
+    def compile(self, program: OpProgram, layers: Sequence[CacheLayer | None] = ()) -> ReferenceStep:
         unknown = sorted({type(op).__name__ for op in program.ops if not isinstance(op, KNOWN)})
         if unknown:
             raise UnsupportedOp(f"the reference does not know ops of the kinds {', '.join(unknown)}")
@@ -78,7 +79,7 @@ class ReferenceStep(TimedByHost):
 
     takes_choices = False
 
-    def __init__(self, program: OpProgram, layers: Sequence[PagedLayer | None], weights: ReferenceWeights) -> None:
+    def __init__(self, program: OpProgram, layers: Sequence[CacheLayer | None], weights: ReferenceWeights) -> None:
         self._program, self._layers, self._weights = program, layers, weights
         self._values: dict[str, Any] = {}
         self._cancelled = False
@@ -159,7 +160,11 @@ class ReferenceStep(TimedByHost):
                 self[out] = UNARY[activation](self[gate]) * self[up]
             case ir.Attention(query, key, value, out, layer):
                 pages, rows = self._layers[layer], [self[name] if name else None for name in (query, key, value)]
-                assert pages is not None
+                assert isinstance(pages, PagedLayer)
                 self[out] = attention(op, rows, pages, step, self._weights.array)
+            case ir.LinearRecurrence(x, decay, out, layer):
+                states = self._layers[layer]
+                assert isinstance(states, StateLayer)
+                self[out] = linear_recurrence(self[x], self[decay], states, step)
             case ir.MoE(x, scores, out):
                 self[out] = mixture(op, self[x], self[scores], self._weights.product)

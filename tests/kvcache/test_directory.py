@@ -31,7 +31,7 @@ BLOCK = 2 * 32 * 32 * 4
 def cache(folder: Path, max_bytes: int = 2**30, identity: bytes = b"model") -> tuple[BlockPool, PagedStorage]:
     storage = PagedStorage(LAYOUT, 8)
     pool = BlockPool(8)
-    pool.backing = BlockDirectory(folder, identity, max_bytes, storage, HostMemory())
+    pool.backing = BlockDirectory(folder, identity, max_bytes, storage.blocks, HostMemory(), note_size=32)
     return pool, storage
 
 

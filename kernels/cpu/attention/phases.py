@@ -120,17 +120,22 @@ def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) ->
 
 def fill_groups(table: ContextTable, step: StepContext) -> None:
     """Write where each cache group keeps its state: the tables of all groups one behind the other, equally wide."""
-    tables = [group.block_tables for group in step.groups]
+    states, groups = step.state_slots, step.page_tables
+    if states is not None:
+        table.array(StepField.SEQUENCE_STARTS, step.cu_seqlens_q)
+        table.array(StepField.STATE_READS, states.reads)
+        table.array(StepField.STATE_WRITES, states.writes)
+    tables = [group.block_tables for group in groups]
     if len(tables) == 1:  # as most programs have it, and every step pays for it
         table.count(StepField.TABLE_WIDTH, tables[0].shape[1])
         table.array(StepField.BLOCK_TABLES, tables[0])
-        table.array(StepField.SLOT_MAPPING, step.groups[0].slot_mapping)
+        table.array(StepField.SLOT_MAPPING, groups[0].slot_mapping)
         return
     width, sequences = max((one.shape[1] for one in tables), default=0), len(step.context_lens)
     table.count(StepField.TABLE_WIDTH, width)
     room = table.room(StepField.BLOCK_TABLES, len(tables) * sequences * width, np.int32)
     slots = table.room(StepField.SLOT_MAPPING, len(tables) * len(step.tokens), np.int64)
-    for number, group in enumerate(step.groups):
+    for number, group in enumerate(groups):
         block = room[number * sequences * width :][: sequences * width].reshape(sequences, width)
         block[:, : group.block_tables.shape[1]] = group.block_tables
         block[:, group.block_tables.shape[1] :] = -1  # refused where it is read

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import ir
+from ...cache_layout import PagedLayer, StateLayer
 from ...device import UnsupportedOp
 from ...weight_layout import BlockMatrix
 from ..attention.phases import attention_phases
@@ -24,6 +25,7 @@ from ..moe.mixture import ExpertLayer, Mixture, mixture_phases, mixture_size
 from ..rowwise.elementwise import binary, gate, unary
 from ..rowwise.gather import embedding, logits_rows, reordered
 from ..rowwise.norm import norm
+from ..rowwise.recurrence import linear_recurrence
 from .calls import Call, Rows
 from .packed_weights import PackedWeights, table, vector
 from .step_table import StepField
@@ -122,13 +124,23 @@ def _norm(op: ir.Norm, at: Lowering) -> None:
     at.run([[call]], list(op.inputs), list(op.outputs))
 
 
+# --- recurrent layers ------------------------------------------------------------------------------------------------
+
+
+@lower.register
+def _linear_recurrence(op: ir.LinearRecurrence, at: Lowering) -> None:
+    x, decay, layer = at.rows(op.x), at.rows(op.decay), at.layers[op.layer]
+    assert isinstance(layer, StateLayer)
+    at.run([[linear_recurrence(x, decay, at.make(op.out), layer)]], list(op.inputs), [op.out])
+
+
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
 @lower.register
 def _attention(op: ir.Attention, at: Lowering) -> None:
     query, layer = at.rows(op.query), at.layers[op.layer]
-    assert layer is not None
+    assert isinstance(layer, PagedLayer)
     if op.key:
         key, value = at.rows(op.key), at.rows(op.value)
     else:

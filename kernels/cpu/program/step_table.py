@@ -52,6 +52,10 @@ class StepField(IntEnum):
     HIDDEN = 33  # float32 [targets, T, HIDDEN_STRIDE / 4]
     HIDDEN_STRIDE = 34
     HIDDEN_TARGET = 35  # bytes from a target to the next
+    # States of recurrent layers.
+    SEQUENCE_STARTS = 36  # int32 [S + 1]: rows of a sequence
+    STATE_READS = 37  # int32 [S]: the slot to begin from; -1 = zeros
+    STATE_WRITES = 38  # int32 [T]: the slot for the state behind a row; -1 = none
 
 
 CONTEXT_FIELDS = 64

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genai.common.host_memory import huge_array
 
-from ...cache_layout import PagedLayer
+from ...cache_layout import CacheLayer
 from ...ir import Constants, Per, RowsType
 from ..jit.arguments import Binding
 from ..jit.native import LIBRARY
@@ -55,7 +55,7 @@ class Lowering:
     types: Mapping[str, RowsType]
     constants: Constants
     weights: PackedWeights
-    layers: Sequence[PagedLayer | None] = ()
+    layers: Sequence[CacheLayer | None] = ()
     bound: Collection[str] = ()
     buffers: dict[str, Rows] = field(default_factory=dict)
     _phases: list[list[Call]] = field(default_factory=lambda: [[]])
