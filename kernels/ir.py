@@ -349,6 +349,7 @@ class Attention(Op):
         layer: number of the cache layer. scale: factor on scores; 0 = 1 / sqrt(head_size).
         softcap: scores become softcap * tanh(score / softcap); 0 = off.
         window: a row sees its own token and window - 1 before it; -1 = all before it.
+        chunk: a row sees the tokens of its own chunk of so many, up to its own (Llama 4); 0 = there are no chunks.
         sinks: float32 [heads], a score per head that takes part in the softmax with a value of zero.
         smooth_softmax: a sink of 0 for every head.
         q_norm, k_norm: float32 [head_size], weights of an RMS norm per head before the rotation; epsilon: its.
@@ -366,6 +367,7 @@ class Attention(Op):
     scale: float = 0.0
     softcap: float = 0.0
     window: int = -1
+    chunk: int = 0
     sinks: Constant = ""
     smooth_softmax: bool = False
     rope: Rope | None = None

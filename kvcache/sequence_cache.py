@@ -23,6 +23,8 @@ Origin = int | tuple[int | bytes, ...]
 """What keys and values depend on besides tokens and numerics."""
 
 ONE_GROUP = (CacheGroup((0,)),)
+SNAPSHOT_TOKENS = 512
+"""At every so many tokens the state of recurrent layers is kept for others to go on from."""
 
 
 class SequenceCache:
@@ -37,8 +39,8 @@ class SequenceCache:
 
     Attributes:
         tables: of the groups with pages, by their numbers. states: those of recurrent layers, if there are any.
-        snapshots: lengths at which others may go on from the state: it is kept there, and published. A multiple of the
-            block size each.
+        snapshots: lengths at which others may go on from the state: it is kept there, and published, as it is at every
+            SNAPSHOT_TOKENS. A multiple of the block size each.
     """
 
     def __init__(
@@ -107,9 +109,10 @@ class SequenceCache:
         Returns, raises: see StateTable.append.
         """
         assert self.states is not None
-        end = self.states.length + num_tokens
-        guesses = range(max(guessed_from, self.states.length + 1), end)
-        return self.states.append(num_tokens, {*guesses, *self.snapshots})
+        first, end = self.states.length, self.states.length + num_tokens
+        guesses = range(max(guessed_from, first + 1), end)
+        regular = range((first // SNAPSHOT_TOKENS + 1) * SNAPSHOT_TOKENS, end, SNAPSHOT_TOKENS)
+        return self.states.append(num_tokens, {*guesses, *regular, *self.snapshots})
 
     @uninterrupted
     def allocate(self, num_tokens: int) -> None:
@@ -423,7 +426,7 @@ class SequenceCache:
             self._published[number] = full
         if self.states is not None:
             for length, slot in self.states.slots.items():
-                if length in self.snapshots:
+                if self._is_snapshot(length):
                     index = length // size - 1
                     note = bytes(numerics[index * size : length])
                     self.states.pool.publish(slot, _state_key(self._keys[index]), note)
@@ -431,7 +434,10 @@ class SequenceCache:
     @property
     def has_snapshots(self) -> bool:
         """Whether it holds states that are to be published."""
-        return self.states is not None and any(length in self.snapshots for length in self.states.slots)
+        return self.states is not None and any(map(self._is_snapshot, self.states.slots))
+
+    def _is_snapshot(self, length: int) -> bool:
+        return length % SNAPSHOT_TOKENS == 0 or length in self.snapshots
 
     def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
         """The key of the block behind those whose keys are known: a chain of hashes over the tokens, over all that

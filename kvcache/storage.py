@@ -17,6 +17,8 @@ from genai.kernels.float_bits import FLOAT_BITS
 
 from .groups import CacheGroup, GroupKind, plan_groups
 
+# The state that a step begins from, and the one behind it.
+STATES_PER_SEQUENCE = 2
 ITEM_BYTES = {"float16": 2, "float32": 4, "bfloat16": 2, "float8": 1}
 PACKED_BITS = {"int8": 8, "int4": 4}
 # What arrays of a page hold where it is not what they are called.
@@ -153,10 +155,16 @@ class CacheLayout:
             layers[kind] = tuple(sorted((*layers.get(kind, ()), *group.layers)))
         return [CacheGroup(numbers, *kind) for kind, numbers in layers.items()]
 
-    def kind_blocks(self, kind: CacheGroup, tokens: int, step_tokens: int) -> int:
-        """The most blocks that a sequence of so many tokens holds for all groups of a kind."""
+    def kind_bytes(self, kind: CacheGroup, tokens: int, step_tokens: int) -> int:
+        """The most bytes that a sequence of so many tokens takes for all groups of a kind."""
+        if kind.kind is GroupKind.STATE:
+            return STATES_PER_SEQUENCE * self.bytes_per_state
         same = [group for group in self.groups if (group.kind, group.window) == (kind.kind, kind.window)]
-        return len(same) * kind.most_blocks(tokens, step_tokens, self.block_size)
+        return len(same) * kind.most_blocks(tokens, step_tokens, self.block_size) * self.bytes_per_block
+
+    def sequence_bytes(self, tokens: int, step_tokens: int) -> int:
+        """The most bytes that a sequence of so many tokens takes."""
+        return sum(self.kind_bytes(kind, tokens, step_tokens) for kind in self.kinds)
 
 
 def grouped_layout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from genai.kernels.device import DeviceFailed
 from genai.kvcache.pool import CacheFull
 from genai.kvcache.sequence_cache import SequenceCache
+from genai.kvcache.storage import STATES_PER_SEQUENCE
 from genai.kvcache.table import BlockCopy
 
 from ..errors import CacheCapacityError, DeviceError, GenaiError, StateError
@@ -175,6 +176,12 @@ class PagedSequence(DecoderSequence):
             length -= length % self.decoder.block_size
             self.cache.snapshots.add(length)
 
+    def mark_messages(self, ends: Collection[int]) -> None:
+        if self.cache.states is not None:
+            found = [index + 1 for index, token in enumerate(self.tokens) if token in ends]
+            for length in {*found[:1], *found[-2:]}:
+                self.mark_boundary(length)
+
     def share(self) -> None:
         self.is_private = False
         self.publish()
@@ -201,8 +208,8 @@ class PagedSequence(DecoderSequence):
         )
         if states is None:
             return demands
-        # The state that a step begins from, and the one behind it.
-        return (*demands, GroupDemand(min(len(states.slots), 2), states.own_slots, 2, pool=1, fixed=True))
+        most = STATES_PER_SEQUENCE
+        return (*demands, GroupDemand(min(len(states.slots), most), states.own_slots, most, pool=1, fixed=True))
 
     @property
     def can_go_ahead(self) -> bool:

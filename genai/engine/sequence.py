@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -247,6 +247,11 @@ class DecoderSequence(ABC):
 
     def mark_boundary(self, length: int) -> None:  # noqa: B027 - where others can go on from any token
         """Others may have the same first tokens, up to about here: what they need to go on from there is kept."""
+
+    def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - where others can go on from any token
+        """As `mark_boundary`, behind the first of these tokens, and behind the last two: in a chat they end the system
+        message, and what comes before the last turn.
+        """
 
     def num_stored(self) -> int:
         """How many tokens have their state in `stored_arrays`."""

@@ -178,6 +178,7 @@ class Generation:
         num_computed = sequence.num_computed
         if len(self.prompt) > len(sequence.tokens):
             sequence.append(self.prompt[len(sequence.tokens) :])
+            sequence.mark_messages(self.plan.stop_ids)
         if num_computed == len(sequence.tokens):
             sequence.rewind(num_computed)  # its last logits are needed again
         self.adopt(sequence)

@@ -72,15 +72,14 @@ class MemoryPlan:
         """Cache bytes of one sequence of `context` tokens."""
         if self.layout is None:
             return -(-context // self.block_size) * self.block_size * self.cache_bytes_per_token
-        return sum(self.layout.most_blocks(context, self.step_tokens)) * self.layout.bytes_per_block
+        return self.layout.sequence_bytes(context, self.step_tokens)
 
     def cache_by_kind(self, context: int) -> list[tuple[CacheGroup, int]]:
         """The layers of each kind, and what the cache of one sequence takes for them; none without a paged cache."""
         layout = self.layout
         if layout is None:
             return []
-        blocks = ((kind, layout.kind_blocks(kind, context, self.step_tokens)) for kind in layout.kinds)
-        return [(kind, count * layout.bytes_per_block) for kind, count in blocks]
+        return [(kind, layout.kind_bytes(kind, context, self.step_tokens)) for kind in layout.kinds]
 
     def describe_cache(self, context: int) -> str:
         """What the layers of each kind need of it, where there is more than one kind; else nothing."""
@@ -96,7 +95,8 @@ class MemoryPlan:
         if self.cache_bytes_per_token == 0:
             return self.context_limit
         if self.layout is not None:
-            blocks = max(cache_bytes, 0) // self.layout.bytes_per_block
+            states = self.layout.sequence_bytes(0, 0)
+            blocks = max(cache_bytes - states, 0) // self.layout.bytes_per_block
             return self.layout.tokens_within(blocks, self.step_tokens, self.context_limit)
         blocks = max(cache_bytes, 0) // (self.cache_bytes_per_token * self.block_size)
         return min(blocks * self.block_size, self.context_limit)

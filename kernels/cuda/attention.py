@@ -45,6 +45,8 @@ def check_attention(op: Attention, layer: CacheLayer | None) -> None:
     kind = layer.kind if isinstance(layer, PagedLayer) else "none"
     if kind not in KINDS:
         raise UnsupportedOp(f"CUDA has no kernels for keys and values of {kind}")
+    if op.chunk:
+        raise UnsupportedOp(f"CUDA has no kernels for attention in chunks (of {op.chunk} tokens)")
     for size in (op.head_size, op.v_head_size):
         if size > _LARGEST_HEAD:
             raise UnsupportedOp(f"CUDA has no kernels for heads of {size}: at most {_LARGEST_HEAD}")

@@ -45,6 +45,8 @@ def attend(op: Attention, q: Array, k: Array, v: Array, positions: Array, sinks:
     """Rows q [T, heads, head_size] of a sequence over keys and values [keys, kv_heads, size] up to their positions."""
     distance, window = positions[:, None] - np.arange(len(k)), op.window
     visible = (distance >= 0) & ((distance < window) | (window < 0))
+    if op.chunk:
+        visible &= np.arange(len(k)) >= positions[:, None] // op.chunk * op.chunk
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     out = np.zeros((*q.shape[:2], v.shape[2]))
     for head in range(op.heads):

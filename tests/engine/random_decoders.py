@@ -32,7 +32,14 @@ from genai.kvcache.storage import CacheLayout, LayerShape, PagedStorage, StateSh
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_SIZE = 23, 32, 4, 2, 8
 BLOCK = 32
-KINDS = ((GroupKind.FULL, 0), (GroupKind.WINDOW, 16), (GroupKind.WINDOW, 40), (GroupKind.STATE, 0))
+Kinds = list[tuple[GroupKind, int]]
+KINDS: Kinds = [
+    (GroupKind.FULL, 0),
+    (GroupKind.WINDOW, 16),
+    (GroupKind.WINDOW, 40),
+    (GroupKind.CHUNKED, 48),
+    (GroupKind.STATE, 0),
+]
 
 
 class Weights:
@@ -58,12 +65,13 @@ class Weights:
         return "ones"
 
 
-def random_kinds(rng: random.Random) -> list[tuple[GroupKind, int]]:
+def random_kinds(rng: random.Random, *, chunked: bool = True) -> Kinds:
     """One to five layers."""
-    return [rng.choice(KINDS) for _ in range(rng.randint(1, 5))]
+    kinds = [kind for kind in KINDS if chunked or kind[0] is not GroupKind.CHUNKED]
+    return [rng.choice(kinds) for _ in range(rng.randint(1, 5))]
 
 
-def program_of(kinds: list[tuple[GroupKind, int]], seed: int) -> OpProgram:
+def program_of(kinds: Kinds, seed: int) -> OpProgram:
     """Residual layers: attention, or a gated recurrence."""
     weights, ops = Weights(seed), list[Op]()
     widths: dict[str, tuple[int, Per]] = {}
@@ -94,7 +102,8 @@ def program_of(kinds: list[tuple[GroupKind, int]], seed: int) -> OpProgram:
             )
             sizes = {"heads": HEADS, "kv_heads": KV_HEADS, "head_size": HEAD_SIZE, "v_head_size": HEAD_SIZE}
             out = value(f"a{layer}", HEADS * HEAD_SIZE)
-            ops.append(Attention(q, k, v, out, layer, **sizes, window=window or -1))
+            sizes |= {"chunk": window} if kind is GroupKind.CHUNKED else {"window": window or -1}
+            ops.append(Attention(q, k, v, out, layer, **sizes))
             mixed, columns = out, HEADS * HEAD_SIZE
         added = linear(mixed, WIDTH, f"o{layer}", columns=columns)
         ops.append(Binary("add", x, added, value(f"x{layer}", WIDTH)))
@@ -105,7 +114,7 @@ def program_of(kinds: list[tuple[GroupKind, int]], seed: int) -> OpProgram:
     return OpProgram(tuple(ops), types, weights, ("logits",))
 
 
-def layout_of(kinds: list[tuple[GroupKind, int]], dtype: str = "float32") -> CacheLayout:
+def layout_of(kinds: Kinds, dtype: str = "float32") -> CacheLayout:
     shapes = [
         StateShape(WIDTH) if kind is GroupKind.STATE else LayerShape(KV_HEADS, HEAD_SIZE, HEAD_SIZE, dtype)
         for kind, _ in kinds
@@ -113,9 +122,7 @@ def layout_of(kinds: list[tuple[GroupKind, int]], dtype: str = "float32") -> Cac
     return grouped_layout(shapes, kinds, BLOCK)
 
 
-def random_decoder(
-    executor: Executor, kinds: list[tuple[GroupKind, int]], *, seed: int, blocks: int = 256, slots: int = 64
-) -> PagedDecoder:
+def random_decoder(executor: Executor, kinds: Kinds, *, seed: int, blocks: int = 256, slots: int = 64) -> PagedDecoder:
     """Args: blocks, slots: of its pools; blocks per cache group."""
     layout = layout_of(kinds)
     blocks *= max(len(layout.page_groups), 1)

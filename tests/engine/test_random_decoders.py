@@ -20,11 +20,12 @@ from genai.kernels.cpu.executor import CpuExecutor
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kernels.device import Executor
 from genai.kernels.reference.executor import ReferenceExecutor
+from genai.kvcache.groups import GroupKind
 from tests.drawing import Draw
 from tests.integrity import check_pool, check_table
 
 from ..kernels.cuda.devices import IS_THERE, open_device
-from .random_decoders import BLOCK, VOCAB, random_decoder, random_kinds
+from .random_decoders import KINDS, VOCAB, random_decoder, random_kinds
 
 MOST_TOKENS = 220
 IDENTITY = Identity("model", "numerics", VOCAB, 4096)
@@ -191,10 +192,12 @@ class Run:
         assert all(pool.num_free == pool.num_blocks for pool in self.decoder.pools)
 
 
-def run_many(executor: Executor, seed: int, runs: int, folder: Path, ticks: int = 60) -> set[str]:
+def run_many(
+    executor: Executor, seed: int, runs: int, folder: Path, ticks: int = 60, *, chunked: bool = True
+) -> set[str]:
     """Runs of one random decoder, whose pools are small, and whose prefix cache goes on from run to run."""
     rng = random.Random(seed)
-    kinds = random_kinds(rng)
+    kinds = random_kinds(rng, chunked=chunked)
     decoder = random_decoder(executor, kinds, seed=seed, blocks=rng.choice([9, 14, 40]), slots=rng.choice([3, 9, 40]))
     if rng.random() < 0.3:
         decoder.keep_blocks_in(folder / "kv", 1 << 24, b"one decoder")
@@ -236,4 +239,27 @@ def test_random_runs_on_other_devices(device: str, draw: Draw, tmp_path: Path) -
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
-        run_many(executor, rng.randrange(2**32), 1, folder, ticks=30)
+        run_many(executor, rng.randrange(2**32), 1, folder, ticks=30, chunked=device == "reference")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_logits_are_those_of_the_reference(device: str, kind: tuple[GroupKind, int]) -> None:
+    """A prompt in two parts, then single tokens, through two layers of a kind beside one with full attention."""
+    if device == "cuda" and (not IS_THERE or kind[0] is GroupKind.CHUNKED):
+        pytest.skip("kernels run on Linux through g++, and none of them has chunks")
+    executor: Any = CpuExecutor(2) if device == "cpu" else CudaExecutor(open_device(), 1)
+    kinds, rng = [kind, (GroupKind.FULL, 0), kind], np.random.default_rng(3)
+    ours, theirs = (random_decoder(one, kinds, seed=5) for one in (executor, ReferenceExecutor()))
+    tokens = rng.integers(0, VOCAB, 150).tolist()
+    sequences = [ours.open(), theirs.open()]
+    for part in (tokens[:70], tokens[70:120], *([token] for token in tokens[120:])):
+        rows = []
+        for decoder, sequence in zip((ours, theirs), sequences, strict=True):
+            sequence.append(part)
+            (logits,) = compute(decoder, [sequence], all_rows=True)
+            rows.append(np.array(decoder.executor.host(logits)))
+        assert np.abs(rows[0] - rows[1]).max() < 3e-2 * np.abs(rows[1]).max()
+    for decoder, sequence in zip((ours, theirs), sequences, strict=True):
+        sequence.close()
+        assert all(pool.num_free == pool.num_blocks for pool in decoder.pools)

@@ -101,6 +101,8 @@ def context_length(context: int, sequence: int) -> Any:
 def first_visible(arguments: AttentionArguments, position: int) -> Any:
     """The first key that a row at this position sees."""
     window = arguments.window
+    if window < -1:  # of chunks of so many tokens the number is -1 - tokens: there is no room for another argument
+        return position // (-1 - window) * (-1 - window)
     return max(np.int64(0), position - window + 1) if window > 0 else np.int64(0)
 
 

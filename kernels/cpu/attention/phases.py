@@ -187,7 +187,7 @@ def attention_phases(
         "weight_groups": layer.packed.value_groups if layer.packed else 0,
         "query_factor": scale / op.softcap if op.softcap else scale * _LOG2_E,
         "score_cap": op.softcap * _LOG2_E,
-        "window": op.window,
+        "window": -1 - op.chunk if op.chunk else op.window,
         "sinks": None if sinks is None else np.ascontiguousarray(sinks * np.float32(_LOG2_E)),
         "q_norm": q_norm,
         "k_norm": k_norm,
@@ -231,6 +231,8 @@ def _check(op: Attention, rows: Sequence[Rows], layer: PagedLayer, vectors: Mapp
         raise ValueError(f"there are {heads} query heads, expected a multiple of the cache's {kv_heads} KV heads")
     if op.window == 0 or op.window < -1:
         raise ValueError(f"window is {op.window}, expected -1 or a positive number of tokens")
+    if op.chunk < 0 or (op.chunk and op.window > 0):
+        raise ValueError(f"chunk is {op.chunk}, window {op.window}: one of them may be a positive number of tokens")
     if op.softcap < 0:
         raise ValueError(f"softcap is {op.softcap}, expected 0 or a positive number")
     widths = (heads * head_size, kv_heads * head_size, kv_heads * v_head_size, heads * v_head_size)
