@@ -209,11 +209,11 @@ class SequenceCache:
 
     def _leaving(self, position: int) -> list[tuple[BlockTable, int]]:
         """Tables with blocks that no token from a position on sees, and how many such blocks there are at their
-        beginning. One block more stays, so that a few tokens can be taken back.
+        beginning. What the tokens of a block before that see stays, so that a few tokens can be taken back.
         """
         leaving = []
         for group, table in self._bounded:
-            num_blocks = group.first_visible(position) // self.block_size - 1
+            num_blocks = group.first_visible(max(position - self.block_size, 0)) // self.block_size
             if num_blocks > table.num_gone:
                 leaving.append((table, num_blocks))
         return leaving

@@ -300,10 +300,11 @@ class PagedSequence(DecoderSequence):
     def num_stored(self) -> int:
         size, states = self.decoder.block_size, self.cache.states
         if states is None:
-            return self.num_computed // size * size
-        # Windows have given back what the tokens behind an older state see.
-        found = [length for length in states.slots if length % size == 0 and length <= self.num_computed]
-        return max((length for length in found if self.cache.has_all(length)), default=0)
+            lengths = [self.num_computed // size * size]
+        else:
+            lengths = [length for length in states.slots if length % size == 0 and length <= self.num_computed]
+        # Windows may have given back what the tokens behind it see.
+        return max((length for length in lengths if self.cache.has_all(length)), default=0)
 
 
 def device_error(error: MemoryError | DeviceFailed, work: str) -> GenaiError:

@@ -14,6 +14,7 @@ from genai.convert import DecoderSpec, ExportOptions, write_model_folder
 from genai.engine.decoder import compute
 from genai.engine.paged import PagedDecoder
 from genai.engine.paged_sequence import PagedSequence
+from genai.engine.state_file import Identity, SavedState, read_state, write_state
 from genai.kernels.cuda.executor import CudaExecutor
 from genai.kvcache.groups import GroupKind
 from genai.kvcache.storage import grouped_layout
@@ -151,6 +152,27 @@ def test_states_of_earlier_versions(grouped: genai.LLM, keeping: genai.LLM, tmp_
     loaded.close()
     assert opened(grouped).pool.num_free > free
     check_pool(opened(grouped).pool, [])
+
+
+def test_a_state_whose_last_block_lost_its_window(mix: str, grouped: genai.LLM, tmp_path: Path) -> None:
+    """Tokens were taken back to just behind what a window gave up: nothing is stored, and all is computed again."""
+    decoder = opened(grouped)
+    window = min(group.window for group in decoder.groups if group.is_bounded)
+    sequence = decoder.open()
+    sequence.append(list(range(3, 303)))
+    compute(decoder, [sequence])
+    shortest = max(group.first_visible(300) // 32 - 1 for group in decoder.groups) * 32 + window - 1
+    assert sequence.truncate(shortest) == shortest
+    sequence.rewind(shortest)
+    identity = Identity("model", "numerics", 1536, 512)
+    write_state(tmp_path / "state", decoder, sequence, identity, SavedState())
+    assert sequence.num_stored() == 0
+    loaded, _ = read_state(tmp_path / "state", decoder, identity, lambda _: None)
+    sequence.truncate()
+    np.testing.assert_array_equal(*(compute(decoder, [one])[0] for one in (sequence, loaded)))
+    for one in (sequence, loaded):
+        one.close()
+    check_pool(decoder.pool, [])
 
 
 def test_states_of_other_mixes_are_refused(
