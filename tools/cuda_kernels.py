@@ -161,6 +161,7 @@ WORK = {
     "hadamard_back": Work("attention of a token, int4", 8 * HIDDEN, HIDDEN * 7),
     "rotate_keys": Work("keys of 2,048 tokens, float16", 4 * KV_HEADS * HEAD * 2048, 3 * KV_HEADS * HEAD * 2048),
     "pack_codes": Work("gate projection, 4 bits, once", _MATRIX),
+    "linear_recurrence": Work("states of 4,096 numbers, a token", 5 * 4 * HIDDEN, 2 * HIDDEN),
     "reorder": Work("columns of a token in another order", (4 + 4 + 8) * HIDDEN),
     "shrink_few": Work("rank 16 of a token, float16", 2 * RANK * HIDDEN + 4 * HIDDEN, 2 * RANK * HIDDEN),
     "shrink_many": Work(

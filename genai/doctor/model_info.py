@@ -98,17 +98,7 @@ def describe(
         "kv_dtype": info.kv_dtype,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "kv_bytes_per_token_by_type": _sizes_on(name, decoder),
-        "kv_bytes_full_context": plan.cache(plan.context_limit),
-        "cache_groups": [
-            {
-                "name": str(group),
-                "kind": group.kind.value,
-                "window": group.window or None,
-                "layers": list(group.layers),
-                "bytes": size,
-            }
-            for group, size in plan.cache_by_kind(plan.context_limit)
-        ],
+        **_full_cache(plan),
         **_text_interface(config),
         "batched": decoder.flat is not None,
         "not_batched_because": info.reason or None,
@@ -117,6 +107,21 @@ def describe(
         "config_keys_without_effect": list(config.ignored_keys),
         "memory": {"device": used, **memory_verdict(plan, context_size, available_bytes, program)},
     }
+
+
+def _full_cache(plan: MemoryPlan) -> dict[str, Any]:
+    """What the cache takes with the model's whole context, and how much of it the layers of each kind."""
+    groups = [
+        {
+            "name": str(group),
+            "kind": group.kind.value,
+            "window": group.window or None,
+            "layers": list(group.layers),
+            "bytes": size,
+        }
+        for group, size in plan.cache_by_kind(plan.context_limit)
+    ]
+    return {"kv_bytes_full_context": plan.cache(plan.context_limit), "cache_groups": groups}
 
 
 def _plan_on(

@@ -16,7 +16,7 @@ from genai.common.memory_limits import available_memory, format_bytes
 from genai.kernels.cache_layout import MOST_PACKED_COLUMNS, PAGE_TOKENS, SCALE_COLUMNS
 from genai.kernels.checks import FormatError
 from genai.kernels.float_bits import FLOAT_BITS
-from genai.kvcache.groups import GroupKind
+from genai.kvcache.groups import CacheGroup, GroupKind
 from genai.kvcache.storage import ITEM_BYTES, PACKED_BITS, CacheLayout, LayerShape, grouped_layout
 
 from ..errors import CacheCapacityError, ConfigError, OptionError, UnsupportedModelError, malformed
@@ -57,6 +57,8 @@ class DecoderInfo:
         context_size: most tokens that one sequence may have; known once it is loaded.
         cache_tokens: tokens of one sequence that the block pool can hold; 0 where there is none.
         defaults: type and shape of inputs that have a default, which adapters may replace.
+        cache_groups: layers of each kind of cached state, in the order of `CacheLayout.kinds`; none where it is not
+            flattened.
         adapter_inputs: of places that an exporter left for adapters, the names of the factors A, and of their B.
     """
 
@@ -72,6 +74,7 @@ class DecoderInfo:
     cache_tokens: int = 0
     defaults: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]] = field(default_factory=dict)
     adapter_inputs: Mapping[str, str] = field(default_factory=dict)
+    cache_groups: tuple[CacheGroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ def read_decoder(
         inputs=inputs,
         defaults=defaults,
         adapter_inputs=adapter_inputs,
+        cache_groups=tuple(layout.kinds) if layout else (),
     )
     return DecoderGraph(model, flat, layout, operators, sizes, info)
 

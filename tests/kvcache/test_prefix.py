@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
-from genai.kvcache.pool import BlockError, BlockPool
+from genai.kvcache.groups import CacheGroup, GroupKind
+from genai.kvcache.pool import BlockError, BlockPool, CacheFull
 from genai.kvcache.sequence_cache import SequenceCache
+from genai.kvcache.states import NO_STATE, StateTable
 
 ORIGIN = 0
 
@@ -134,3 +136,98 @@ def test_threads_attach_and_publish_at_once(sound):
     assert not failures
     assert pool.num_free == 24
     sound(pool, [])
+
+
+# --- several groups --------------------------------------------------------------------------------------------------
+
+FULL, WINDOW = CacheGroup((0,)), CacheGroup((1,), GroupKind.WINDOW, 4)
+MIXED = (FULL, WINDOW)
+
+
+def forgotten(pool: BlockPool, key: bytes) -> None:
+    """Nobody finds a published block any more, as if it had been evicted."""
+    block = pool._block_of_key.pop(key)
+    del pool._key_of_block[block], pool._note_of_block[block]
+    if block in pool._idle:
+        del pool._idle[block]
+        pool._free.append(block)
+
+
+@pytest.mark.parametrize("groups", [MIXED, (FULL, FULL)], ids=["full and window", "full twice"])
+def test_blocks_of_two_groups_that_round_differently_are_not_one_prefix(groups: tuple[CacheGroup, ...], sound) -> None:
+    pool = BlockPool(32)
+    caches = [SequenceCache(pool, 4, groups) for _ in range(2)]
+    for cache, numerics in zip(caches, ([1] * 12, [1] * 8 + [0] * 4), strict=True):
+        cache.append(12)
+        cache.publish(list(range(12)), ORIGIN, bytearray(numerics))
+        if cache is caches[0]:
+            forgotten(pool, cache._keys[2] + b"1")
+    third = SequenceCache(pool, 4, groups)
+    assert third.reuse(list(range(13)), ORIGIN, bytearray(13)) == 8
+    sound(pool, [cache.held_blocks for cache in (*caches, third)])
+
+
+def test_what_replaced_tokens_that_were_taken_back_is_published_as_itself() -> None:
+    pool = BlockPool(3)
+    cache = written(pool, list(range(8)))
+    cache.truncate(4)
+    pool.release(pool.allocate(2))  # the second block is evicted
+    cache.append(4)
+    cache.publish([0, 1, 2, 3, 9, 9, 9, 9], ORIGIN, bytearray(8))
+    assert attached(pool, list(range(9))).length == 4
+    assert attached(pool, [0, 1, 2, 3, 9, 9, 9, 9, 0]).length == 8
+
+
+def test_a_block_that_was_copied_and_left_its_window_is_given_back_once(sound) -> None:
+    pool = BlockPool(16)
+    first = SequenceCache(pool, 4, (WINDOW,))
+    first.append(6)
+    second = first.fork()
+    _, copies = second.append(10)
+    assert len(copies) == 1
+    second.leave_behind(16)
+    assert second.tables[0].num_gone == 2
+    second.truncate(0)
+    sound(pool, [first.held_blocks])
+
+
+def test_states_decide_how_long_a_prefix_is(sound) -> None:
+    """A snapshot must stand exactly behind it; where there was none, the next one to come leaves one."""
+    pool, states = BlockPool(32), BlockPool(8)
+    groups = (FULL, CacheGroup((1,), GroupKind.STATE))
+
+    def started(tokens: list[int]) -> SequenceCache:
+        cache = SequenceCache(pool, 4, groups, states)
+        found = cache.reuse(tokens, ORIGIN, bytearray(len(tokens)))
+        count = len(tokens) - found
+        assert cache.append_states(count, len(tokens))[0] == (cache.states.slots[found] if found else NO_STATE)
+        cache.append(count)
+        cache.publish(tokens, ORIGIN, bytearray(len(tokens)))
+        return cache
+
+    first = started(list(range(15)))
+    second = started([*range(12), 50, 51, 52])
+    assert [*second.states.slots] == [12, 15] and 12 in second.snapshots, "no state stood behind the common tokens"
+    third = SequenceCache(pool, 4, groups, states)
+    assert third.reuse([*range(12), 60], ORIGIN, bytearray(13)) == 12 == third.states.length
+    assert third.truncate(9) == 0, "its state cannot be cut"
+    second.truncate(14)
+    assert second.length == 12
+    for cache in (first, second, third):
+        cache.release()
+    sound(pool, [])
+    sound(states, [])
+
+
+def test_a_full_pool_of_states_is_refused_and_nothing_is_lost() -> None:
+    pool = BlockPool(2)
+    one, other = StateTable(pool), StateTable(pool)
+    assert one.append(5)[1] == {5: 0}
+    assert one.append(3, keep=[6, 7])[1] == {8: 1}, "what is wished for besides has no room"
+    with pytest.raises(CacheFull):
+        other.append(1)
+    assert other.length == 0 and not other.slots and one.slots == {5: 0, 8: 1}
+    with pytest.raises(ValueError, match="no state has seen"):
+        one.truncate(7)
+    one.truncate(0)
+    assert other.append(1)[1] and pool.num_free == 1

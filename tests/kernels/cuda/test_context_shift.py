@@ -76,7 +76,7 @@ def read_context(model: genai.Model) -> list[Any]:
     """What the blocks of a full context hold."""
     decoder, sequence = model.decoder, opened(model)
     compute(decoder, [sequence])
-    return [np.array(decoder.storage.blocks[block]) for block in sequence.table.blocks]  # type: ignore[attr-defined]
+    return [np.array(decoder.storage.blocks[block]) for block in sequence.cache.tables[0].blocks]  # type: ignore[attr-defined]
 
 
 def opened(model: genai.Model) -> Any:
@@ -88,7 +88,7 @@ def opened(model: genai.Model) -> Any:
 def full(model: genai.Model) -> Any:
     """A sequence with a token more than its context holds; its blocks hold zeros, or what they held before."""
     sequence = opened(model)
-    sequence.table.append(CONTEXT)
+    sequence.cache.append(CONTEXT)
     sequence.shift = ContextShift(20, CONTEXT)
     sequence.append([77])
     return sequence
@@ -101,7 +101,7 @@ def behind_a_shift(model: genai.Model, pages: list[Any], *, turns: bool = True) 
         turns: False leaves keys as they are: a test that cannot tell proves nothing.
     """
     decoder, sequence = model.decoder, full(model)
-    for block, page in zip(sequence.table.blocks, pages, strict=True):
+    for block, page in zip(sequence.cache.tables[0].blocks, pages, strict=True):
         place = decoder.storage.blocks[block]  # type: ignore[attr-defined]
         if isinstance(decoder.executor, CudaExecutor):
             decoder.executor.driver.write(place, page)
@@ -128,7 +128,7 @@ def test_without_room_for_the_list_of_blocks_what_is_left_is_computed_anew(load:
         sequence.forget()
         driver.room = None
         # The first block stays as it is; what is behind the forgotten one is gone.
-        assert sequence.table.length == 32 and sequence.forgotten == 32 and not sequence.is_full
+        assert sequence.cache.length == 32 and sequence.forgotten == 32 and not sequence.is_full
         sequence.close()
         assert decoder.pool.num_free == decoder.pool.num_blocks  # type: ignore[attr-defined]
 

@@ -82,7 +82,7 @@ def test_a_state_whose_first_blocks_no_token_sees_any_more(
     write_model_folder(folder, spec, ExportOptions(precision="int4"), weights, tokenizer_dir=bundled_folder)
     with opened(folder=folder) as model, genai.LLM(model) as llm:
         first = llm.generate(TEXT * 2, max_tokens=3, keep_state=True, **SAMPLED)[0]
-        assert first.state._sequence.table.num_gone > 0
+        assert first.state._sequence.cache.tables[0].num_gone > 0
         first.state.save_state(tmp_path / "a.state")
         rest = first.state.resume(max_tokens=5)
     with opened(folder=folder) as model, genai.LLM(model) as llm:
