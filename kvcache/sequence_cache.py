@@ -39,8 +39,8 @@ class SequenceCache:
 
     Attributes:
         tables: of the groups with pages, by their numbers. states: those of recurrent layers, if there are any.
-        snapshots: lengths at which others may go on from the state: it is kept there, and published, as it is at every
-            SNAPSHOT_TOKENS. A multiple of the block size each.
+        boundaries: lengths, multiples of the block size, at which others may go on: what a token there sees is
+            published before it leaves its window, and the state there is kept (as it is at every SNAPSHOT_TOKENS).
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SequenceCache:
         self.page_groups = [group for group in groups if group.kind is not GroupKind.STATE]
         self.tables = tuple(BlockTable(pool, block_size) for _ in self.page_groups)
         self.states = StateTable(state_pool) if state_pool is not None else None
-        self.snapshots: set[int] = set()
+        self.boundaries: set[int] = set()
         self._bounded = [
             (group, table) for group, table in zip(self.page_groups, self.tables, strict=True) if group.is_bounded
         ]
@@ -112,7 +112,7 @@ class SequenceCache:
         first, end = self.states.length, self.states.length + num_tokens
         guesses = range(max(guessed_from, first + 1), end)
         regular = range((first // SNAPSHOT_TOKENS + 1) * SNAPSHOT_TOKENS, end, SNAPSHOT_TOKENS)
-        return self.states.append(num_tokens, {*guesses, *regular, *self.snapshots})
+        return self.states.append(num_tokens, {*guesses, *regular, *self.boundaries})
 
     @uninterrupted
     def allocate(self, num_tokens: int) -> None:
@@ -202,7 +202,7 @@ class SequenceCache:
         except BaseException:
             other.release()
             raise
-        other._keys, other._origin, other.snapshots = [*self._keys], self._origin, {*self.snapshots}
+        other._keys, other._origin, other.boundaries = [*self._keys], self._origin, {*self.boundaries}
         return other
 
     # --- windows -----------------------------------------------------------------------------------------------------
@@ -225,6 +225,27 @@ class SequenceCache:
     def has_left(self, position: int) -> bool:
         """Whether there are blocks that no token from a position on sees."""
         return bool(self._bounded and self._leaving(position))
+
+    @property
+    def has_boundaries(self) -> bool:
+        """Whether others cannot go on from everywhere."""
+        return self.states is not None or bool(self._bounded)
+
+    def publish_leaving(self, position: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
+        """Publish those of the blocks that are about to leave which a token at a boundary sees. Others would fill the
+        memory with what is hardly ever found again.
+        """
+        self._find_keys(position // self.block_size, tokens, origin, numerics)
+        for table, num_blocks in self._leaving(position):
+            number = self.tables.index(table)
+            for index in range(table.num_gone, num_blocks):
+                if any(self._sees(number, length, index) for length in self.boundaries):
+                    self._publish_block(number, index, numerics)
+
+    def _sees(self, group: int, length: int, index: int) -> bool:
+        """Whether a token at this length sees a block."""
+        first = self.page_groups[group].first_visible(length)
+        return first // self.block_size <= index < length // self.block_size
 
     def leave_behind(self, position: int) -> None:
         """Give blocks back that no token from a position on sees; published before, they may still be found."""
@@ -301,9 +322,9 @@ class SequenceCache:
             self.pool.release(blocks[index] for index in sorted(blocks, reverse=True) if index not in wanted)
             table.fill([GONE] * wanted.start + [blocks[index] for index in wanted])
         numerics[: count * self.block_size] = b"".join(notes[:count])
-        # Where others went another way, or had no state to go on from, the next one may.
-        if self.states is not None and len(notes) > count:
-            self.snapshots.add(len(notes) * self.block_size)
+        # What went another way found nothing to go on from here; the next one will.
+        if len(notes) > count:
+            self.boundaries.add(len(notes) * self.block_size)
         del self._keys[count:]
         self._published = [count] * len(self.tables)
         return self.length
@@ -414,15 +435,10 @@ class SequenceCache:
         if len(tokens) < self.length:
             raise ValueError(f"{len(tokens)} tokens given for a table of {self.length}")
         size, full = self.block_size, self.length // self.block_size
-        if origin != self._origin:
-            self._keys, self._origin, self._published = [], origin, [0] * len(self.tables)
-        while len(self._keys) < full:
-            end = len(self._keys) * size
-            self._keys.append(self._next_key(tokens, bytes(numerics[max(end - size, 0) : end])))
+        self._find_keys(full, tokens, origin, numerics)
         for number, table in enumerate(self.tables):
             for index in range(max(self._published[number], table.num_gone), full):
-                note = bytes(numerics[index * size : (index + 1) * size])
-                self.pool.publish(table.blocks[index], _group_key(self._keys[index], number), note)
+                self._publish_block(number, index, numerics)
             self._published[number] = full
         if self.states is not None:
             for length, slot in self.states.slots.items():
@@ -431,13 +447,25 @@ class SequenceCache:
                     note = bytes(numerics[index * size : length])
                     self.states.pool.publish(slot, _state_key(self._keys[index]), note)
 
+    def _find_keys(self, count: int, tokens: Sequence[int], origin: Origin, numerics: bytearray) -> None:
+        """Know the keys of so many blocks."""
+        if origin != self._origin:
+            self._keys, self._origin, self._published = [], origin, [0] * len(self.tables)
+        while len(self._keys) < count:
+            end = len(self._keys) * self.block_size
+            self._keys.append(self._next_key(tokens, bytes(numerics[max(end - self.block_size, 0) : end])))
+
+    def _publish_block(self, group: int, index: int, numerics: bytearray) -> None:
+        note = bytes(numerics[index * self.block_size : (index + 1) * self.block_size])
+        self.pool.publish(self.tables[group].blocks[index], _group_key(self._keys[index], group), note)
+
     @property
     def has_snapshots(self) -> bool:
         """Whether it holds states that are to be published."""
         return self.states is not None and any(map(self._is_snapshot, self.states.slots))
 
     def _is_snapshot(self, length: int) -> bool:
-        return length % SNAPSHOT_TOKENS == 0 or length in self.snapshots
+        return length % SNAPSHOT_TOKENS == 0 or length in self.boundaries
 
     def _next_key(self, tokens: Sequence[int], note: bytes) -> bytes:
         """The key of the block behind those whose keys are known: a chain of hashes over the tokens, over all that

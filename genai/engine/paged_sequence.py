@@ -154,16 +154,17 @@ class PagedSequence(DecoderSequence):
             return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
     def settle_cache(self) -> None:
-        """Give back the blocks that no further token sees; published before, they may still be found. And publish
+        """Give back the blocks that no further token sees, and publish what others may go on from: of these blocks, and
         snapshots of states.
         """
         if self.cache.length > self._cache_index(len(self.tokens)):
             return  # of proposals it is not known yet which ones stay
         position = self.cache.length
-        has_left = self.cache.has_left(position)
-        if has_left or self.cache.has_snapshots:
+        if self.cache.has_snapshots:
             self.publish()
-        if has_left:
+        if self.cache.has_left(position):
+            if self._is_public:
+                self.cache.publish_leaving(position, self.tokens, self._origin, self._prefill)
             self.cache.leave_behind(position)
 
     @property
@@ -172,12 +173,12 @@ class PagedSequence(DecoderSequence):
         return self._cache_index(len(self.tokens))
 
     def mark_boundary(self, length: int) -> None:
-        if self.cache.states is not None:
+        if self.cache.has_boundaries:
             length -= length % self.decoder.block_size
-            self.cache.snapshots.add(length)
+            self.cache.boundaries.add(length)
 
     def mark_messages(self, ends: Collection[int]) -> None:
-        if self.cache.states is not None:
+        if self.cache.has_boundaries:
             found = [index + 1 for index, token in enumerate(self.tokens) if token in ends]
             for length in {*found[:1], *found[-2:]}:
                 self.mark_boundary(length)
@@ -186,10 +187,13 @@ class PagedSequence(DecoderSequence):
         self.is_private = False
         self.publish()
 
+    @property
+    def _is_public(self) -> bool:
+        return not (self.is_private or self.forgotten or self.was_switched)
+
     def publish(self) -> None:
-        if self.is_private or self.forgotten or self.was_switched:
-            return
-        self.cache.publish(self.tokens, self._origin, self._prefill)
+        if self._is_public:
+            self.cache.publish(self.tokens, self._origin, self._prefill)
 
     @property
     def num_computed(self) -> int:  # type: ignore[override]

@@ -207,7 +207,7 @@ def test_states_decide_how_long_a_prefix_is(sound) -> None:
 
     first = started(list(range(15)))
     second = started([*range(12), 50, 51, 52])
-    assert [*second.states.slots] == [12, 15] and 12 in second.snapshots, "no state stood behind the common tokens"
+    assert [*second.states.slots] == [12, 15] and 12 in second.boundaries, "no state stood behind the common tokens"
     third = SequenceCache(pool, 4, groups, states)
     assert third.reuse([*range(12), 60], ORIGIN, bytearray(13)) == 12 == third.states.length
     assert third.truncate(9) == 0, "its state cannot be cut"
@@ -231,3 +231,42 @@ def test_a_full_pool_of_states_is_refused_and_nothing_is_lost() -> None:
         one.truncate(7)
     one.truncate(0)
     assert other.append(1)[1] and pool.num_free == 1
+
+
+def test_what_leaves_a_window_is_kept_where_others_may_go_on(sound) -> None:
+    pool = BlockPool(64)
+    tokens = list(range(40))
+
+    def read(own: list[int], boundaries: list[int]) -> tuple[SequenceCache, int]:
+        """Block by block, as a long prompt is read."""
+        cache = SequenceCache(pool, 4, MIXED)
+        cache.boundaries |= {*boundaries}
+        numerics = bytearray(len(own))
+        found = cache.reuse(own, ORIGIN, numerics)
+        for length in range(found + 4, len(own) + 1, 4):
+            cache.append(4)
+            cache.publish_leaving(length, own, ORIGIN, numerics)
+            cache.leave_behind(length)
+        cache.publish(own, ORIGIN, numerics)
+        return cache, found
+
+    first, _ = read(tokens, [20])
+    assert sum(pool.references(block) == 0 for block in pool._key_of_block) == 1, "the block before the boundary"
+    caches = [first]
+    for own, expected in (
+        ([*tokens[:22], *[90] * 18], 20),  # at the boundary
+        ([*tokens[:30], *[91] * 10], 20),  # the longest that is left
+        ([*tokens[:30], *[92] * 10], 28),  # where the one before it departed
+    ):
+        cache, found = read(own, [])
+        assert found == expected
+        caches.append(cache)
+    sound(pool, [cache.held_blocks for cache in caches])
+
+
+def test_a_window_that_would_reach_what_is_forgotten() -> None:
+    cache = SequenceCache(BlockPool(32), 4, (CacheGroup((0,)), CacheGroup((1,), GroupKind.WINDOW, 9)))
+    cache.append(24)
+    cache.leave_behind(24)
+    assert cache.tables[1].num_gone == 3
+    assert cache.can_forget(0, 2) and not cache.can_forget(2, 3)

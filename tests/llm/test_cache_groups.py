@@ -275,17 +275,18 @@ def test_a_prefix_is_as_long_as_every_group_has_it(mix: str, grouped: genai.LLM)
 
     writer = decoder.open()
     writer.append(tokens)
+    for length in (352, 200):
+        writer.mark_boundary(length)
     compute(decoder, [writer])
     writer.publish()
     assert found() == 384
     window = next(number for number, group in enumerate(decoder.groups) if group.is_bounded)
-    forget(window, 3)
-    assert found() == 384, "nobody sees it any more"
+    assert writer.cache._keys[3] + (b"%d" % window if window else b"") not in decoder.pool._block_of_key
     forget(window, 11)
     assert found() == 352
     if window:
-        forget(0, 6)
-        assert found() == 192
+        forget(0, 10)
+        assert found() == 192, "nobody marked a longer one"
         forget(0, 0)
         assert found() == 0
     writer.close()
