@@ -1,12 +1,12 @@
 """A folder on disk that keeps published blocks, within a limit of bytes, for this process and others, now and later.
 
     FOLDER/<2 digits>/<62>   a block: 8 bytes "genai-kv", 4 bytes length of its note, the note, the block, SHA-256 of
-                             these. Its name is the SHA-256 of what it depends on and of its key
+                             its name and these. Its name is the SHA-256 of what it depends on and of its key
     FOLDER/lock              held by who changes the sum of all sizes, which it holds
 
-A block is written beside its place and renamed, so that it is whole or absent. One that a power cut damaged has another
-digest: it counts as absent. Whoever finds a block makes it the youngest; when the sum exceeds the limit, the blocks
-that were not used for longest are removed.
+A block is written beside its place and renamed, so that it is whole or absent. One that a power cut damaged, or that
+was copied over another one, has another digest: it counts as absent. Whoever finds a block makes it the youngest; when
+the sum exceeds the limit, the blocks that were not used for longest are removed.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class BlockDirectory:
         except OSError:
             return None
         body, digest = memoryview(content)[:-_DIGEST], content[-_DIGEST:]
-        if len(content) > most or content[: len(_MAGIC)] != _MAGIC or hashlib.sha256(body).digest() != digest:
+        if len(content) > most or content[: len(_MAGIC)] != _MAGIC or _digest_of(path, body).digest() != digest:
             return None
         start = len(_MAGIC) + _NOTE.size
         (length,) = _NOTE.unpack(body[len(_MAGIC) : start])
@@ -212,7 +212,7 @@ class BlockDirectory:
 
     def _write(self, path: Path, note: bytes, content: NDArray[np.uint8]) -> None:
         head = _MAGIC + _NOTE.pack(len(note)) + note
-        digest = hashlib.sha256(head)
+        digest = _digest_of(path, head)
         digest.update(content.data)
         size = len(head) + content.nbytes + _DIGEST
         if size > self.max_bytes:
@@ -277,6 +277,13 @@ class BlockDirectory:
                     continue
             left += size
         return left
+
+
+def _digest_of(path: Path, content: bytes | memoryview) -> hashlib._Hash:
+    """Of the name of a block's file, and of what it begins with."""
+    digest = hashlib.sha256((path.parent.name + path.name).encode())
+    digest.update(content)
+    return digest
 
 
 def _check_trust(folder: Path) -> None:

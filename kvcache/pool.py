@@ -175,6 +175,16 @@ class BlockPool:
         if is_new and self.backing is not None:
             self.backing.store(key, note, block)
 
+    def withdraw(self, block: int) -> bool:
+        """Let nobody find a published block any more, so that its only holder may write into it; whether it may."""
+        with self._lock:
+            self._check_held(block)
+            if self._references[block] > 1:
+                return False
+            if block in self._key_of_block:
+                del self._block_of_key[self._key_of_block.pop(block)], self._note_of_block[block]
+            return True
+
     def fetch(self, key: bytes) -> tuple[int, bytes] | None:
         """As `find`, for what memory does not hold: the block is filled from the backing, and published."""
         if self.backing is None or (found := self.backing.load(key)) is None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from genai.common.interrupts import uninterrupted
 
-from .pool import BlockError, BlockPool
+from .pool import BlockError, BlockPool, CacheFull
 
 GONE = -1
 """In the place of a block that was given back."""
@@ -194,7 +194,11 @@ class BlockTable:
         self._settle_copy(self._length)
         behind = self._blocks[last:]
         shared = [block for block in behind if block != GONE and not self.pool.is_writable(block)]
-        own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
+        try:
+            own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
+        except CacheFull:  # what nobody else holds is no longer found, and needs no copy
+            shared = [block for block in shared if not self.pool.withdraw(block)]
+            own = dict(zip(shared, self.pool.allocate(len(shared)), strict=True))
         self.pool.release(reversed(self._blocks[max(first, self._num_gone) : last]))
         self._blocks[first:] = [own.get(block, block) for block in behind]
         self._length -= count * self.block_size

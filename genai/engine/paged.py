@@ -247,7 +247,7 @@ class PagedDecoder(Decoder):
         sequence.adapt(adapters)
         sequence.resume(stored)
         try:
-            with _no_room_for(stored.num_stored):
+            with self._room_for(stored.num_stored):
                 sequence.cache.allocate(stored.num_stored)
             (self._read_earlier if earlier else self._read_groups)(sequence.cache, stored.num_stored, read)
         except BaseException:
@@ -351,7 +351,7 @@ class PagedDecoder(Decoder):
                 cache = sequences[index].cache
                 taken.append((cache, cache.length))
                 if cache.states is not None:
-                    with _no_room_for(count):
+                    with self._room_for(count):
                         slots.states.append(cache.append_states(count, sequences[index].certain_length))
                 for every, own in zip(slots.tokens, self._append(cache, count, sequences), strict=True):
                     every += own
@@ -364,7 +364,7 @@ class PagedDecoder(Decoder):
     def _append(
         self, cache: SequenceCache, count: int, beside: Sequence[PagedSequence] = ()
     ) -> Sequence[Sequence[int]]:
-        with _no_room_for(count):
+        with self._room_for(count):
             try:
                 slots, copies = cache.append(count)
             except CacheFull:
@@ -375,6 +375,19 @@ class PagedDecoder(Decoder):
             with device_errors("copying blocks"):
                 self.executor.copy_blocks(self.storage.blocks, copies)
         return slots
+
+    @contextmanager
+    def _room_for(self, count: int) -> Iterator[None]:
+        """That a pool is full is said as other errors are."""
+        try:
+            yield
+        except CacheFull as error:
+            groups = f" (each for {self.block_size} tokens of one of {self.num_groups} cache groups)"
+            raise CacheCapacityError(
+                f"the KV cache has no room for {count} more tokens",
+                f"{error}{groups if self.num_groups > 1 else ''}; other sequences of this model hold the rest",
+                "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
+            ) from error
 
     def check_open(self) -> None:
         """Raise StateError if the model is closed, or was forked while it computed."""
@@ -401,19 +414,6 @@ class PagedDecoder(Decoder):
         self.executor.close()  # which waits for what was started: it reads what the run keeps, and writes the cache
         kept.clear()
         self.storage.close()
-
-
-@contextmanager
-def _no_room_for(count: int) -> Iterator[None]:
-    """That the pool is full is said as other errors are."""
-    try:
-        yield
-    except CacheFull as error:
-        raise CacheCapacityError(
-            f"the KV cache has no room for {count} more tokens",
-            f"{error}; other sequences of this model hold the rest",
-            "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
-        ) from error
 
 
 def _paged(sequences: Sequence[DecoderSequence]) -> list[PagedSequence]:

@@ -174,6 +174,24 @@ def test_damage_counts_as_absence(tmp_path: Path) -> None:
     assert found(cache(tmp_path)[0], [7] * 32).length == 32
 
 
+def test_a_block_in_the_place_of_another_counts_as_absent(tmp_path: Path) -> None:
+    """Copied over it, or a link to it: the digest covers the name."""
+    pool, storage = cache(tmp_path)
+    write(pool, storage, [7] * 32)
+    (first,) = files(tmp_path)
+    write(pool, storage, [9] * 32)
+    (second,) = {*files(tmp_path)} - {first}
+    whole = second.read_bytes()
+    second.write_bytes(first.read_bytes())
+    assert found(cache(tmp_path)[0], [9] * 32).length == 0
+    second.unlink()
+    second.symlink_to(first)
+    assert found(cache(tmp_path)[0], [9] * 32).length == 0
+    second.unlink()
+    second.write_bytes(whole)
+    assert found(cache(tmp_path)[0], [9] * 32).length == found(cache(tmp_path)[0], [7] * 32).length == 32
+
+
 @pytest.mark.parametrize("harm", [lambda whole: b"", lambda whole: whole[:-9], lambda whole: whole + b"x"])
 def test_what_was_damaged_is_written_anew(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
     """All of it by whoever misses the first; the sum of all sizes is right again."""

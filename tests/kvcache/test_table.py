@@ -179,3 +179,22 @@ def test_blocks_that_are_left_behind_are_given_back() -> None:
     assert table.num_gone == 2 and len(table.held_blocks) == 1
     table.release()
     check_pool(pool, [])
+
+
+def test_blocks_that_only_their_own_prefix_cache_holds_need_no_copies() -> None:
+    """Where there is no room for copies: what nobody else reads is no longer found, and may be changed."""
+    pool = BlockPool(5)
+    table = BlockTable(pool, 4)
+    table.append(20)
+    for index, block in enumerate(table.blocks):
+        pool.publish(block, b"key %d" % index)
+    behind = list(table.blocks[3:])
+    assert table.forget(1, 2) == []
+    assert [*table.blocks[1:]] == behind
+    assert pool.find(b"key 3") is pool.find(b"key 4") is None and pool.find(b"key 0") is not None
+    pool.release(table.blocks[:1])
+    other = table.fork()
+    pool.allocate(2)
+    with pytest.raises(CacheFull):  # what another one reads stays as it is
+        table.forget(0, 1)
+    assert [*table.blocks] == [*other.blocks] and table.length == 12

@@ -275,3 +275,18 @@ def test_learned_positions(tmp_path: Path, bundled_folder: Path) -> None:
     write_model_folder(folder, spec, ExportOptions(precision="fp32"), weights, tokenizer_dir=bundled_folder)
     with genai.LLM(folder, threads=1) as llm, pytest.raises(UnsupportedModelError, match="rotation of its keys"):
         llm.generate("Once", ctx_shift=True)
+
+
+def test_a_cache_of_exactly_one_context_shifts_as_a_large_one(bundled_folder: Path) -> None:
+    """No block is free for copies of those that the prefix cache holds, too."""
+    prompt = list(range(5, 150))
+    options: dict[str, Any] = {"ctx_shift": True, "max_tokens": 120, "ignore_eos": True, "temperature": 0}
+    found = []
+    for exact in (False, True):
+        with genai.LLM(bundled_folder, threads=2, context_size=160) as llm:
+            exact_bytes = 5 * llm.model.decoder.storage.layout.bytes_per_block  # type: ignore[attr-defined]
+        with genai.LLM(bundled_folder, threads=2, context_size=160, cache_bytes=exact_bytes if exact else None) as llm:
+            reply = llm.generate([prompt], **options)[0]
+            found.append(reply.token_ids)
+            assert reply.forgotten_tokens and llm.stats().preempted == 0
+    assert found[0] == found[1]
