@@ -376,6 +376,66 @@ def walk(decoder: PagedDecoder) -> list[list[int]]:
     return result
 
 
+@pytest.mark.slow
+@pytest.mark.drawn(4)
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss"])
+@pytest.mark.parametrize("device", ["reference", "cuda"])
+def test_every_mode_on_other_devices(
+    name: str, device: str, folder_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt of a few hundred tokens in each of them, with and without groups."""
+    if device == "cuda":
+        if not IS_THERE:
+            pytest.skip("kernels run on Linux through g++")
+        monkeypatch.setattr(loading, "open_executor", lambda device, threads: CudaExecutor(open_device(), threads))
+    options: dict[str, Any] = {"device": "reference"} if device == "reference" else {}
+    found = []
+    for keeps_all in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if keeps_all:
+                keep_all(patch)
+            found.append(dict(modes(folder_of(name), tmp_path / str(keeps_all), options)))
+    assert found[0] == found[1]
+    assert all(found[0].values())
+
+
+def modes(folder: Path, place: Path, options: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What a request gives in each mode, by its name."""
+    prompt, other = list(range(3, 263)), list(range(900, 980))
+    sampled: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.9, "seed": 2}
+    with genai.LLM(folder, **options, context_size=320, prefix_cache_dir=place) as llm:
+        layout = opened(llm).storage.layout
+        for mode, prompts, own in (
+            ("alone", [prompt], {}),
+            ("prefix", [[*prompt, 5]], {}),
+            ("batched", [prompt, other, [7, 8]], {}),
+            ("forked", [prompt], {"n": 2}),
+            ("shift", [prompt], {"ctx_shift": 8, "max_tokens": 70}),
+        ):
+            yield mode, [one.token_ids for one in llm.generate(prompts, **{**sampled, **own})]
+        yield "beams", llm.generate([prompt], num_beams=2, max_tokens=10, ignore_eos=True)[0].token_ids
+        half = llm.generate([prompt], **{**sampled, "max_tokens": 12}, keep_state=True)[0]
+        assert half.state is not None
+        half.state.save_state(place / "state")
+        half.state.close()
+        loaded = llm.load_state(place / "state")
+        yield "state", half.token_ids + loaded.resume(max_tokens=12).token_ids
+        loaded.close()
+        check_pool(opened(llm).pool, [])
+    exact = int(sum(layout.most_blocks(320, opened_budget(folder, options))) * 1.4) * layout.bytes_per_block
+    with genai.LLM(
+        folder, **options, context_size=320, cache_bytes=exact, prefix_cache_dir=place, speculation="lookup"
+    ) as llm:
+        replies = llm.generate([prompt, prompt[:200], other], **sampled)
+        yield "little room, disk, guesses", [one.token_ids for one in replies]
+        check_pool(opened(llm).pool, [])
+
+
+def opened_budget(folder: Path, options: dict[str, Any]) -> int:
+    with genai.Model(folder, **options, context_size=64) as model:
+        return model.decoder.token_budget
+
+
 def test_a_cache_that_is_too_small_says_what_each_kind_needs(mix: str, folder: Path) -> None:
     with pytest.raises(genai.CacheCapacityError) as caught:
         genai.Model(folder, cache_bytes=1000)
