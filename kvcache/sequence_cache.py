@@ -54,6 +54,7 @@ class SequenceCache:
         self.page_groups = [group for group in groups if group.kind is not GroupKind.STATE]
         self.tables = tuple(BlockTable(pool, block_size) for _ in self.page_groups)
         self.states = StateTable(state_pool) if state_pool is not None else None
+        self._first = self.tables[0] if self.tables else self.states
         self.boundaries: set[int] = set()
         self._bounded = [
             (group, table) for group, table in zip(self.page_groups, self.tables, strict=True) if group.is_bounded
@@ -67,9 +68,7 @@ class SequenceCache:
     @property
     def length(self) -> int:
         """Tokens in the tables."""
-        if self.tables:
-            return self.tables[0].length
-        return self.states.length if self.states is not None else 0
+        return 0 if self._first is None else self._first._length  # asked for several times in every step
 
     @property
     def held_blocks(self) -> list[int]:
@@ -88,6 +87,9 @@ class SequenceCache:
         Raises:
             CacheFull: not enough free blocks; the tables are as they were.
         """
+        if len(self.tables) == 1:  # as most models have it, and every step pays for it
+            own, copies = self.tables[0].append(num_tokens)
+            return [own], copies
         before, slots, copies = self.length, [], []
         try:
             for table in self.tables:

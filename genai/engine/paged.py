@@ -364,12 +364,12 @@ class PagedDecoder(Decoder):
     def _append(
         self, cache: SequenceCache, count: int, beside: Sequence[PagedSequence] = ()
     ) -> Sequence[Sequence[int]]:
-        with self._room_for(count):
-            try:
-                slots, copies = cache.append(count)
-            except CacheFull:
-                for one in beside:
-                    one.cache.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+        try:
+            slots, copies = cache.append(count)
+        except CacheFull:
+            for one in beside:
+                one.cache.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+            with self._room_for(count):
                 slots, copies = cache.append(count)
         if copies:
             with device_errors("copying blocks"):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...cache_layout import PagedLayer
 from ...checks import Float32, check
-from ...device import StepContext
+from ...device import PageTables, StepContext
 from ...ir import Attention, Rope
 from ..jit.native import NativeOp
 from ..program.calls import Call, Items, Phases, Rows
@@ -84,6 +84,7 @@ _COUNTS = (
     StepField.TOKENS, StepField.DECODE_ROWS, StepField.PREFILL_ROWS, StepField.LOGITS_ROWS, StepField.SEQUENCES,
     StepField.KV_SPLITS, StepField.PREFILL_BLOCKS,
 )  # fmt: skip
+_TABLE_WIDTH, _BLOCK_TABLES, _SLOT_MAPPING = StepField.TABLE_WIDTH, StepField.BLOCK_TABLES, StepField.SLOT_MAPPING
 _ARRAYS = (
     StepField.TOKEN_IDS, StepField.POSITIONS, StepField.CONTEXT_LENGTHS,
     StepField.LOGITS_INDICES, StepField.ROPE_TABLE,
@@ -120,22 +121,23 @@ def fill_table(table: ContextTable, step: StepContext, floats_per_split: int) ->
 
 def fill_groups(table: ContextTable, step: StepContext) -> None:
     """Write where each cache group keeps its state: the tables of all groups one behind the other, equally wide."""
-    states, groups = step.state_slots, step.page_tables
+    groups = step.groups
+    if len(groups) == 1 and isinstance(groups[0], PageTables):  # as most programs have it, and every step pays for it
+        table.count(_TABLE_WIDTH, groups[0].block_tables.shape[1])
+        table.array(_BLOCK_TABLES, groups[0].block_tables)
+        table.array(_SLOT_MAPPING, groups[0].slot_mapping)
+        return
+    states, pages = step.state_slots, step.page_tables
     if states is not None:
         table.array(StepField.SEQUENCE_STARTS, step.cu_seqlens_q)
         table.array(StepField.STATE_READS, states.reads)
         table.array(StepField.STATE_WRITES, states.writes)
-    tables = [group.block_tables for group in groups]
-    if len(tables) == 1:  # as most programs have it, and every step pays for it
-        table.count(StepField.TABLE_WIDTH, tables[0].shape[1])
-        table.array(StepField.BLOCK_TABLES, tables[0])
-        table.array(StepField.SLOT_MAPPING, groups[0].slot_mapping)
-        return
+    tables = [group.block_tables for group in pages]
     width, sequences = max((one.shape[1] for one in tables), default=0), len(step.context_lens)
     table.count(StepField.TABLE_WIDTH, width)
     room = table.room(StepField.BLOCK_TABLES, len(tables) * sequences * width, np.int32)
     slots = table.room(StepField.SLOT_MAPPING, len(tables) * len(step.tokens), np.int64)
-    for number, group in enumerate(groups):
+    for number, group in enumerate(pages):
         block = room[number * sequences * width :][: sequences * width].reshape(sequences, width)
         block[:, : group.block_tables.shape[1]] = group.block_tables
         block[:, group.block_tables.shape[1] :] = -1  # refused where it is read
