@@ -30,10 +30,10 @@ def key_rotator(
 
     def turn(blocks: Sequence[Sequence[int]], distance: int) -> None:
         by_rope = {rope: _turn(program, rope, distance) for rope in set(filter(None, ropes.values()))}
+        pages = [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope]
         for group, own in enumerate(blocks):
-            pages = [(layers[layer], by_rope[rope]) for layer, rope in ropes.items() if rope]
             executor.rotate_keys(
-                own, [(layer, turn) for layer, turn in pages if isinstance(layer, PagedLayer) and layer.group == group]
+                own, [(layer, by) for layer, by in pages if isinstance(layer, PagedLayer) and layer.group == group]
             )
 
     return turn

@@ -195,14 +195,12 @@ class PagedDecoder(Decoder):
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         num_blocks = num_stored // self.block_size
-        if len(self.page_groups) == len(self.groups) == 1:
-            return [
-                StoredArray("blocks", "uint8", (num_blocks - self._first_block(0, num_stored), self._group_bytes(0)))
-            ]
+        names = [f"blocks of group {number}" for number in range(len(self.page_groups))]
+        if len(self.groups) == 1 and names:  # as earlier versions called them
+            names = ["blocks"]
         arrays = [
-            StoredArray(f"blocks of group {number}", "uint8", (num_blocks - first, self._group_bytes(number)))
-            for number in range(len(self.page_groups))
-            for first in [self._first_block(number, num_stored)]
+            StoredArray(name, "uint8", (num_blocks - self._first_block(group, num_stored), self._group_bytes(group)))
+            for group, name in enumerate(names)
         ]
         if self.state_pool is not None:
             arrays.append(StoredArray("states", "uint8", (int(num_stored > 0), self.storage.layout.bytes_per_state)))
