@@ -1,12 +1,12 @@
-"""An asyncio app around an LLM: an HTTP server of the standard library whose event loop never waits for the model.
+"""An asyncio app around an LLM: a standard-library HTTP server whose event loop never blocks on the model.
 
-The handler is what one would write for FastAPI: an async function that iterates over `llm.astream(...)`.
+The handler has the form of a FastAPI handler: an async function that iterates over `llm.astream(...)`.
 
     async_server.py [--model FOLDER] [--port 8000]
     curl -N -d '{"prompt": "What is 12 + 7?"}' http://127.0.0.1:8000/chat
 
-`async_server.py --self-test` starts it on a free port, sends several requests at once (one of which hangs up), and
-ends; without arguments it does that too.
+`async_server.py --self-test` starts the server on a free port, sends several simultaneous requests (one client
+disconnects early), and exits. Without arguments, the script also runs this self-test.
 """
 
 import argparse
@@ -22,7 +22,7 @@ MOST_BYTES = 2**20
 
 
 async def chat(llm: genai.LLM, request: dict[str, Any]) -> AsyncIterator[str]:
-    """The handler: pieces of the answer as they come. The clients' requests share the steps of one engine."""
+    """Handle a request: yield pieces of the reply as they arrive. Requests from all clients share an engine's steps."""
     prompt = llm.render(request.pop("prompt"))
     async with llm.astream(prompt, max_tokens=request.pop("max_tokens", 200), **request) as stream:
         async for piece in stream:
@@ -30,18 +30,18 @@ async def chat(llm: genai.LLM, request: dict[str, Any]) -> AsyncIterator[str]:
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
-    """Path and body of an HTTP request."""
+    """Return the path and body of an HTTP request."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     length = int(headers.get("content-length", 0))
     if not 0 <= length <= MOST_BYTES:
-        raise ValueError(f"content-length {length}, at most {MOST_BYTES} is taken")
+        raise ValueError(f"content-length {length}, at most {MOST_BYTES} is accepted")
     return first.split(" ")[1], await reader.readexactly(length)
 
 
 async def serve(llm: genai.LLM, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection: one request, one streamed answer. If the client hangs up, its generation is cancelled."""
+    """Serve one connection: one request, one streamed reply. If the client disconnects, the generation is cancelled."""
     status, begun = 200, False
 
     async def send(text: str) -> None:
@@ -62,7 +62,7 @@ async def serve(llm: genai.LLM, reader: asyncio.StreamReader, writer: asyncio.St
                 await send(piece)
         await send("")
     except ConnectionError:
-        pass  # hung up
+        pass  # the client disconnected
     except (genai.GenaiError, ValueError, LookupError, TypeError, AttributeError, EOFError, TimeoutError) as error:
         status = 404 if type(error) is LookupError else 400
         await send(f"{type(error).__name__}: {error}\n")
@@ -71,7 +71,7 @@ async def serve(llm: genai.LLM, reader: asyncio.StreamReader, writer: asyncio.St
 
 
 async def ask(port: int, request: Any, path: str = "/chat", stop_after: int | None = None) -> tuple[int, str]:
-    """A client: status and text."""
+    """Send a request as a client; return status and text."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(request).encode()
     writer.write(f"POST {path} HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -82,7 +82,7 @@ async def ask(port: int, request: Any, path: str = "/chat", stop_after: int | No
 
 
 async def self_test(llm: genai.LLM, port: int) -> None:
-    """Several clients at once, and a clock that shows that the loop goes on meanwhile."""
+    """Run several clients simultaneously, and a clock that shows that the event loop is not blocked."""
     ticks = 0
 
     async def clock() -> None:
@@ -112,7 +112,7 @@ async def self_test(llm: genai.LLM, port: int) -> None:
 
 
 async def main() -> None:
-    """Load the model, then serve."""
+    """Load the model and start the server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--port", type=int)

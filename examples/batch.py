@@ -1,4 +1,4 @@
-"""Several prompts of different lengths advance together; each gets the answer it would get alone."""
+"""Reply to several prompts of different lengths in one batch. Each reply is the same as it is without the batch."""
 
 import sys
 

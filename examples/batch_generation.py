@@ -1,11 +1,11 @@
-"""Complete a file of prompts: JSON lines in, JSON lines out, all of them in one batch.
+"""Complete a file of prompts in one batch: JSON lines in, JSON lines out.
 
-Each input line is {"prompt": text} or {"messages": [...]}, with any sampling options beside it:
+Each input line is {"prompt": text} or {"messages": [...]}, with optional sampling options in the same object:
 
     {"messages": [{"role": "user", "content": "What is 12 + 7?"}], "max_tokens": 20}
 
-Usage: batch_generation.py [INPUT [OUTPUT]] [--model FOLDER]; without files, standard input and output. A line that
-cannot be used ends the run with its number, before anything is generated.
+Usage: batch_generation.py [INPUT [OUTPUT]] [--model FOLDER]. Without files, the script uses standard input and output.
+If a line is invalid, the script prints the line's number and the error, and exits before it generates anything.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import genai
 
 
 def read(llm: genai.LLM, lines: Iterable[str]) -> tuple[list[str], list[genai.SamplingParams]]:
-    """Prompts and their options."""
+    """Return the prompts and their sampling options."""
     prompts, params = [], []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -34,7 +34,7 @@ def read(llm: genai.LLM, lines: Iterable[str]) -> tuple[list[str], list[genai.Sa
 
 
 def main() -> None:
-    """Read, generate, write."""
+    """Read the prompts, generate, and write the completions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", nargs="?", type=Path)
     parser.add_argument("output", nargs="?", type=Path)

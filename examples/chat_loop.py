@@ -1,4 +1,4 @@
-"""A chat in twenty lines: reads a message per line until the input ends, and remembers the conversation."""
+"""Chat in twenty lines of code: read one message per line until the input ends, and keep the conversation."""
 
 import sys
 
@@ -6,7 +6,7 @@ import genai
 
 with genai.LLM(sys.argv[1] if len(sys.argv) > 1 else None) as llm:
     messages: list[dict[str, str]] = []
-    print("Write a message, or end the input (Ctrl-D) to leave.")
+    print("Write a message. To quit, end the input (Ctrl-D).")
     for line in sys.stdin:
         if not line.strip():
             continue

@@ -1,4 +1,4 @@
-"""Ask one question and print the answer as it comes."""
+"""Ask one question and print the reply while it is generated."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Look at the likeliest next tokens, forbid the first of them, and see what the model says instead."""
+"""Print the most likely next tokens, forbid the first one, and print the token that the model selects instead."""
 
 import sys
 

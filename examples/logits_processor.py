@@ -1,4 +1,4 @@
-"""A logits processor that lets the model write digits only."""
+"""Use a logits processor that lets the model write only digits."""
 
 import sys
 
@@ -13,7 +13,7 @@ with genai.LLM(sys.argv[1] if len(sys.argv) > 1 else None) as llm:
     allowed[llm.tokenizer.eos_token_ids] = True
 
     def digits_only(token_ids: tuple[int, ...], logits: np.ndarray) -> None:
-        """Called before each token with prompt and output so far; changes the logits in place."""
+        """Change the logits in place. Called before each token, with the prompt and the output so far."""
         logits[~allowed] = -np.inf
 
     for question in ("What is 12 + 7?", "Which is bigger, 31 or 13?", "Spell the word cat."):

@@ -1,4 +1,4 @@
-"""Ask one question, go on with the conversation, and complete a batch of prompts."""
+"""Ask a question, continue the conversation, and complete a batch of prompts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The same question three times: two draws with one seed agree, another seed may not."""
+"""Sample a reply with three seeds, two of which are equal, to show that equal seeds produce equal replies."""
 
 import sys
 

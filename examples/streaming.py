@@ -1,4 +1,4 @@
-"""Print a story as it is written, stop it when there is enough, and see what it cost."""
+"""Print a story while it is generated, stop it after three sentences, and print the number of tokens."""
 
 import sys
 
@@ -12,6 +12,6 @@ with genai.LLM(sys.argv[1] if len(sys.argv) > 1 else None) as llm:
             print(piece, end="", flush=True)
             sentences += piece.count(".")
             if sentences == 3:
-                break  # leaving the block cancels the rest
+                break  # leaving the with block cancels the rest
     completion = stream.completion
     print(f"\n{len(completion.token_ids)} tokens, {completion.finish_reason}", file=sys.stderr)

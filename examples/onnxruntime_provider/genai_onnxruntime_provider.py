@@ -1,7 +1,7 @@
-"""An execution provider for genai that hands parts of a graph to onnxruntime.
+"""An execution provider for genai that runs parts of a graph with onnxruntime.
 
-Installed (`pip install ./examples/onnxruntime_provider`), it is used by
-`genai.InferenceSession(model, providers=[("OnnxRuntimeProvider", {"providers": ["CUDAExecutionProvider"]})])`.
+After `pip install ./examples/onnxruntime_provider`, use the provider as follows: `genai.InferenceSession(model,
+providers=[("OnnxRuntimeProvider", {"providers": ["CUDAExecutionProvider"]})])`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _DOMAINS = {"", "ai.onnx.ml", "com.microsoft"}
 
 
 class OnnxRuntimeProvider:
-    """Takes nodes of the domains that onnxruntime knows, but for those with subgraphs.
+    """A provider for nodes of the domains that onnxruntime implements, except nodes with subgraphs.
 
     Args:
-        providers: onnxruntime's own, in order of preference.
+        providers: onnxruntime's providers, in order of preference.
     """
 
     def __init__(self, providers: list[str] | None = None) -> None:
         self._providers = providers or ["CPUExecutionProvider"]
 
     def supports(self, node: Any, graph: Any, version: int) -> bool:
-        """Whether onnxruntime has the operator; types must be known, since parts of a graph declare theirs."""
+        """Return True if onnxruntime supports the node. The node's types must be known, because parts declare types."""
         domain, op_type = node.key
         if domain not in _DOMAINS or (domain == "" and version > NEWEST_OPSET) or node.subgraphs():
             return False
@@ -36,7 +36,7 @@ class OnnxRuntimeProvider:
         return op_type != "Constant" and all(graph.type_of(name) is not None for name in names)
 
     def compile(self, model: onnx.ModelProto) -> Callable[[list[Any]], list[Any]]:
-        """A session of onnxruntime."""
+        """Return a function that runs the model in an onnxruntime session."""
         model.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=self._providers)
         names = [item.name for item in session.get_inputs()]
