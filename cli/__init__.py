@@ -1,5 +1,5 @@
-"""The command line: one file per command, and no logic that a user of the library would miss.
+"""The command line: one module per command. Everything that the commands do is also available in Python.
 
-stdout carries only what was asked for (model text, tables, JSON); everything else goes to stderr. Exit codes: 0 ok,
-1 failure, 2 usage, 130 interrupted.
+stdout carries only the result (model text, tables, JSON); everything else goes to stderr. Exit codes: 0 success,
+1 failure, 2 usage error, 130 interrupted.
 """

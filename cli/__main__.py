@@ -1,4 +1,4 @@
-"""Entry point: imports the rest where Ctrl-C is already understood."""
+"""Entry point. Imports the rest of the package only after Ctrl-C is handled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         handler = signal.getsignal(signal.SIGINT)
         if handler is signal.default_int_handler:
-            # Nothing is at stake before the first line of a command: the signal itself may end the process.
+            # There is nothing to save before a command starts, so the signal may kill the process.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         from .app import run
         from .streams import prepare_streams
@@ -26,16 +26,16 @@ def main(arguments: list[str] | None = None) -> None:
         code = run(arguments)
     except KeyboardInterrupt:
         code = 130
-    # What is left is to leave: Ctrl-C only makes it quicker, without an exception out of somebody's farewell.
+    # Only cleanup remains. The default handler lets Ctrl-C stop the cleanup without a traceback from an exit handler.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)
 
 
 def _interrupt_again(dropped: Any) -> None:
-    """Deliver again an interrupt that fell into a callback (of a weak reference, say): no exception leaves those."""
+    """Raise an interrupt again if it was lost in a callback that ignores exceptions, such as a weak reference's."""
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         again = _thread.interrupt_main
-        if hasattr(signal, "pthread_kill"):  # not on Windows; it wakes a thread that waits
+        if hasattr(signal, "pthread_kill"):  # not on Windows; the signal wakes a waiting thread
             again = partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGINT)
         later = threading.Timer(0.01, again)
         later.daemon = True

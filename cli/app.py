@@ -1,4 +1,4 @@
-"""Builds the commands, and turns errors into messages and exit codes."""
+"""The `genai` application: registers the commands and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .terminal import say
 
 app = App(
     name="genai",
-    help="Run, chat with and measure generative language models from ONNX graphs.",
+    help="Run, chat with, evaluate and benchmark generative language models from ONNX graphs.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -57,14 +57,14 @@ for one in (
     app.command("list" if one is models.list_models else None)(one)
 app.add_typer(bench.app, name="bench")
 app.add_typer(lora.app, name="lora")
-evaluations = App(help="Measure quality.", no_args_is_help=True)
+evaluations = App(help="Measure quality: perplexity, KL divergence and accuracy on tasks.", no_args_is_help=True)
 for one in (evaluate.ppl, evaluate.kld, evaluate_diff.diff, evaluate.tasks):
     evaluations.command()(one)
 app.add_typer(evaluations, name="eval")
 
 
 def command() -> Any:
-    """The whole command line. Every option can also be set by a variable: --top-k by GENAI_TOP_K."""
+    """Return the root command. Every option can also be set by an environment variable: --top-k by GENAI_TOP_K."""
     return typer.main.get_command(app)
 
 
@@ -79,14 +79,14 @@ def _version(is_wanted: bool) -> None:
 @app.callback()
 def root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    """Run, chat with and measure generative language models from ONNX graphs."""
+    """Run, chat with, evaluate and benchmark generative language models from ONNX graphs."""
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command line and return its exit code. What the library logs and reports meanwhile goes to stderr."""
+    """Run the command line and return its exit code. The library's logs and progress go to stderr."""
     with to_stderr():
         return _run(arguments)
 
@@ -105,10 +105,12 @@ def _run(arguments: list[str] | None) -> int:
         drop_output()
         if lost.reason is None:
             return 0
-        say(f"error: the output cannot be written\n  why: {lost.reason}\n  fix: give stdout a place that takes it")
+        say(f"error: the output cannot be written\n  why: {lost.reason}\n  fix: redirect stdout to a writable file")
         return 1
     except MemoryError:
-        say("error: out of memory\n  why: the model and its cache need more than is free\n  fix: use a smaller model")
+        say(
+            "error: out of memory\n  why: the model and its cache do not fit in free memory\n  fix: use a smaller model"
+        )
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
@@ -116,7 +118,7 @@ def _run(arguments: list[str] | None) -> int:
         return 1
     except OSError as error:
         path, refused = str(error.filename or "a file"), error.strerror or error
-        say(f"error: {path:.200}: {refused}\n  why: the system refused it\n  fix: check the place and its permissions")
+        say(f"error: {path:.200}: {refused}\n  why: a system call failed\n  fix: check the path and its permissions")
         return 1
     except Exception as error:
         if not hasattr(error, "format_message"):

@@ -1,4 +1,4 @@
-"""`genai batch`: a file of requests becomes a file of answers."""
+"""`genai batch`: turns a file of requests into a file of replies."""
 
 from __future__ import annotations
 
@@ -25,50 +25,57 @@ if TYPE_CHECKING:
 def batch(
     input: Annotated[
         Path,
-        typer.Argument(metavar="INPUT", help="JSONL, CSV, TSV, Parquet, or text with a prompt per line; - is stdin."),
+        typer.Argument(
+            metavar="INPUT", help="JSONL, CSV, TSV, Parquet or text file (one prompt per line); - reads stdin."
+        ),
     ],
     model: opt.ModelArgument = None,
     *,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="The file of answers: JSONL in the format of OpenAI's batches.")
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write: JSONL in OpenAI's batch format.")],
     format: Annotated[
         str | None,
-        typer.Option("--format", help="jsonl, text, csv, tsv or parquet [default: by INPUT's ending; - is jsonl]."),
+        typer.Option(
+            "--format", help="jsonl, text, csv, tsv or parquet [default: from INPUT's extension; jsonl for -]."
+        ),
     ] = None,
     template: Annotated[
-        str | None, typer.Option("--template", help='The prompt of each line, such as "Summarise: {text}".')
+        str | None, typer.Option("--template", help='Prompt built from each line, such as "Summarise: {text}".')
     ] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Make each prompt a user message, unless its line has a body.")
+        bool, typer.Option("--chat/--raw", help="Wrap each prompt in a user message, unless its line has a body.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an OUTPUT that exists.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing OUTPUT.")] = False,
     retry: Annotated[
-        bool, typer.Option("--retry-errors", help="Go on with it, and try the lines again that failed.")
+        bool, typer.Option("--retry-errors", help="Continue an existing OUTPUT and retry the lines that failed.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Begin anew where OUTPUT exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing OUTPUT.")] = False,
     in_order: Annotated[
-        bool, opt.output_option("--in-order", help="Write answers in the order of the lines, not as they are done.")
+        bool, opt.output_option("--in-order", help="Write replies in input order instead of completion order.")
     ] = False,
-    html: Annotated[Path | None, opt.output_option("--html", help="Write a page about the run at its end.")] = None,
-    window: Annotated[int, typer.Option("--window", help="Lines that are read ahead.", min=1)] = 1024,
+    html: Annotated[
+        Path | None, opt.output_option("--html", help="Write an HTML report of the run to this file.")
+    ] = None,
+    window: Annotated[int, typer.Option("--window", help="Number of lines to read ahead.", min=1)] = 1024,
     max_sequences: Annotated[
-        int, opt.model_option("--max-sequences", help="Answers that are generated side by side.", min=1)
+        int, opt.model_option("--max-sequences", help="Maximum number of replies generated concurrently.", min=1)
     ] = 32,
     ray: Annotated[
         str | None,
-        typer.Option("--ray", help="Spread it over a Ray cluster: HOST:PORT, auto (find one) or local (this machine)."),
+        typer.Option(
+            "--ray", help="Distribute over a Ray cluster: HOST:PORT, auto (discover) or local (this machine)."
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--ray-workers", help="Engines in the cluster [default: one per node].", min=1)
+        int | None,
+        typer.Option("--ray-workers", help="Number of engines in the cluster [default: one per node].", min=1),
     ] = None,
     flags: opt.EngineFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Answer every line of a file, each once, also if the command is killed and started again with --resume.
+    """Process each line of a file exactly once, even after a crash. To continue an interrupted run, add --resume.
 
-    Lines are requests in the format of OpenAI's batches, or have a prompt or messages, and options beside them; with a
-    template they are data. A line that cannot be answered becomes a line with the reason.
+    A line is a request in OpenAI's batch format, or contains a prompt or messages and optional sampling parameters.
+    With --template, a line contains the data for the template. If a line fails, its output line gives the reason.
     """
     from genai.llm.batch.journal import check_output
     from genai.llm.batch.lines import open_lines
@@ -93,7 +100,7 @@ def batch(
                 )  # fmt: skip
             except KeyboardInterrupt:
                 line.close()
-                flags.voice.say(f"{output} has the answers so far; --resume goes on")
+                flags.voice.say(f"{output} contains the replies so far; to continue, add --resume")
                 raise
     if html is not None:
         write_page(report, html)
@@ -105,11 +112,13 @@ def batch(
 def _engine(
     model: Path | None, ray: str | None, workers: int | None, flags: opt.EngineFlags, max_sequences: int
 ) -> LLM | Cluster:
-    """What answers: a model here, or those of a cluster."""
+    """Return the object that generates the replies: a model in this process, or the engines of a Ray cluster."""
     if ray is None:
         if workers is not None:
             raise OptionError(
-                "--ray-workers without --ray", "they are those of a cluster", "add --ray, or leave it out"
+                "--ray-workers without --ray",
+                "--ray-workers sets the number of engines in a Ray cluster",
+                "add --ray, or remove --ray-workers",
             )
         return flags.load_llm(model, max_sequences=max_sequences)
     from genai.llm.batch.cluster import Cluster
@@ -117,8 +126,8 @@ def _engine(
     if flags.lora:
         raise OptionError(
             "--lora with --ray",
-            "the engines of a cluster load no adapters",
-            "run it here, or merge them: genai lora merge",
+            "engines in a cluster cannot load adapters",
+            "remove --ray, or merge the adapter with `genai lora merge`",
         )
     folder = flags.folder_of(model)
     engine = {**flags.options, "context_size": flags.ctx_size, "quiet": True, "max_sequences": max_sequences}
@@ -129,12 +138,14 @@ def _engine(
 def _beginning(*, resume: bool, retry: bool, force: bool) -> str:
     names = [name for name, given in (("resume", resume), ("retry-errors", retry), ("force", force)) if given]
     if force and len(names) > 1:
-        raise OptionError(f"--force and --{names[0]}", "one begins anew, the other goes on", "leave one of them out")
+        raise OptionError(
+            f"--force and --{names[0]}", "the first overwrites OUTPUT, the second continues it", "remove one of them"
+        )
     return "force" if force else "retry" if retry else "resume" if resume else "new"
 
 
 class _Line:
-    """The live bar."""
+    """The live progress bar."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._line = ProgressLine("Answering", after=SHOWN_AFTER)
@@ -142,7 +153,7 @@ class _Line:
         self._recent: list[tuple[float, int, int]] = []
 
     def show(self, progress: BatchProgress) -> None:
-        """Called every tenth of a second; rates are those of the last seconds."""
+        """Update the bar. Called ten times per second; rates are averages over the last 50 calls."""
         figures = progress.figures
         self._recent.append((figures.seconds, figures.prompt_tokens, figures.generated_tokens))
         del self._recent[:-50]
@@ -171,17 +182,17 @@ class _Line:
 
 
 def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
-    """What was done, in a line or two."""
+    """Print a summary of the run."""
     figures, say = report.figures, flags.voice.say
     seconds = max(figures.seconds, 1e-9)
     if report.cut:
-        say(f"{report.output}: its last line was unfinished, and was answered again")
+        say(f"{report.output}: its last line was incomplete and was processed again")
     if report.reordered:
-        say(f"{report.output}: its lines were not in order, and were put in order at the end")
+        say(f"{report.output}: its lines were out of order and were sorted at the end")
     if report.other_models:
         others = ", ".join(sorted(report.other_models)[:3])
-        say(f"lines that name another model ({others}) were answered by {report.model}")
-    kept = f" · {report.kept:,} were there before" if report.kept else ""
+        say(f"lines that name another model ({others}) were processed with {report.model}")
+    kept = f" · {report.kept:,} already done" if report.kept else ""
     say(
         f"{report.output}: {figures.done:,} lines{kept} · {figures.failed:,} failed · {figures.seconds:,.1f} s · "
         f"prompt {figures.prompt_tokens / seconds:,.0f} tok/s ({figures.cached_tokens:,} of "
@@ -189,6 +200,6 @@ def _say(report: BatchReport, flags: opt.EngineFlags) -> None:
     )
     if figures.failed:
         most = ", ".join(f"{count:,} {kind}" for kind, count in report.errors.most_common(3))
-        say(f"failed: {most}; the lines say why, and --retry-errors tries them again")
+        say(f"failed: {most}; each output line gives the reason; to retry the failed lines, add --retry-errors")
     if report.kept_failed:
-        say(f"{report.kept_failed:,} lines had failed before; --retry-errors tries them again")
+        say(f"{report.kept_failed:,} lines failed in an earlier run; to retry them, add --retry-errors")

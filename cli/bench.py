@@ -1,4 +1,4 @@
-"""`genai bench`: measured speed."""
+"""`genai bench`: measures speed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .terminal import PlotFile, emit, emit_figures, show_chart
 if TYPE_CHECKING:
     from genai.models.model import Model
 
-app = App(help="Measure speed: medians of several runs, and shares of what the machine can do.", no_args_is_help=True)
-Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Runs; the median is reported.")]
+app = App(help="Measure speed: medians of several runs, and percentages of the machine's peak.", no_args_is_help=True)
+Repeat = Annotated[int, typer.Option("-r", "--repeat", min=1, help="Number of runs; the median is reported.")]
 _CONTEXTS = (128, 512, 2048, 8192)
 _BATCHES = (1, 2, 4, 8, 16)
 _ROWS = (1, 2, 4, 8, 16, 32, 128, 512)
 _ROWS_OF_FORMATS = (1, 4, 16)
-# What later rows may hold: 0.01234.
+# The minimum width of a column of floats, because later rows may contain longer values, such as 0.01234.
 _NUMBER_WIDTH = 7
-Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the cache before timing starts.")]
-NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens generated per run.")]
-FormatsFlag = Annotated[bool, typer.Option("--formats", help="Every format of weights, on made-up matrices.")]
-PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length.")]
+Context = Annotated[int, typer.Option("-c", "--context", min=1, help="Tokens in the KV cache when timing starts.")]
+NewTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Tokens to generate per run.")]
+FormatsFlag = Annotated[bool, typer.Option("--formats", help="Measure every weight format on random matrices.")]
+PromptTokens = Annotated[int, typer.Option("-n", "--tokens", min=1, help="Prompt length in tokens.")]
 
 
 def _several(short: str, flag: str, subject: str) -> Any:
@@ -47,13 +47,13 @@ def decode(
     model: opt.ModelArgument = None,
     context: Context = 128,
     tokens: NewTokens = 128,
-    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that advance together.")] = 1,
+    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of sequences decoded together.")] = 1,
     repeat: Repeat = 5,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while generating. Also the share of the machine's memory bandwidth that this uses."""
+    """Measure decode speed in tokens per second. Also reports the share of the memory bandwidth that decoding uses."""
     from genai.bench.speed import bench_decode
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -72,7 +72,7 @@ def prefill(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Tokens per second while reading a prompt. Also the share of the machine's products per second that this uses."""
+    """Measure prefill speed in tokens per second. Also reports the share of the machine's peak that matmuls reach."""
     from genai.bench.speed import bench_prefill
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -86,7 +86,7 @@ def context(
     model: opt.ModelArgument = None,
     lengths: Annotated[list[int] | None, _several("-c", "--context", "Context length")] = None,
     beside: Annotated[
-        str | None, typer.Option(help="Measure with keys and values of this type as well, in turn: fp16, fp32, int8.")
+        str | None, typer.Option(help="Also measure a KV cache of this type in alternating runs: fp16, fp32 or int8.")
     ] = None,
     tokens: NewTokens = 32,
     repeat: Repeat = 3,
@@ -95,7 +95,7 @@ def context(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of prefill and decode by length of context. By default 128, 512, 2048, 8192, as far as the model goes."""
+    """Measure prefill and decode speed by context length. Defaults: 128, 512, 2048, 8192, up to the model's limit."""
     from genai.bench.speed import sweep_context
 
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def batch(
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of decode by number of sequences that advance together. By default 1, 2, 4, 8 and 16."""
+    """Measure decode speed by number of sequences decoded together. Defaults: 1, 2, 4, 8 and 16."""
     from genai.bench.speed import sweep_batch
 
     with flags.load(model) as loaded, ProgressLine("Measuring") as line:
@@ -145,14 +145,15 @@ def threads(
     plot: PlotFile = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of decode and prefill by number of threads. By default 1, 2, 4 and so on up to the physical cores."""
+    """Measure decode and prefill speed by number of threads. Defaults: 1, 2, 4 and so on, up to all physical cores."""
     from genai.bench.speed import sweep_threads
     from genai.common.cores import default_threads
 
     chosen = counts or sorted({1, *(n for n in (2, 4, 8, 16, 32, 64) if n < default_threads()), default_threads()})
 
     def load(count: int) -> Model:
-        return opt.ModelFlags(count, accuracy, kv_type, kv_force, device="cpu").load(model)  # whatever the folder asks
+        # The command varies the number of CPU threads, so it overrides the device that the folder's config names.
+        return opt.ModelFlags(count, accuracy, kv_type, kv_force, device="cpu").load(model)
 
     with ProgressLine("Measuring") as line:
         rows = sweep_threads(load, chosen, context=context, tokens=tokens, repeat=repeat, progress=line.show)
@@ -163,13 +164,13 @@ def threads(
 def startup(
     model: opt.ModelArgument = None,
     tokens: PromptTokens = 128,
-    cold: Annotated[bool, typer.Option("--cold", help="Start with an empty kernel cache each time.")] = False,
+    cold: Annotated[bool, typer.Option("--cold", help="Start each run with an empty kernel cache.")] = False,
     repeat: Repeat = 5,
     threads: opt.ThreadsOption = None,
     device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Seconds from the start of a process to the first token."""
+    """Measure the time from the start of a process to the first token, in seconds."""
     from genai.bench.speed import bench_startup
     from genai.devices import check_device
     from genai.models.model_options import check_model_options
@@ -185,9 +186,9 @@ def startup(
 @app.command()
 def kernels(
     model: opt.ModelArgument = None,
-    rows: Annotated[list[int] | None, _several("-m", "--rows", "Tokens at once")] = None,
+    rows: Annotated[list[int] | None, _several("-m", "--rows", "Number of tokens per matmul")] = None,
     context: Annotated[
-        int, typer.Option("-c", "--context", min=1, help="Tokens that attention sees, as far as the model goes.")
+        int, typer.Option("-c", "--context", min=1, help="Cached tokens that attention reads, up to the model's limit.")
     ] = 8192,
     formats: FormatsFlag = False,
     repeat: Repeat = 5,
@@ -196,9 +197,9 @@ def kernels(
     device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Speed of each kind of matrix product in a model, by number of tokens. Also as shares of the ceilings.
+    """Measure each kind of matmul in a model, by number of tokens. Also reports percentages of the machine's peak.
 
-    Then attention of one token over so many others, by the type of cached keys and values.
+    Also measures the attention of one token over the cached tokens, for each KV cache type.
     """
     from genai.bench.attention import bench_attention
     from genai.bench.kernels import bench_kernels
@@ -209,11 +210,13 @@ def kernels(
         if model is not None:
             raise OptionError(
                 f"--formats with the model {str(model)!r}",
-                "it measures matrices that are made up, of every format, not a model's",
-                "leave one of the two out",
+                "--formats measures random matrices in every format, not a model's weights",
+                "remove one of the two",
             )
         if device not in (None, "cpu"):
-            raise OptionError(f"--formats with --device {device}", "it measures the CPU's kernels", "leave one out")
+            raise OptionError(
+                f"--formats with --device {device}", "--formats measures CPU kernels", "remove one of them"
+            )
         with ProgressLine("Measuring") as line:
             exact = accuracy == "fp32"
             rows_measured = bench_formats(rows=rows or _ROWS_OF_FORMATS, threads=threads, repeat=repeat, exact=exact)
@@ -227,7 +230,7 @@ def kernels(
 
 
 def _for_a_column(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of kernels for a table of 60 columns: "decode" and "prefill" are the numerics of few and of many tokens."""
+    """Abbreviate a row for a table of 60 columns: "numerics" to "as", "decode" to "few", and "prefill" to "many"."""
     short = {"decode": "few", "prefill": "many"}
     return {"as" if name == "numerics" else name: short.get(value, value) for name, value in row.items()}
 
@@ -236,23 +239,26 @@ def _for_a_column(row: dict[str, Any]) -> dict[str, Any]:
 @opt.flag_groups
 def throughput(
     model: opt.ModelArgument = None,
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests in all.")] = 64,
-    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Mean length of prompts.")] = 128,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Mean length of replies.")] = 64,
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Number of requests.")] = 64,
+    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Mean prompt length in tokens.")] = 128,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Mean reply length in tokens.")] = 64,
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Requests per second [0.7 of what was reached at once].")
+        float | None,
+        typer.Option("--rate", help="Requests per second [default: 0.7 of the rate that the first run reaches]."),
     ] = None,
     long_prompt: Annotated[
-        int | None, typer.Option(min=32, help="Tokens read while a reply is watched [2048, as far as the model goes].")
+        int | None,
+        typer.Option(min=32, help="Length of the long prompt in tokens [default: 2048, or half the context]."),
     ] = None,
-    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Requests that run side by side.")] = 32,
+    sequences: Annotated[int, typer.Option("--sequences", min=1, help="Maximum number of concurrent requests.")] = 32,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Many requests: all at once, arriving at random, and a reply that is watched while a long prompt is read.
+    """Measure throughput and latency. Runs: all requests at once, random arrivals, and a reply during a long prefill.
 
-    Tokens per second, seconds to the first token (ttft) and milliseconds between two tokens (itl), as percentiles.
+    Reports tokens per second, and percentiles of the seconds to the first token (ttft) and of the milliseconds between
+    two tokens (itl).
     """
     from genai.bench.throughput import bench_throughput
 
@@ -281,15 +287,16 @@ def lora(
     batches: Annotated[list[int] | None, _several("-b", "--batch", "Number of sequences")] = None,
     context: Context = 128,
     tokens: NewTokens = 32,
-    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Prompt length for prefill.")] = 512,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs; medians are reported.")] = 5,
+    prompt: Annotated[int, typer.Option("-p", "--prompt", min=1, help="Prompt length for prefill in tokens.")] = 512,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Number of runs; medians are reported.")] = 5,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """What adapters cost: decode and prefill without places, with places and no adapter, and with made-up adapters.
+    """Measure the cost of adapters. Compares the model without adapter inputs, with inputs only, and with adapters.
 
-    Every sequence of a batch has an adapter of its own, on all projections. By default rank 16, batches of 1 and 16.
+    The adapters have random weights and cover all projections. Each sequence of a batch uses a different adapter. The
+    default is rank 16 and batches of 1 and 16.
     """
     from genai.bench.lora import bench_lora
 
@@ -307,21 +314,21 @@ def speculation(
     model: opt.ModelArgument = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("-f", "--file", help="Measure with this prompt and the model's own reply; may be repeated."),
+        typer.Option("-f", "--file", help="Measure the model's own reply to the prompt in this file; may be repeated."),
     ] = None,
     draft: opt.Draft = None,
     lookup_file: opt.LookupFile = None,
-    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Most tokens of a reply.")] = 256,
-    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Sequences that are answered together.")] = 1,
+    tokens: Annotated[int, typer.Option("-n", "--tokens", min=2, help="Maximum number of tokens per reply.")] = 256,
+    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of sequences decoded together.")] = 1,
     repeat: Repeat = 5,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """What guessing tokens gains, or costs: the same replies without and with it, in turn.
+    """Measure the gain or loss from speculative decoding. Generates the same replies with and without it, alternately.
 
-    Without files it is measured with texts that are put into the model's mouth: an edited program, a summary, prose
-    and digits in which nothing comes again.
+    Without --file, the replies are fixed texts: an edited program, a summary, and prose and digits without
+    repetitions.
     """
     from genai.bench.speculation import Case, bench_speculation
     from genai.common.reading import read_text_file
@@ -339,13 +346,13 @@ def speculation(
 @app.command()
 def session(
     file: ModelFile,
-    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT: a symbolic dimension.")] = None,
+    dims: Annotated[list[str] | None, typer.Option("--dim", help="NAME=EXTENT: size of a symbolic dimension.")] = None,
     repeat: Repeat = 10,
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
-    compare: Annotated[bool, typer.Option("--compare", help="Measure onnxruntime as well, in turn.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Also measure onnxruntime, in alternating runs.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Milliseconds to load and run any ONNX model, on made-up inputs."""
+    """Measure the time to load any ONNX model and to run it on random inputs, in milliseconds."""
     from genai.bench.session import bench_session
 
     _report(bench_session(file, dims=extents(dims or []), repeat=repeat, threads=threads, compare=compare), as_json)
@@ -357,7 +364,7 @@ def _report(result: Mapping[str, object], as_json: bool) -> None:
 
 
 def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine, plot: Path | None) -> None:
-    """Rows as they come, under one heading, and a plot of them; as JSON all of them at the end."""
+    """Print rows as they arrive, under one heading, then a plot; with `as_json`, print all rows at the end."""
     printed = list(_printed(rows, as_json, line))
     line.close()
     if as_json:
@@ -373,7 +380,7 @@ def _table(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine,
 
 
 def _printed(rows: Iterable[Mapping[str, Any]], as_json: bool, line: ProgressLine) -> Iterator[Mapping[str, Any]]:
-    """The rows, each when it was printed, narrow: words of a heading stand above each other, names above their rows."""
+    """Yield each row and print it in narrow columns. Heading words are stacked, and names appear above their rows."""
     widths: list[int] = []
     named = ""
     for row in rows:

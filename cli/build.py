@@ -1,4 +1,4 @@
-"""`genai build`: a Hugging Face checkpoint or a GGUF file becomes a model folder, also where other commands get one."""
+"""`genai build`: makes a model folder from a Hugging Face checkpoint or a GGUF file. Other commands call it too."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def build(
     checkpoint: Annotated[
         Path, typer.Argument(help="Folder with config.json, *.safetensors and a tokenizer; a GGUF file; or org/name.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to create.")],
     precision: Annotated[
         str | None,
-        typer.Option(help="Store weights as int4, int8, fp16, fp32, or kept as they are [default: int4, or kept]."),
+        typer.Option(
+            help="Weight precision: int4, int8, fp16, fp32 or kept [default: int4; kept if already quantised]."
+        ),
     ] = None,
-    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
-    head_precision: Annotated[str | None, typer.Option(help="Precision of the head [default: --precision].")] = None,
+    block_size: Annotated[int, typer.Option(help="Number of weights per scale: 16, 32, 64, 128 or 256.")] = 32,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Use one zero point per block.")] = False,
+    head_precision: Annotated[str | None, typer.Option(help="Precision of the LM head [default: --precision].")] = None,
     embedding_precision: Annotated[
-        str | None, typer.Option(help="Precision of the embeddings [default: see docs/build.md].")
+        str | None, typer.Option(help="Precision of the embeddings [default: see docs/how-to/convert.md].")
     ] = None,
-    accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
-    force: Annotated[bool, typer.Option("--force", help="Put 0 where weights are NaN or infinite.")] = False,
+    accuracy_level: Annotated[int, typer.Option(help="Activation precision in matmuls: 4 = int8, 1 = fp32.")] = 4,
+    force: Annotated[bool, typer.Option("--force", help="Replace NaN and infinite weights with 0.")] = False,
 ) -> None:
     """Build a model folder from a Hugging Face checkpoint or a GGUF file, and print its path."""
     from genai.convert.build import default_precision, execute, plan_build
@@ -47,7 +49,7 @@ def build(
     values: dict[str, Any] = {"head_precision": head_precision, "embedding_precision": embedding_precision}
     checkpoint = checkpoint_of(checkpoint)
     options = ExportOptions(
-        precision=precision or default_precision(expanded(checkpoint)),  # type: ignore[arg-type]  # checked there
+        precision=precision or default_precision(expanded(checkpoint)),  # type: ignore[arg-type]  # ExportOptions checks it
         block_size=block_size,
         symmetric=not asymmetric,
         accuracy_level=accuracy_level,
@@ -60,7 +62,7 @@ def build(
     with interruptible():
         folder = execute(plan, output)
     for name in plan.weights.replaced:
-        say(f"genai: {name} held NaN or infinite values, now 0 (--force)")
+        say(f"genai: {name} contained NaN or infinite values, which are now 0 (--force)")
     for remark in [*plan.prequantized, *plan.rounded]:
         say(f"genai: {remark}")
     written = sum(file.stat().st_size for file in folder.iterdir())
@@ -69,7 +71,10 @@ def build(
 
 
 def model_folder(path: Path, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
-    """A model folder as it is; a checkpoint or a GGUF file built into the cache, and a name pulled, asking first."""
+    """Return the model folder for a path: the path itself, or a cached build of a checkpoint or GGUF file.
+
+    A path that is the name of a model, such as org/name, is pulled first.
+    """
     from genai.convert.resolve import BuildHooks, resolve_model
 
     plans: list[BuildPlan] = []
@@ -80,26 +85,26 @@ def model_folder(path: Path, *, build: bool = True, precision: str | None = None
 
     pulling = PullDialog(yes=yes, precision=precision)
     building = BuildHooks(build, lambda question: pulling.agreed(question) or ask(question), watched, waiting)
-    with interruptible("genai: interrupted; what was downloaded is kept, of a build nothing"):
+    with interruptible("genai: interrupted; the download is kept, and any unfinished build was deleted"):
         folder = resolve_model(path, pulling.hooks, building, precision)
     for plan in plans:
         for remark in [*plan.prequantized, *plan.rounded]:
             say(f"genai: {remark}")
-        say(f"genai: stored in {folder}, from which it starts from now on; remove that folder to have the room back")
+        say(f"genai: stored in {folder}; later runs load the model from there; to free the space, delete the folder")
     return folder
 
 
 def checkpoint_of(path: Path) -> Path:
-    """Where a command makes something of a model: the path as it is, or what is pulled by that name, after asking."""
+    """Return the path to convert: the path itself, or the model of that name, pulled after confirmation."""
     from genai.convert.resolve import source_of
 
-    with interruptible("genai: interrupted; what was downloaded is kept"):
+    with interruptible("genai: interrupted; the download is kept"):
         return source_of(path, PullDialog().hooks)
 
 
 @contextmanager
 def interruptible(message: str = "genai: interrupted, nothing was built") -> Iterator[None]:
-    """SIGTERM ends the block by an exception, as Ctrl-C does: the unfinished folder is removed, and `message` said."""
+    """Turn SIGTERM into an exception, like Ctrl-C, so that unfinished output is deleted; then print `message`."""
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -107,7 +112,7 @@ def interruptible(message: str = "genai: interrupted, nothing was built") -> Ite
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         yield
     except (KeyboardInterrupt, SystemExit):
-        # The bar's line has no end yet.
+        # The progress bar has not yet written the end of its line.
         say(("\n" if sys.stderr.isatty() else "") + message)
         raise
     finally:
@@ -116,12 +121,12 @@ def interruptible(message: str = "genai: interrupted, nothing was built") -> Ite
 
 
 def waiting(folder: Path) -> None:
-    """Another process builds into the same cache."""
-    say(f"genai: waiting for another build in {folder} (Ctrl-C ends this)")
+    """Report that another process is building into the same cache folder."""
+    say(f"genai: waiting for another build in {folder} (Ctrl-C to cancel)")
 
 
 def ask(question: str) -> bool:
-    """Ask where somebody can answer; elsewhere say what happens and go on."""
+    """Ask a question if there is a terminal; otherwise, report the action and return True."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         say(f"genai: {question.replace('Build a', 'Building a').rstrip('?')}")
         return True
@@ -129,7 +134,7 @@ def ask(question: str) -> bool:
 
 
 def watch(plan: BuildPlan) -> Callable[[int], None]:
-    """Say what is odd about the checkpoint; then a bar for terminals, nothing elsewhere."""
+    """Print remarks about the checkpoint, then return a callback for a progress bar (shown on terminals only)."""
     from genai.convert.resolve import build_task
 
     for remark in plan.remarks:

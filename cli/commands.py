@@ -1,9 +1,10 @@
-"""What every command of `genai` has: help of ours, and a variable of the environment per option."""
+"""Base classes of all `genai` commands. They add our help pages, and an environment variable for every option."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from typing import Any, TypeVar
 
 import typer
@@ -11,19 +12,20 @@ from typer.core import TyperCommand, TyperGroup
 
 from genai.errors import GenaiError
 
-from .help_page import write_options
+from .help_page import write_example, write_options
 from .variables import bind_variables, name_variables
 
 F = TypeVar("F", bound=Callable[..., Any])
+_EVERYTHING = "genai.help_all"
 
 
 class _Shared:
-    """The part that commands and groups share. Mixed in before a class of typer's."""
+    """A mixin for commands and groups. In the list of base classes, it precedes the class from typer."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         command: Any = self
-        # Whole, where an automatic one is cut at the window's width.
+        # typer would truncate its automatic short help at the window's width.
         command.short_help = re.split(r"(?<=[.:]) |\n\n", command.help or "", maxsplit=1)[0].rstrip(":.") + "."
         bind_variables(command.params)
         for parameter in command.params:
@@ -31,7 +33,7 @@ class _Shared:
                 parameter.metavar = parameter.name.upper()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As typer parses them; errors know their command, which some of typer's do not."""
+        """Parse arguments. Some of typer's errors do not name their command, so add it."""
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             return parsed
@@ -41,7 +43,7 @@ class _Shared:
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it; errors name the variables that options came from."""
+        """Run the command. Errors name the environment variables that set the options."""
         try:
             return super().invoke(ctx)  # type: ignore[misc]
         except GenaiError as error:
@@ -50,23 +52,46 @@ class _Shared:
 
 
 class Command(_Shared, TyperCommand):
-    """A command."""
+    """A command. `--help` shows the options that most users need; `--help-all` shows all options."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, with `--help` and `--help-all` last."""
+        parameters = super().get_params(ctx)
+        help_option = self.get_help_option(ctx)
+        if help_option is None:
+            return parameters
+        help_all: Any = copy(help_option)
+        help_all.name, help_all.opts, help_all.secondary_opts = "help_all", ["--help-all"], []
+        help_all.help, help_all.callback = "Show all options and exit.", _show_all
+        return [*parameters, help_all]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the command's description and an example."""
+        super().format_help_text(ctx, formatter)
+        write_example(ctx, formatter)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write its options in groups."""
-        write_options(self, ctx, formatter)
+        """Write the options."""
+        write_options(self, ctx, formatter, everything=ctx.meta.get(_EVERYTHING, False))
+
+
+def _show_all(ctx: Any, parameter: Any, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_EVERYTHING] = True
+        typer.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class Group(_Shared, TyperGroup):
-    """Commands below a command."""
+    """A command with subcommands."""
 
 
 class App(typer.Typer):
-    """Commands in the making."""
+    """A typer application whose commands are `Command` and `Group` objects."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Group, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        """Make a function a command."""
+        """Return a decorator that registers a function as a command."""
         return super().command(name, cls=Command, **settings)

@@ -1,4 +1,4 @@
-"""`genai doctor`: what this machine is, what the toolkit makes of it, and what to repair."""
+"""`genai doctor`: reports on this machine, how the toolkit uses it, and what to fix."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ def doctor(
         bool,
         typer.Option(
             "--clean-cache",
-            help="Remove compiled kernels of other versions, and those for GPUs that were not used for 30 days.",
+            help="Delete kernels compiled with other versions, and GPU kernels unused for 30 days.",
         ),
     ] = False,
     compile_all: Annotated[
-        bool, typer.Option("--compile", help="Compile all kernels for this machine now, so that nothing waits later.")
+        bool,
+        typer.Option("--compile", help="Compile all kernels for this machine now, so that later runs do not wait."),
     ] = False,
 ) -> None:
-    """Examine this machine: processor, kernels, memory, GPU, caches, versions. Exits with 1 if models cannot be run."""
+    """Check this machine: processor, kernels, memory, GPU, caches, versions. Exits with 1 if models cannot run."""
     act = clean if clean_cache else compile_kernels if compile_all else report
     raise typer.Exit(act(as_json=as_json))
 
 
 def report(machine: Machine | None = None, *, as_json: bool) -> int:
-    """Print what was found; returns the exit code."""
+    """Print the findings and return the exit code."""
     from genai.doctor.checkup import Mark, examine, usable
 
     findings = examine(machine)
@@ -54,7 +55,7 @@ def report(machine: Machine | None = None, *, as_json: bool) -> int:
 
 
 def compile_kernels(*, as_json: bool) -> int:
-    """Make every kernel that usual models need, and say how many that were; returns the exit code."""
+    """Compile every kernel that common models need, print how many were compiled, and return the exit code."""
     from genai.kernels.cpu.jit.native import LIBRARY
     from genai.kernels.cpu.warmup import all_kernels
 
@@ -63,12 +64,12 @@ def compile_kernels(*, as_json: bool) -> int:
     if as_json:
         _emit_json({"folder": str(LIBRARY.folder.path), **asdict(result)})
     else:
-        emit(f"compiled {result.compiled} kernels in {result.seconds:.0f} s; {result.loaded} were there already", "\n")
+        emit(f"compiled {result.compiled} kernels in {result.seconds:.0f} s; {result.loaded} were already cached", "\n")
     return 0 if LIBRARY.folder.path is not None else 1
 
 
 def clean(*, as_json: bool) -> int:
-    """Remove stale kernels and say which; returns the exit code, 1 if some could not be removed."""
+    """Delete stale kernels, print their paths, and return the exit code: 1 if a kernel could not be deleted."""
     from genai.common.memory_limits import format_bytes
     from genai.doctor.caches import inspect_caches, remove_stale
 
@@ -86,12 +87,12 @@ def clean(*, as_json: bool) -> int:
     for path, reason in errors.items():
         emit(printable(f"kept {path}: {reason}"), "\n")
     if not removed and not errors:
-        emit("nothing to remove: no compiled kernels of other versions, and none for GPUs that are not used", "\n")
+        emit("nothing to remove: no kernels compiled with other versions, and no unused GPU kernels", "\n")
     return 1 if errors else 0
 
 
 def _text(findings: list[Finding]) -> str:
-    """Mark, name and text in columns."""
+    """Return the findings' marks, names and texts in columns."""
     marks = max(len(finding.mark) for finding in findings)
     rows = []
     for finding in findings:

@@ -1,4 +1,4 @@
-"""`genai eval tasks`, `ppl` and `kld`: how well a model does, alone or beside another."""
+"""`genai eval tasks`, `ppl` and `kld`: measure the quality of a model, or compare it with another model."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from genai.evaluate import Divergence, Perplexity, ScoringProgress
     from genai.models.model import Model
 
-Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Begin with BOS [default: if the tokenizer does].")]
-TextFile = Annotated[str, typer.Option("-f", "--file", help="File of the text, in UTF-8; - reads stdin.")]
+Bos = Annotated[bool | None, typer.Option("--bos/--no-bos", help="Prepend BOS [default: as the tokenizer does].")]
+TextFile = Annotated[str, typer.Option("-f", "--file", help="UTF-8 text file; - reads stdin.")]
 WindowOption = Annotated[
-    int | None, typer.Option("-w", "--window", help="Tokens per window [default: context, at most 2048].")
+    int | None, typer.Option("-w", "--window", help="Tokens per window [default: the context, at most 2048].")
 ]
-StrideOption = Annotated[int | None, typer.Option(help="Tokens from window to window [default: half a window].")]
-OtherArgument = Annotated[Path | None, typer.Argument(help="The other model's folder [default: BASE again].")]
+StrideOption = Annotated[int | None, typer.Option(help="Tokens between window starts [default: half a window].")]
+OtherArgument = Annotated[Path | None, typer.Argument(help="Folder of the other model [default: BASE].")]
 OtherAccuracy = Annotated[str | None, opt.model_option(help="--accuracy for OTHER [default: as for BASE].")]
 OtherKvType = Annotated[
     str | None, opt.model_option("--other-kv-type", help="--kv-type for OTHER [default: as for BASE].")
 ]
 Side = tuple[Path | None, opt.ModelFlags]
-"""A model folder (None = the bundled one) and how its engine is to compute."""
+"""A model folder (None = the bundled model) and the options that control its computation."""
 
 
 @dataclass(frozen=True)
 class WindowFlags:
-    """How a text is cut into windows."""
+    """Options for splitting a text into windows."""
 
     window: WindowOption = None
     stride: StrideOption = None
@@ -51,14 +51,14 @@ class WindowFlags:
 
 @dataclass(frozen=True)
 class PairFlags(opt.ModelFlags):
-    """Two models to compare: how BASE computes, and what differs in OTHER."""
+    """Options of two models to compare: the options of BASE, and the options of OTHER that differ."""
 
     other_accuracy: OtherAccuracy = None
     other_kv_type: OtherKvType = None
 
     def sides(self, base: Path | None, other: Path | None) -> tuple[Side, Side]:
-        """Both sides; what is not said of OTHER is as for BASE."""
-        # What int4 keys and values cost is what these commands measure: neither side is refused.
+        """Return both sides. OTHER uses the value of BASE for each option that it does not set."""
+        # These commands measure the loss from an int4 KV cache, so they must accept such a cache on either side.
         flags = opt.ModelFlags(self.threads, self.accuracy, self.kv_type, self.kv_type == MEASURED, self.device)
         accuracy = self.accuracy if self.other_accuracy is None else self.other_accuracy
         kv_type = self.kv_type if self.other_kv_type is None else self.other_kv_type
@@ -70,24 +70,24 @@ class PairFlags(opt.ModelFlags):
 def tasks(
     model: opt.ModelArgument = None,
     file: Annotated[
-        Path | None, typer.Option("-f", "--file", help="Questions as JSON lines [default: the bundled model's].")
+        Path | None, typer.Option("-f", "--file", help="JSONL file of questions [default: the bundled model's].")
     ] = None,
-    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Questions answered together.")] = 16,
-    show_wrong: Annotated[int, typer.Option(help="Wrong answers to show per task.", min=0)] = 0,
-    html: Annotated[Path | None, typer.Option(help="Write an HTML page of all questions and replies.")] = None,
+    batch: Annotated[int, typer.Option("-b", "--batch", min=1, help="Number of questions processed together.")] = 16,
+    show_wrong: Annotated[int, typer.Option(help="Number of wrong replies to print per task.", min=0)] = 0,
+    html: Annotated[Path | None, typer.Option(help="Write all questions and replies to this HTML file.")] = None,
     plot: PlotFile = None,
     *,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Ask held-out questions, greedily, and report the share of right answers per task, with its 95 % interval."""
+    """Ask held-out questions, decode greedily, and report the accuracy per task with its 95 % confidence interval."""
     from genai.common.plots import Chart
     from genai.evaluate.tasks import evaluate, read_questions, summary, task_page, write_page
     from genai.models.folders import bundled_tasks
 
     questions = read_questions(file or bundled_tasks())
     if html is not None:
-        write_page(html, "")  # what cannot be written is better known before the long work
+        write_page(html, "")  # reports an unwritable path before the long evaluation
     with flags.load(model) as loaded, ProgressLine("Asking") as line:
         outcomes = evaluate(loaded, questions, batch_size=batch, progress=line.show)
         model_name = loaded.folder.name
@@ -116,15 +116,17 @@ def ppl(
     *,
     cut: WindowFlags,
     ctx_shift: Annotated[
-        bool, typer.Option("--ctx-shift", help="Read the text once, and forget half of a window where it is full.")
+        bool,
+        typer.Option("--ctx-shift", help="Score the text in one pass; drop half of the window whenever it is full."),
     ] = False,
     ctx_keep: Annotated[
-        int | None, typer.Option("--ctx-keep", help="With --ctx-shift: first tokens that stay [default: 32].", min=0)
+        int | None,
+        typer.Option("--ctx-keep", help="With --ctx-shift: number of initial tokens to keep [default: 32].", min=0),
     ] = None,
     flags: opt.ModelFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Perplexity on a text, in sliding windows, and bits per byte, which does not depend on the tokenizer."""
+    """Measure the perplexity of a text in sliding windows, and bits per byte (independent of the tokenizer)."""
     opt.shift_of(ctx_shift, ctx_keep)
     text = _read(file)
     from genai.evaluate import perplexity
@@ -146,7 +148,7 @@ def kld(
     flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """KL divergence of OTHER from BASE at every token of a text; OTHER may be BASE computed in another way."""
+    """Measure the KL divergence of OTHER from BASE at every token of a text. OTHER may be BASE with other options."""
     text = _read(file)
     from genai.common.plots import Chart
     from genai.evaluate import kl_divergence
@@ -157,7 +159,7 @@ def kld(
         recorded = keep_kv_quality(reference, subject, result)
     emit_figures(to_json(result) if as_json else _divergence_rows(result))
     if recorded is not None:
-        say(f"{MEASURED} keys and values: {recorded}")
+        say(f"{MEASURED} KV cache: {recorded}")
     names = {"median": result.median, "90 %": result.p90, "99 %": result.p99, "maximum": result.maximum}
     series = {"divergence": list(names.values())}
     show_chart(Chart("KL divergence", "quantile of tokens", list(names), series, "nats"), plot, as_json=as_json)
@@ -169,7 +171,7 @@ def _read(file: str) -> str:
     text = read_stdin() if file == "-" else read_text_file(Path(file))
     if not text:
         origin = "standard input" if file == "-" else file
-        raise InputError(f"{origin} is empty", "there is nothing to compute", "give some text")
+        raise InputError(f"{origin} is empty", "there is no text to score", "provide text that is not empty")
     return text
 
 
@@ -184,8 +186,10 @@ def _perplexity_rows(result: Perplexity) -> list[tuple[str, str]]:
 
 
 def _shifted(result: Perplexity) -> str:
-    beginning = f"the first {result.ctx_shift} stay"
-    return f"read once, with a context of {result.window} that forgets {result.stride} where it is full; {beginning}"
+    beginning = f"the first {result.ctx_shift} are always kept"
+    return (
+        f"one pass with a context of {result.window} tokens; {result.stride} are dropped when it is full, {beginning}"
+    )
 
 
 def _divergence_rows(result: Divergence) -> list[tuple[str, str]]:
@@ -211,7 +215,7 @@ def _windows(result: Perplexity | Divergence) -> str:
 
 
 def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
-    """Show how far it is; in the end, what it took."""
+    """Show the progress; at the end, print the total."""
     speed = f"{progress.tokens_per_second:.0f} tok/s"
     counted = f"{progress.scored}/{progress.total} tokens scored · {speed}"
     line.show(progress.scored, progress.total, counted)
@@ -222,7 +226,7 @@ def _tell(line: ProgressLine, progress: ScoringProgress) -> None:
 
 @contextmanager
 def loaded(base: Side, other: Side) -> Iterator[tuple[Model, Model]]:
-    """Both models; equal sides are loaded once."""
+    """Load both models. If both sides are equal, load the model only once."""
     with ExitStack() as stack:
         first = stack.enter_context(base[1].load(base[0]))
         yield first, first if other == base else stack.enter_context(other[1].load(other[0]))

@@ -1,4 +1,4 @@
-"""`genai eval diff`: the first layer and operator where two runs part."""
+"""`genai eval diff`: finds the first layer and operator at which two runs differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from genai.evaluate import ModelDiff, ValueDiff
 
 _DEFAULT_PROMPT = "What is 12 + 7? Count from 3 to 7."
-# Rows shown around the first value that parts.
+# The numbers of rows shown before and after the first value that differs.
 _BEFORE, _AFTER = 3, 2
 _COLUMNS = f"  {'layer':>5}  {'operator':<32}  {'rel. RMS':>8}  {'max abs':>8}  {'cosine':>9}  {'shape':<16}  value"
 
@@ -31,25 +31,28 @@ def diff(
     other: OtherArgument = None,
     against: Annotated[
         str | None,
-        typer.Option(help='"onnxruntime" or "reference": compare BASE with what it computes from the same graph.'),
+        typer.Option(help="Compare BASE with onnxruntime or reference (NumPy) on the same graph."),
     ] = None,
-    prompt: Annotated[str, typer.Option("-p", "--prompt", help="The text to compute; - reads stdin.")] = (
+    prompt: Annotated[str, typer.Option("-p", "--prompt", help="Prompt to process; - reads stdin.")] = (
         _DEFAULT_PROMPT
     ),
     tolerance: Annotated[float, typer.Option(help="Relative RMS error above which values differ.")] = 0.05,
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Give each operator the other side's inputs: errors do not add up.")
+        bool,
+        typer.Option("--isolate", help="Feed each operator the other side's inputs, so that errors do not accumulate."),
     ] = False,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every value, also those of one side only.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help="Show every value, including values that only one side has.")
+    ] = False,
     bos: Bos = None,
     plot: PlotFile = None,
     *,
     flags: PairFlags,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Compare two models, or one model in two ways, value by value; mark the first value that differs.
+    """Compare two models, or one model run in two ways, value by value, and mark the first difference.
 
-    Without --all the table shows the worst value of each layer, and those around the first that differs.
+    Without --all, the table shows the worst value of each layer and the values around the first difference.
     """
     from genai.evaluate import diff_models, diff_with_onnxruntime, encode_prompt
     from genai.evaluate.model_diff import check_tolerance
@@ -62,9 +65,9 @@ def diff(
         first = base, replace(first[1], device=against, accuracy="fp32", threads=None)
     if against != "onnxruntime" and first == second:
         raise OptionError(
-            "there is nothing to compare BASE with",
-            "both sides are the same model computed in the same way",
-            "give OTHER, --other-accuracy, --other-kv-type or --against",
+            "BASE has no side to compare with",
+            "both sides are the same model with the same options",
+            "add OTHER, --other-accuracy, --other-kv-type or --against",
         )
     text = read_stdin() if prompt == "-" else prompt
     if against == "onnxruntime":
@@ -82,19 +85,21 @@ def diff(
 
 
 def _check(against: str | None, of_other: list[object]) -> None:
-    """Raises OptionError if there is no such other side, or it is said twice."""
+    """Raise OptionError if `against` is unknown, or if the other side is specified twice."""
     if against not in (None, "onnxruntime", "reference"):
-        raise OptionError(f"--against {against!r}", "allowed: onnxruntime, reference", "use one of them, or give OTHER")
+        raise OptionError(
+            f"--against {against!r}", "allowed: onnxruntime, reference", "use one of these, or name OTHER"
+        )
     if against is not None and any(item is not None for item in of_other):
         raise OptionError(
             "--against contradicts OTHER, --other-accuracy and --other-kv-type",
-            f"one side is BASE, the other is {against} on the same graph",
-            "leave one of them out",
+            f"with --against, one side is BASE and the other is {against} on the same graph",
+            "remove --against, or remove the others",
         )
 
 
 def _chart(result: ModelDiff) -> Chart:
-    """The worst value of each layer that both runs have."""
+    """Return a chart of the worst value in each layer that exists in both runs."""
     from genai.common.plots import Chart
 
     worst: dict[int, float] = {}
@@ -120,7 +125,7 @@ def _report(result: ModelDiff, show_all: bool) -> str:
 
 
 def _interesting(result: ModelDiff) -> list[int]:
-    """The worst value of each layer, and those around the first that parts."""
+    """Return the indices of the worst value in each layer and of the values around the first difference."""
     worst: dict[int | None, int] = {}
     for index, value in enumerate(result.values):
         best = worst.setdefault(value.layer, index)
@@ -142,14 +147,14 @@ def _row(value: ValueDiff, marked: bool) -> str:
 
 
 def _verdict(result: ModelDiff) -> str:
-    how = "each operator alone" if result.isolated else "errors add up"
+    how = "each operator alone" if result.isolated else "errors accumulate"
     if result.first is None:
         return f"no value differs: relative RMS error ≤ {result.tolerance:g} in all {len(result.values)} values ({how})"
     value = result.values[result.first]
     where = "outside the layers" if value.layer is None else f"layer {value.layer}"
     before = max((v.relative_rms for v in result.values[: result.first]), default=0.0)
     return (
-        f"first to part: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
+        f"first difference: {where}, {value.op_type} {value.name!r}: relative RMS error {value.relative_rms:.2e} > "
         f"{result.tolerance:g} ({how}; at most {before:.1e} before it)"
     )
 

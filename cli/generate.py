@@ -1,4 +1,4 @@
-"""`genai generate`: continue texts, without a conversation."""
+"""`genai generate`: continues texts, without a conversation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .terminal import (
 )
 from .wrapping import harmless
 
-# A file with so many lines, or with one of these endings, may be a list of prompts.
+# A file with this many lines, or with one of these extensions, may be a list of prompts.
 _LIKE_A_LIST, _LISTS = 20, (".jsonl", ".ndjson", ".csv", ".tsv")
 
 if TYPE_CHECKING:
@@ -46,42 +46,44 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            "-p", "--prompt", help="The text to continue; may be given several times; - reads stdin [default: -]."
+            "-p", "--prompt", help="Text to continue; may be given several times; - reads stdin [default: -]."
         ),
     ] = None,
     files: Annotated[
         list[Path] | None,
-        typer.Option("-f", "--file", help="Read a file as one prompt, however many lines it has; may be repeated."),
+        typer.Option("-f", "--file", help="Use the whole file as one prompt; may be given several times."),
     ] = None,
     as_chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Make each prompt (about what a pipe brings) a user message.")
+        bool, typer.Option("--chat/--raw", help="Wrap each prompt (plus piped input) in a user message.")
     ] = False,
     samples: Annotated[
-        int, typer.Option("--samples", help="Completions per prompt; with --beams, so many of the best.", min=1)
+        int, typer.Option("--samples", help="Completions per prompt; with --beams, number of beams to return.", min=1)
     ] = 1,
     beams: Annotated[
-        int | None, typer.Option("--beams", help="Search for the most likely text with so many beams.", min=2)
+        int | None, typer.Option("--beams", help="Use beam search with this number of beams.", min=2)
     ] = None,
     length_penalty: Annotated[
-        float | None, typer.Option("--length-penalty", help="With --beams: above 0 favours long texts [default: 1].")
+        float | None,
+        typer.Option("--length-penalty", help="With --beams: values above 0 favour longer texts [default: 1]."),
     ] = None,
     early_stopping: Annotated[
         str | None, typer.Option("--early-stopping", help="With --beams: true, false or never [default: false].")
     ] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="End after so many seconds.")] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help="Stop after this many seconds.")] = None,
     logprobs: Annotated[
         int | None,
-        opt.output_option(help="With --json: log-probabilities of the tokens and of so many others."),
+        opt.output_option(help="With --json: log-probabilities of the tokens and of this many alternatives."),
     ] = None,
     prompt_logprobs: Annotated[
-        int | None, opt.output_option(help="With --json: the same for the tokens of the prompt.")
+        int | None,
+        opt.output_option(help="With --json: log-probabilities of the prompt's tokens and of this many alternatives."),
     ] = None,
     as_json: Annotated[bool, opt.output_option("--json", help="Print one JSON object per completion.")] = False,
     *,
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Continue texts and print what the model writes. Several prompts run as one batch; one alone is streamed."""
+    """Continue texts and print the completions. A single prompt is streamed; several prompts run as one batch."""
     options = {**sampling, **_extra(samples, logprobs, prompt_logprobs, as_json)}
     options |= {"timeout": timeout} if timeout is not None else {}
     options |= {"ctx_shift": flags.shift} if flags.shift else {}
@@ -106,7 +108,7 @@ def generate(
                 emit(_shown(llm, completion, as_json=as_json), "\n")
         for completion in completions:
             if completion.forgotten_tokens and not flags.stats:
-                flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were forgotten)")
+                flags.voice.say(f"(the context was full: {completion.forgotten_tokens:,} tokens were dropped)")
         for completion in completions if flags.stats else ():
             say(footer(completion, llm.context_size, options.get("seed")))
 
@@ -116,16 +118,16 @@ def _extra(samples: int, logprobs: int | None, prompt_logprobs: int | None, as_j
     options: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
     if options and not as_json:
         names = " and ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise OptionError(f"{names} without --json", "plain text has no place for log-probabilities", "add --json")
+        raise OptionError(f"{names} without --json", "plain text cannot show log-probabilities", "add --json")
     return options | ({"n": samples} if samples > 1 else {})
 
 
 def _beam_options(beams: int | None, length_penalty: float | None, early_stopping: str | None) -> dict[str, Any]:
-    """What steers a beam search."""
+    """Return the options of a beam search."""
     flags = {"--length-penalty": length_penalty, "--early-stopping": early_stopping}
     for name, value in flags.items():
         if beams is None and value is not None:
-            raise OptionError(f"{name} without --beams", "it steers a beam search", "add --beams 4")
+            raise OptionError(f"{name} without --beams", "the option applies only to beam search", "add --beams 4")
     options: dict[str, Any] = {} if length_penalty is None else {"length_penalty": length_penalty}
     if early_stopping is not None:
         known = {"true": True, "false": False, "never": "never"}
@@ -136,24 +138,27 @@ def _beam_options(beams: int | None, length_penalty: float | None, early_stoppin
 
 
 def _texts(prompts: Sequence[str] | None, files: Sequence[Path] | None, as_chat: bool, voice: Voice) -> list[str]:
-    """The prompts in order: those given, then the files; stdin where nothing is given.
+    """Return the prompts in order: `prompts`, then the files; stdin if both are empty.
 
-    Questions of a chat are about what stdin brings beside them, as in `genai chat`.
+    With `as_chat`, piped input precedes each prompt, as in `genai chat`.
     """
     sources = list(prompts or ()) or ([] if files else ["-"])
     if sources.count("-") > 1:
-        raise InputError("-p - is given twice", "stdin can be read once", "leave one of them out")
+        raise InputError("-p - is given twice", "stdin can be read only once", "remove one of them")
     texts = [read_stdin() if prompt == "-" else prompt for prompt in sources]
     texts += [_text_of(file, voice) for file in files or ()]
     return with_stdin(texts) if as_chat and "-" not in sources else texts
 
 
 def _text_of(file: Path, voice: Voice) -> str:
-    """The text of a file. If that may have been meant as a list of prompts, it is said what becomes of it."""
+    """Read a file as one prompt. If the file looks like a list of prompts, suggest `genai batch`."""
     text = read_text_file(file)
     lines = sum(bool(line.strip()) for line in text.splitlines())
     if lines >= _LIKE_A_LIST or (lines > 1 and file.suffix.lower() in _LISTS):
-        voice.say(f"{file}: its {lines:,} lines are one prompt; `genai batch {file} -o OUTPUT` answers each by itself")
+        voice.say(
+            f"{file}: its {lines:,} lines form one prompt; "
+            f"`genai batch {file} -o OUTPUT` processes each line separately"
+        )
     return text
 
 
@@ -171,13 +176,13 @@ def _stream(llm: LLM, text: str, flags: opt.TextFlags, options: dict[str, Any]) 
 
 
 def _shown(llm: LLM, completion: Completion, *, as_json: bool) -> str:
-    """A completion as stdout gets it."""
+    """Format a completion for stdout."""
     return json.dumps(_as_json(llm, completion)) if as_json else harmless(completion.text, sys.stdout)
 
 
 def _as_json(llm: LLM, completion: Completion) -> dict[str, Any]:
     result = asdict(completion)
-    del result["state"]  # a part of the cache
+    del result["state"]  # part of the KV cache
     for name in ("logprobs", "prompt_logprobs"):
         entries = getattr(completion, name)
         result[name] = entries and [entry and _logprob(llm, entry) for entry in entries]

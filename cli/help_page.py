@@ -1,4 +1,4 @@
-"""Help pages: options in groups, no line cut, at any width; and what usage errors say."""
+"""Help pages that group the options and never truncate them, and the messages of usage errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 from genai.errors import OptionError
 
+from .short_help import SHORT_HELP
 from .variables import is_from_variable
 
 MODEL, SAMPLING, OUTPUT, ADVANCED = "Model", "Sampling", "Output", "Advanced"
 _KINDS = {"int": "N", "float": "NUMBER", "str": "TEXT", "path": "PATH"}
 _KIND = r"<(?:list\[)?(\w+)(?: range)?\]?>"
-# Stands for a hyphen while lines are made, which would be broken behind one: "--no-" is not an option.
+# Replaces hyphens while lines are wrapped, because textwrap would break "--no-stats" after "--no-".
 _WHOLE = "\ue000"
-# What other programs call an option of ours.
+# Names that other programs use for our options.
 _ELSEWHERE = {
     "--context-length": "--ctx-size",
     "--file": "--prompt",
@@ -31,61 +32,91 @@ _ELSEWHERE = {
 }
 
 
-def write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write the arguments and options of a command, in groups."""
-    groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for name in (MODEL, SAMPLING, OUTPUT, ADVANCED):
-        groups[f"{name} options"] = []
-    for parameter in command.get_params(ctx):
-        record = parameter.get_help_record(ctx)
-        if record is not None:
-            panel = getattr(parameter, "rich_help_panel", None)
-            group = f"{panel} options" if panel else "Options"
-            if parameter.param_type_name == "argument":
-                group = "Arguments"
-            # Types as people write them: "<int range>" is N.
-            named = re.sub(_KIND, lambda found: _KINDS.get(found[1].lower(), found[1].upper()), record[0])
-            groups[group].append((named, record[1].replace("-", _WHOLE)))
-    for name, rows in groups.items():
-        if rows:
-            with formatter.section(name):
-                formatter.write_dl(rows)
-                formatter.buffer[:] = [piece.replace(_WHOLE, "-") for piece in formatter.buffer]
-    with formatter.section("Environment"):
-        formatter.write_text("Every option has a variable too, such as GENAI_THREADS=2. The option itself wins.")
+def write_example(ctx: Any, formatter: Any) -> None:
+    """Write an example of a command."""
+    if (short := SHORT_HELP.get(ctx.command_path)) is not None:
+        with formatter.section("Example"):
+            formatter.write(f"{'':{formatter.current_indent}}{short.example}\n")
+
+
+def write_options(command: Any, ctx: Any, formatter: Any, *, everything: bool = True) -> None:
+    """Write the arguments and options of a command.
+
+    Args:
+        command: the command.
+        ctx: its context.
+        formatter: the page.
+        everything: True to write all options, in groups; False to write the options of the short help.
+    """
+    every = command.get_params(ctx)
+    rows = {parameter: row for parameter in every if (row := _row(parameter, ctx)) is not None}
+    arguments = [row for parameter, row in rows.items() if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in rows if parameter.param_type_name != "argument"]
+    short = () if everything or ctx.command_path not in SHORT_HELP else SHORT_HELP[ctx.command_path].options
+    _write_section(formatter, "Arguments", arguments)
+    if short:
+        by_name = {name: parameter for parameter in options for name in parameter.opts}
+        shown = [by_name[name] for name in (*short, "--help", "--help-all")]
+        _write_section(formatter, "Options", [rows[parameter] for parameter in shown])
+        more = f"{ctx.command_path} --help-all lists all {len(options)} options."
+    else:
+        names = ("", MODEL, SAMPLING, OUTPUT, ADVANCED)
+        groups: dict[str, list[Any]] = {name: [] for name in names}
+        for parameter in options:
+            groups[getattr(parameter, "rich_help_panel", None) or ""].append(rows[parameter])
+        for name, group in groups.items():
+            _write_section(formatter, f"{name} options" if name else "Options", group)
+        more = "Every option can also be set by a variable, such as GENAI_THREADS=2. The command line takes precedence."
+    formatter.write_paragraph()
+    formatter.write_text(more)
+
+
+def _row(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """Return the names and the text of a parameter, or None if it is hidden."""
+    record = parameter.get_help_record(ctx)
+    if record is None:
+        return None
+    # Show types in the usual form: "<int range>" becomes N.
+    named = re.sub(_KIND, lambda found: _KINDS.get(found[1].lower(), found[1].upper()), record[0])
+    return named, record[1].replace("-", _WHOLE)
+
+
+def _write_section(formatter: Any, name: str, rows: list[tuple[str, str]]) -> None:
+    if rows:
+        with formatter.section(name):
+            formatter.write_dl(rows)
+            formatter.buffer[:] = [piece.replace(_WHOLE, "-") for piece in formatter.buffer]
 
 
 def usage_error(error: Any) -> OptionError:
-    """What typer found wrong with the command line, as an error of ours."""
+    """Convert an error that typer found in the command line to an OptionError."""
     message = error.format_message().rstrip(".")
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx is not None else "genai"
-    hint = f"`{path} -h` lists them"
+    hint = f"`{path} -h` lists the options"
     wrong = getattr(error, "option_name", "")
     if type(error).__name__ == "NoSuchOption" and ctx is not None:
         known = [name for one in ctx.command.params for name in (*one.opts, *one.secondary_opts) if name[:2] == "--"]
         near = list(_resembling(wrong, known))
         fix = f"did you mean {' or '.join(near)}? {hint}" if near else hint
-        return OptionError(f"{path} has no option {wrong}", "it is not one of its options", fix)
+        return OptionError(f"{path} has no option {wrong}", "the command has no option with this name", fix)
     extra = re.match(r"Got unexpected extra arguments? ?\(?s?\)? ?\((.*)\)$", message)
     if extra and ctx is not None and any("--prompt" in one.opts for one in ctx.command.params):
         first = next((str(value) for name, value in ctx.params.items() if name == "model" and value), "")
         text = f"{first} {extra[1]}".strip()
         return OptionError(
-            f"{path}: too much behind MODEL: {extra[1]}",
-            "one model folder is expected there",
-            f'a text goes in quotes behind -p: `{path} -p "{text}"`',
+            f"{path}: unexpected text after MODEL: {extra[1]}",
+            "the command accepts only one model folder",
+            f'use -p to ask a question: `{path} -p "{text}"`',
         )
     parameter = getattr(error, "param", None)
     if parameter is not None and ctx is not None and is_from_variable(ctx, parameter):
-        message += f" (of the variable {parameter.envvar})"
-    return OptionError(
-        f"{path}: {message}", "the command line is not understood", f"`{path} -h` shows how it is written"
-    )
+        message += f" (set by {parameter.envvar})"
+    return OptionError(f"{path}: {message}", "the command line cannot be parsed", f"`{path} -h` shows the usage")
 
 
 def _resembling(wrong: str, known: list[str]) -> Iterator[str]:
-    """Options that look alike, or share a word; the nearest first, three at most."""
+    """Yield up to three options that look similar or share a word, the most similar first."""
     wrong = "--" + wrong.lstrip("-").replace("_", "-").lower()
     if _ELSEWHERE.get(wrong) in known:
         yield _ELSEWHERE[wrong]

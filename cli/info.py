@@ -1,4 +1,4 @@
-"""`genai info`: what a model folder holds and needs, and whether it fits into this machine's memory."""
+"""`genai info`: describes a model folder, and checks whether it fits in this machine's memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _FILES_SHOWN = 4
 def info(
     model: opt.ModelArgument = None,
     ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", help="Context that is to fit [default: the model's whole].")
+        int | None,
+        typer.Option("-c", "--ctx-size", help="Context in tokens that must fit [default: the model's limit]."),
     ] = None,
     accuracy: opt.Accuracy = "auto",
     kv_type: opt.KvType = "auto",
     device: opt.Device = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Describe a model without loading it: architecture, size, cache per token, and whether it fits into memory.
+    """Describe a model without loading it: architecture, size, cache per token, and whether it fits in memory.
 
-    With --device, whether it fits into that device's memory. Of an .onnx file: inputs, outputs, operators and sizes.
+    With --device, checks that device's memory. For an .onnx file, prints inputs, outputs, operators and sizes.
     """
     from genai.doctor.model_info import describe, describe_onnx
     from genai.errors import OptionError
@@ -39,7 +40,9 @@ def info(
         flags = {"--ctx-size": ctx_size, "--accuracy": accuracy != "auto", "--kv-type": kv_type != "auto"}
         for name, value in (flags | {"--device": device not in (None, "cpu")}).items():
             if value:
-                raise OptionError(f"{name} with {model.name}", "it says nothing of a graph alone", "leave it out")
+                raise OptionError(
+                    f"{name} with {model.name}", "the option does not apply to an .onnx file", "remove the option"
+                )
         facts = describe_onnx(model)
         rows = ((name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items())
     else:
@@ -52,7 +55,7 @@ def info(
 
 
 def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and what is said of them, of the facts of a model folder."""
+    """Yield the names and values of a model folder's facts as text."""
     from genai.common.memory_limits import format_bytes as size
 
     yield "folder", facts["folder"]
@@ -77,7 +80,7 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "operators", ", ".join(f"{name} {count}" for name, count in facts["operators"].items())
     yield "without kernel", ", ".join(facts["operators_without_kernel"]) or "none"
     if facts["config_keys_without_effect"]:
-        yield "keys of no effect", ", ".join(facts["config_keys_without_effect"])
+        yield "ignored keys", ", ".join(facts["config_keys_without_effect"])
     memory = facts["memory"]
     parts = {
         "resident weights": "loaded_weight_bytes",
@@ -89,16 +92,19 @@ def figures_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     of = "" if memory["device"] == "cpu" else f" on the device {memory['device']}"
     yield "memory", f"{terms} = {size(memory['needed_bytes'])}; {size(memory['available_bytes'])} free{of}"
     if memory["mapped_weight_bytes"]:
-        table = f"{size(memory['mapped_weight_bytes'])} of embeddings stay in the file; rows that are read are cached"
+        table = f"{size(memory['mapped_weight_bytes'])} of embeddings stays in the file; rows are cached when read"
         yield "mapped", table
-    yield "margin", f"{size(memory['margin_bytes'])} are to stay free"
+    yield "margin", f"{size(memory['margin_bytes'])} is reserved"
     yield "verdict", memory["verdict"]
     if memory["default_context"] is not None:
-        yield "default context", f"{memory['default_context']:,} tokens, whose cache takes at most half of what is left"
+        yield (
+            "default context",
+            f"{memory['default_context']:,} tokens, so that the cache takes at most half of the remaining memory",
+        )
 
 
 def _by_kind(facts: dict[str, Any]) -> str:
-    """What layers of different kinds take of the cache; nothing where all are alike."""
+    """Return the cache size of each kind of layer, or "" if all layers are of the same kind."""
     from genai.common.memory_limits import format_bytes as size
 
     parts = [f"{group['name']}: {size(group['bytes'])}" for group in facts["cache_groups"]]
@@ -107,10 +113,10 @@ def _by_kind(facts: dict[str, Any]) -> str:
 
 def _how_it_runs(facts: dict[str, Any]) -> str:
     if facts["operators_without_kernel"]:
-        return "not at all: operators without a kernel"
+        return "cannot run: some operators have no kernel"
     if facts["batched"]:
         return "batched over the paged cache"
-    return f"sequence by sequence, without batching: {facts['not_batched_because']}"
+    return f"one sequence at a time, not batched: {facts['not_batched_because']}"
 
 
 def _numerics(facts: dict[str, Any]) -> str:
@@ -119,8 +125,8 @@ def _numerics(facts: dict[str, Any]) -> str:
     if not rounded:
         hint = "; --accuracy int8 is faster" if exact else ""
         return f"activations fp32, {cache}{hint}"
-    mixed = f" in {rounded} products with quantised weights, fp32 in {exact}" if exact else ""
-    return f"activations int8{mixed}, {cache}; --accuracy fp32 rounds nothing"
+    mixed = f" in {rounded} matmuls with quantised weights, fp32 in {exact}" if exact else ""
+    return f"activations int8{mixed}, {cache}; with --accuracy fp32, activations are not quantised"
 
 
 def _files(files: dict[str, int]) -> str:
@@ -134,7 +140,7 @@ def _files(files: dict[str, int]) -> str:
 
 def _template(facts: dict[str, Any]) -> str:
     if not facts["chat_template"]:
-        return "none: a base model, or the template has to be given"
+        return "none: this may be a base model, or the template is missing"
     abilities = [name for name, key in (("reasoning", "reasoning"), ("tool calls", "tool_calls")) if facts[key]]
     return (
         f"yes; {' and '.join(abilities)} as {facts['reply_format']}"

@@ -1,4 +1,4 @@
-"""`genai lora`: adapters on disk: what they are, whether they fit a model, in other formats, and merged into a base."""
+"""`genai lora`: lists, describes, checks and converts adapter files, and merges them into a base model."""
 
 from __future__ import annotations
 
@@ -19,21 +19,19 @@ from .terminal import emit, emit_figures, say
 if TYPE_CHECKING:
     from genai.lora.parameters import AdapterParameters
 
-app = App(help="Low-rank adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
-AdapterArgument = Annotated[
-    Path, typer.Argument(help="A folder as PEFT writes it, an .onnx_adapter file, or a GGUF file.")
-]
+app = App(help="Work with LoRA adapters: list, describe, check, convert and merge them.", no_args_is_help=True)
+AdapterArgument = Annotated[Path, typer.Argument(help="PEFT folder, .onnx_adapter file or GGUF file.")]
 _DTYPES = ("float32", "float16")
 
 
 @app.command()
 def ls(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to look; without it, the adapters of the bundled model.")
+        Path | None, typer.Argument(help="Folder to search [default: the bundled model's adapters].")
     ] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """List the adapters in a folder and in the folders in it."""
+    """List the adapters in a folder and its direct subfolders."""
     from genai.lora.describe import find_adapters
     from genai.models.folders import bundled_adapter
 
@@ -48,7 +46,7 @@ def ls(
 
 
 def describe_briefly(path: Path) -> dict[str, Any]:
-    """An adapter's facts, or why it cannot be read."""
+    """Return an adapter's facts, or the error if the adapter cannot be read."""
     from genai.errors import GenaiError
     from genai.lora.describe import describe
     from genai.lora.read import read_adapter
@@ -70,7 +68,7 @@ def _brief(row: dict[str, Any]) -> str:
 
 @app.command()
 def info(adapter: AdapterArgument, as_json: opt.AsJson = False) -> None:
-    """Describe an adapter: ranks, projections, scales, size, and the base that it names."""
+    """Describe an adapter: ranks, target modules, scales, size, and the base model that it names."""
     from genai.lora.describe import describe
     from genai.lora.read import read_adapter
 
@@ -86,7 +84,7 @@ def _shown(value: object) -> str:
 @app.command()
 @opt.flag_groups
 def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: opt.ModelFlags) -> None:
-    """Load an adapter into a model, and say what it changes there; an error says what does not fit."""
+    """Check that an adapter fits a model, and print its size. If the adapter does not fit, the error says why."""
     from genai.common.memory_limits import format_bytes
     from genai.lora.store import Adapters
 
@@ -100,16 +98,14 @@ def check(adapter: AdapterArgument, model: opt.ModelArgument = None, *, flags: o
 @app.command()
 def convert(
     adapter: AdapterArgument,
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="An .onnx_adapter file, or the folder of a PEFT adapter, to make.")
-    ],
-    dtype: Annotated[str, typer.Option(help="Type of the numbers: float32 or float16.")] = "float32",
+    output: Annotated[Path, typer.Option("-o", "--output", help="The .onnx_adapter file or PEFT folder to write.")],
+    dtype: Annotated[str, typer.Option(help="Data type: float32 or float16.")] = "float32",
     model: Annotated[
         Path | None,
-        typer.Option("--model", help="The base: names are those of its inputs, and PEFT's folder records which it is."),
+        typer.Option("--model", help="Base model, which sets the input names and is recorded in a PEFT folder."),
     ] = None,
 ) -> None:
-    """Write an adapter in the other format: PEFT's folder as an .onnx_adapter file, and the other way round."""
+    """Convert an adapter to an .onnx_adapter file or a PEFT folder."""
     from genai.lora.gguf import in_our_order, require_our_order
     from genai.lora.parameters import SUFFIX, input_names, write_onnx_adapter
     from genai.lora.peft import write_peft
@@ -118,7 +114,7 @@ def convert(
     from genai.models.config import Config
 
     if dtype not in _DTYPES:
-        raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one")
+        raise OptionError(f"--dtype {dtype}", f"allowed: {', '.join(_DTYPES)}", "choose one of these")
     read = read_adapter(adapter)
     if model is not None:
         decoder = Config(model).model.decoder
@@ -133,7 +129,7 @@ def convert(
 
 
 def _inputs_of(model: Path | None) -> dict[str, str] | None:
-    """The inputs that a model's graph has for adapters, as its exporter called them."""
+    """Return the adapter inputs of a model's graph, with the names that its exporter chose."""
     if model is None:
         return None
     from genai.models.config import Config
@@ -144,19 +140,19 @@ def _inputs_of(model: Path | None) -> dict[str, str] | None:
 
 @app.command()
 def merge(
-    checkpoint: Annotated[Path, typer.Argument(help="The base: a Hugging Face checkpoint folder.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Base model: a Hugging Face checkpoint folder.")],
     adapter: AdapterArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
-    weight: Annotated[float, typer.Option(help="A factor on what the adapter adds.")] = 1.0,
-    precision: Annotated[str, typer.Option(help="Store weights as int4, int8, fp16 or fp32.")] = "int4",
-    block_size: Annotated[int, typer.Option(help="How many weights share a scale: 16, 32, 64, 128, 256.")] = 32,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to create.")],
+    weight: Annotated[float, typer.Option(help="Factor for the adapter's contribution.")] = 1.0,
+    precision: Annotated[str, typer.Option(help="Weight precision: int4, int8, fp16 or fp32.")] = "int4",
+    block_size: Annotated[int, typer.Option(help="Number of weights per scale: 16, 32, 64, 128 or 256.")] = 32,
 ) -> None:
-    """Add an adapter to a base's float weights, and build a model folder of the sum."""
+    """Merge an adapter into a base model's float weights, and build a model folder."""
     from genai.convert.build import execute, plan_build
     from genai.convert.options import ExportOptions
 
     read = _finite(weight, adapter)
-    options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # checked there
+    options = ExportOptions(precision=precision, block_size=block_size)  # type: ignore[arg-type]  # ExportOptions checks it
     report: list[Any] = []
     plan = plan_build(checkpoint_of(checkpoint), options, progress=lambda count: report[0](count), merge=(read, weight))
     report.append(watch(plan))
@@ -170,5 +166,5 @@ def _finite(weight: float, adapter: Path) -> AdapterParameters:
     from genai.lora.read import read_adapter
 
     if not isfinite(weight):
-        raise OptionError(f"--weight {weight}", "a finite number is expected", "give one")
+        raise OptionError(f"--weight {weight}", "a finite number is expected", "pass a number such as --weight 0.5")
     return read_adapter(adapter)

@@ -1,4 +1,4 @@
-"""`genai pull`, `list`, `show` and `rm`: models by name, in the cache."""
+"""`genai pull`, `list`, `show` and `rm`: manage named models in the cache."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from genai.hub.store import PulledModel
 
 Reference = Annotated[
-    str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, an address, or a name that `list` shows.")
+    str, typer.Argument(help="org/name, org/name@revision, org/name:Q4_K_M, a URL, or a name from `genai list`.")
 ]
-Name = Annotated[str, typer.Argument(help="As `genai list` shows it; without its org where only one has it.")]
+Name = Annotated[str, typer.Argument(help="Name from `genai list`; the org may be omitted if it is unambiguous.")]
 
 
 def pull(
     reference: Reference,
     precision: opt.Precision = None,
 ) -> None:
-    """Fetch a model from Hugging Face, or a file from an address, into the cache; print where it lies.
+    """Download a model from Hugging Face, or a file from a URL, into the cache. Prints its path.
 
-    Only the files of one model in one format are fetched: the format that runs here best, or the one behind the colon.
+    Downloads the files of only one format: the format after the colon, or else the best format for this machine.
     """
     from genai.convert.resolve import BuildHooks, find_or_pull, resolve_model, source_path
 
     pulling = PullDialog(yes=True, precision=precision).hooks
-    with interruptible("genai: interrupted; what was downloaded is kept, the same command goes on"):
+    with interruptible("genai: interrupted; the download is kept, and the same command resumes it"):
         if precision is not None:
             path = resolve_model(reference, pulling, BuildHooks(True, ask_to_build, watch, waiting), precision)
         else:
@@ -49,7 +49,7 @@ def pull(
 
 
 def list_models(as_json: opt.AsJson = False) -> None:
-    """List the models in the cache: name, kind, size, precision, when pulled. Then what was left unfinished."""
+    """List the cached models: name, kind, size, precision, date. Unfinished downloads come last."""
     from genai.hub.store import models, unfinished
 
     pulled, rest = [facts_of(model) for model in models()], [_unfinished(folder) for folder in unfinished()]
@@ -57,7 +57,7 @@ def list_models(as_json: opt.AsJson = False) -> None:
         emit(json.dumps({"models": pulled, "unfinished": rest}, indent=2), "\n")
         return
     if not pulled and not rest:
-        say("genai: no models yet; `genai pull org/name` fetches one, and without a name the bundled model answers")
+        say("genai: no models yet; `genai pull org/name` downloads one; without a name, commands use the bundled model")
         return
     emit_figures(
         [
@@ -72,9 +72,9 @@ def list_models(as_json: opt.AsJson = False) -> None:
 
 def rm(
     name: Name,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove a model from the cache: its files, and what was built of them. Also what was left unfinished."""
+    """Remove a model from the cache: its files, and the models built from them. Also removes unfinished downloads."""
     from genai.hub.store import bytes_below, remove
 
     folder = _folder_named(name)
@@ -83,8 +83,8 @@ def rm(
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise ModelFolderError(
                 f"{name}: not removed",
-                "it is asked for first, and nobody can answer here",
-                f"`genai rm {quote(name)} --yes`",
+                "removal needs confirmation, and stdin is not a terminal",
+                f"add --yes: `genai rm {quote(name)} --yes`",
             )
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -96,7 +96,7 @@ def rm(
 
 
 def show(name: Name, as_json: opt.AsJson = False) -> None:
-    """Describe a model in the cache: where it lies, its files, licence and revision, and `genai info` of it."""
+    """Describe a cached model: path, files, licence, revision, and the output of `genai info`."""
     from genai.doctor.model_info import describe
     from genai.hub.choosing import ONNX
 
@@ -121,10 +121,10 @@ def show(name: Name, as_json: opt.AsJson = False) -> None:
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "name", facts["name"]
-    yield "kind", f"{facts['kind']}, {facts['precision']}, {size(facts['bytes'])} with what was built"
+    yield "kind", f"{facts['kind']}, {facts['precision']}, {size(facts['bytes'])} including builds"
     yield "place", facts["place"]
     yield "source", f"{facts['source']}{', revision ' + facts['revision'] if facts['revision'] else ''}"
-    yield "licence", facts["license"] or "its page names none"
+    yield "licence", facts["license"] or "not stated on its page"
     yield "pulled", facts["pulled"]
     yield "files pulled", ", ".join(f"{path} {size(count)}" for path, count in facts["files"].items())
     yield "built", ", ".join(facts["built"]) or "nothing yet"
@@ -133,7 +133,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def facts_of(model: PulledModel) -> dict[str, Any]:
-    """What `genai list` shows of a model."""
+    """Return the facts that `genai list` shows about a model."""
     from genai.hub.store import bytes_below
 
     return {
@@ -146,7 +146,7 @@ def facts_of(model: PulledModel) -> dict[str, Any]:
 
 
 def _precision(model: PulledModel) -> str:
-    """How its weights are stored, and how they are in what was built of it."""
+    """Return the precision of the stored weights, and the precisions of the models built from them."""
     from genai.common.reading import file_text, json_object
     from genai.hub.choosing import CHECKPOINT, precision_in
 
@@ -169,10 +169,10 @@ def _unfinished(folder: Path) -> dict[str, Any]:
 
 
 def _folder_named(name: str) -> Path:
-    """The folder of a model, or of what was left unfinished."""
+    """Return the folder of a model, or of an unfinished download."""
     from genai.hub.store import PARTIAL, folder_name, unfinished
 
-    # What is in a model's place comes before what has come of it: it is what keeps that from being whole.
+    # Damaged data at a model's final path comes before its partial download, because it blocks the download.
     for folder in sorted(unfinished(), key=lambda one: one.parent.name == PARTIAL):
         if folder.name in (name, folder_name(name)):
             return folder
@@ -188,8 +188,8 @@ def _model_named(name: str) -> PulledModel:
     if pulled is None:
         known = [model.name for model in models()]
         raise ModelFolderError(
-            f"{name:.200}: no model of this name is in the cache",
-            f"there are {', '.join(known[:8])}" if known else "it is empty",
-            did_you_mean(name, known, "`genai list` shows them"),
+            f"{name:.200} is not in the cache",
+            f"cached models: {', '.join(known[:8])}" if known else "the cache is empty",
+            did_you_mean(name, known, "`genai list` shows the cached models"),
         )
     return pulled

@@ -1,4 +1,4 @@
-"""Options that several commands share: declared once, they arrive in a command as one argument."""
+"""Options that several commands share. Each group is declared once and is passed to a command as one argument."""
 
 from __future__ import annotations
 
@@ -28,29 +28,31 @@ if TYPE_CHECKING:
 
 model_option = functools.partial(typer.Option, rich_help_panel=MODEL)
 output_option = functools.partial(typer.Option, rich_help_panel=OUTPUT)
-ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder, or org/name; without it, the bundled model.")]
+ModelArgument = Annotated[Path | None, typer.Argument(help="Model folder or org/name [default: the bundled model].")]
 Build = Annotated[
     bool,
     model_option(
-        "--build/--no-build", help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it once."
+        "--build/--no-build",
+        help="If MODEL is a Hugging Face checkpoint or a GGUF file, build a model from it and cache it.",
     ),
 ]
 Precision = Annotated[
-    str | None, model_option(help="Build MODEL's checkpoint with weights of int4, int8, fp16 or fp32 [default: int4].")
+    str | None, model_option(help="Weight precision when building MODEL: int4, int8, fp16 or fp32 [default: int4].")
 ]
-Yes = Annotated[bool, model_option("--yes", help="If MODEL has to be downloaded, do not ask.")]
+Yes = Annotated[bool, model_option("--yes", help="Download MODEL without asking.")]
 ThreadsOption = Annotated[int | None, model_option("-t", "--threads", help="CPU threads [default: physical cores].")]
-Accuracy = Annotated[str, model_option(help='Activations: "auto" as the model says, "fp32" or "int8".')]
+Accuracy = Annotated[str, model_option(help="Activation precision in matmuls: auto (the model's), fp32 or int8.")]
 _DEVICE_HELP = (
-    '"cpu", "cuda" or "cuda:1": a GPU, "auto", or "reference": NumPy, slow '
-    "[default: what MODEL's genai_config.json asks for, else cpu]."
+    "Device: cpu, cuda or cuda:1 (a GPU), auto, or reference (NumPy, slow) "
+    "[default: from MODEL's genai_config.json, else cpu]."
 )
 Device = Annotated[str | None, model_option(help=_DEVICE_HELP)]
-_KV_HELP = "Cached keys and values: auto, fp16, fp32, int8 or int4; on a GPU also bf16 or fp8."
+_KV_HELP = "KV cache type: auto, fp16, fp32, int8 or int4; on a GPU also bf16 or fp8."
 KvType = Annotated[str, model_option("--kv-type", help=_KV_HELP)]
-KvForce = Annotated[bool, model_option("--kv-force", help="Take int4 keys and values whatever they cost.")]
+KvForce = Annotated[bool, model_option("--kv-force", help="Use an int4 KV cache even if accuracy suffers.")]
 CtxSize = Annotated[
-    int | None, model_option("-c", "--ctx-size", help="Context in tokens [default: what fits in half of free memory].")
+    int | None,
+    model_option("-c", "--ctx-size", help="Context size in tokens [default: as many as fit in half of free memory]."),
 ]
 Lora = Annotated[
     list[str] | None,
@@ -58,42 +60,41 @@ Lora = Annotated[
 ]
 PrefixCache = Annotated[
     Path | None,
-    model_option("--prefix-cache", help="Keep beginnings of prompts in this folder, for later runs and others."),
+    model_option("--prefix-cache", help="Cache prompt prefixes in this folder for later and concurrent runs."),
 ]
 PrefixCacheSize = Annotated[
-    float | None, model_option("--prefix-cache-size", help="Most GiB that --prefix-cache takes [default: 4].")
+    float | None, model_option("--prefix-cache-size", help="Maximum size of --prefix-cache in GiB [default: 4].")
 ]
 Draft = Annotated[
-    str | None, model_option("--draft", help="A smaller model with the same vocabulary that guesses tokens ahead.")
+    str | None, model_option("--draft", help="Draft model for speculative decoding, with the same vocabulary as MODEL.")
 ]
 Speculate = Annotated[
     str | None,
     model_option(
-        "--speculate", help="Guess tokens from what came before: lookup, off, or auto (where it is possible)."
+        "--speculate", help="Speculative decoding by prompt lookup: lookup, off, or auto (if possible) [default: off]."
     ),
 ]
-LookupFile = Annotated[
-    Path | None, model_option("--lookup-file", help="A text in which guesses are looked up as well.")
-]
-DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Show the exact prompt and its tokens on stderr.")]
+LookupFile = Annotated[Path | None, model_option("--lookup-file", help="Text file that prompt lookup also searches.")]
+DumpPrompt = Annotated[bool, output_option("--dump-prompt", help="Print the exact prompt and its token ids to stderr.")]
 CtxShift = Annotated[
     bool,
     model_option(
-        "--ctx-shift", help="Where the context is full, forget the older half of it but its beginning, and go on."
+        "--ctx-shift", help="When the context is full, drop its older half, except the first tokens, and continue."
     ),
 ]
 CtxKeep = Annotated[
-    int | None, model_option("--ctx-keep", help="With --ctx-shift: first tokens that stay [default: 32].", min=1)
+    int | None,
+    model_option("--ctx-keep", help="With --ctx-shift: number of initial tokens to keep [default: 32].", min=1),
 ]
-Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Show figures after each reply, on stderr.")]
+Stats = Annotated[bool | None, output_option("--stats/--no-stats", help="Print statistics to stderr after each reply.")]
 AsJson = Annotated[bool, output_option("--json", help="Print the result as JSON.")]
-Quiet = Annotated[bool, output_option("-q", "--quiet", help="Print nothing on stderr but warnings and errors.")]
-Verbose = Annotated[bool, output_option("-v", "--verbose", help="Print more on stderr.")]
+Quiet = Annotated[bool, output_option("-q", "--quiet", help="Print only warnings and errors to stderr.")]
+Verbose = Annotated[bool, output_option("-v", "--verbose", help="Print more details to stderr.")]
 
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """How a model computes."""
+    """Options that control how a model computes."""
 
     threads: ThreadsOption = None
     accuracy: Accuracy = "auto"
@@ -102,7 +103,7 @@ class ModelFlags:
     device: Device = None
 
     def load(self, folder: Path | None, *, lora: bool = False) -> Model:
-        """Load a model folder, a Hugging Face checkpoint (built into the cache if need be), or the bundled model."""
+        """Load a model folder, a Hugging Face checkpoint (built into the cache if needed), or the bundled model."""
         from genai.models.kv_types import check_here
         from genai.models.model_options import check_model_options
 
@@ -115,7 +116,7 @@ class ModelFlags:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What genai.Model takes."""
+        """The arguments of genai.Model."""
         return {
             "threads": self.threads,
             "accuracy": self.accuracy,
@@ -126,19 +127,19 @@ class ModelFlags:
 
 
 def folder_of(model: Path | None, *, build: bool = True, precision: str | None = None, yes: bool = False) -> Path:
-    """The model folder that MODEL stands for: pulled and built if need be, or that of the bundled model."""
+    """Return the folder of MODEL, which is pulled and built if needed, or of the bundled model."""
     from genai.models.folders import bundled_model
 
     if model is None and precision is not None:
         raise OptionError(
-            f"--precision {precision} without MODEL", "the bundled model is built already", "name a checkpoint"
+            f"--precision {precision} without MODEL", "the bundled model is already built", "name a checkpoint"
         )
     return model_folder(model, build=build, precision=precision, yes=yes) if model else bundled_model()
 
 
 @dataclass(frozen=True)
 class EngineFlags(ModelFlags):
-    """What all commands share that generate."""
+    """Options of every command that generates text."""
 
     ctx_size: CtxSize = None
     build: Build = True
@@ -155,49 +156,54 @@ class EngineFlags(ModelFlags):
 
     @property
     def adapter(self) -> dict[str, float] | None:
-        """What requests go through: all that --lora names, or None."""
+        """The adapters of every request: all adapters that --lora names, or None."""
         return {name: 1.0 for name, _, _ in map(read_lora, self.lora or ())} or None
 
     def speculation(self) -> Speculation | str:
-        """What genai.LLM takes."""
+        """Return the `speculation` argument of genai.LLM."""
         from genai.llm.speculation import WAYS, Speculation
 
         if self.speculate is not None and self.speculate not in WAYS:
-            fix = did_you_mean(self.speculate, WAYS, "leave it out")
+            fix = did_you_mean(self.speculate, WAYS, "omit --speculate")
             raise OptionError(f"--speculate {self.speculate!r}", f"allowed: {', '.join(WAYS)}", fix)
         named = [name for name, given in (("--draft", self.draft), ("--lookup-file", self.lookup_file)) if given]
         if not named:
             return self.speculate or "off"
         if self.speculate == "off":
-            raise OptionError(f"{named[0]} with --speculate off", "it guesses tokens", "leave one of the two out")
+            raise OptionError(
+                f"{named[0]} with --speculate off", "the option applies only to speculation", "remove one of the two"
+            )
         draft = folder_of(Path(self.draft), build=self.build) if self.draft else None
         return Speculation(lookup_file=self.lookup_file, draft=draft)
 
     @property
     def prefix_options(self) -> dict[str, Any]:
-        """What LLM takes of the prefix cache on disk."""
+        """The arguments of genai.LLM for the prefix cache on disk."""
         size = self.prefix_cache_size
         if size is not None and not 0 < size < 2**20:
-            raise OptionError(f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "such as 4")
+            raise OptionError(
+                f"--prefix-cache-size {size}", "a number of GiB above 0 is expected", "use 4, for example"
+            )
         options = {"prefix_cache_dir": self.prefix_cache, "prefix_cache_bytes": size and max(1, int(size * 2**30))}
         return {name: value for name, value in options.items() if value is not None}
 
     @property
     def voice(self) -> Voice:
-        """What is said besides the text."""
+        """The writer of messages on stderr."""
         return Voice(quiet=self.quiet, verbose=self.verbose)
 
     def folder_of(self, model: Path | None) -> Path:
-        """The model folder that MODEL stands for; a GPU that is asked for is looked for first."""
+        """Return the model folder for MODEL, after checking that the requested device exists."""
         from genai.models.kv_types import check_here
 
         check_here(self.device, self.kv_type)
         return folder_of(model, build=self.build, precision=self.precision, yes=self.yes)
 
     def load_llm(self, folder: Path | None, *, alone: bool = True, **options: Any) -> LLM:
-        """Load a model folder, a checkpoint (unless `build` is off, built if need be) or the bundled model.
+        """Load a model folder, a checkpoint (built if needed, unless `build` is off) or the bundled model.
 
-        Where nothing else is going on (`alone`), Ctrl-C may end the process. `options` are further ones of LLM.
+        Set `alone` if no other work is in progress: Ctrl-C may then kill the process. `options` are further arguments
+        of LLM.
         """
         from genai.llm.llm import LLM
         from genai.lora.parameters import adapter_path
@@ -206,7 +212,7 @@ class EngineFlags(ModelFlags):
         check_model_options(**self.options, context_size=self.ctx_size)
         adapters = [read_lora(text) for text in self.lora or ()]
         for _, path, _ in adapters:
-            adapter_path(path)  # what is mistyped is said before the model is loaded
+            adapter_path(path)  # reports a mistyped path before the model is loaded
         folder = self.folder_of(folder)
         options["speculation"] = self.speculation()
         with interrupts_end_the_process() if alone else nullcontext():
@@ -228,13 +234,13 @@ class EngineFlags(ModelFlags):
         model, voice = llm.model, self.voice
         voice.detail(f"{model.folder}: {model.info.parameters:,} parameters, cache {model.info.kv_dtype}")
         if model.config.ignored_keys:
-            voice.detail(f"config keys without effect here: {', '.join(model.config.ignored_keys)}")
+            voice.detail(f"ignored config keys: {', '.join(model.config.ignored_keys)}")
         return llm
 
 
 @dataclass(frozen=True)
 class TextFlags(EngineFlags):
-    """What all commands share that show the text which is generated."""
+    """Options of every command that prints generated text."""
 
     show_prompt: DumpPrompt = False
     stats: Stats = None
@@ -243,19 +249,22 @@ class TextFlags(EngineFlags):
 
     @property
     def shift(self) -> bool | int:
-        """What requests take as ctx_shift."""
+        """The `ctx_shift` argument of requests."""
         return shift_of(self.ctx_shift, self.ctx_keep)
 
 
 def shift_of(ctx_shift: bool, ctx_keep: int | None) -> bool | int:
-    """What --ctx-shift and --ctx-keep say together."""
+    """Combine --ctx-shift and --ctx-keep into one value."""
     if ctx_keep is not None and not ctx_shift:
-        raise OptionError(f"--ctx-keep {ctx_keep} without --ctx-shift", "nothing is forgotten", "add --ctx-shift")
+        raise OptionError(f"--ctx-keep {ctx_keep} without --ctx-shift", "no tokens would be dropped", "add --ctx-shift")
     return ctx_keep or ctx_shift
 
 
 def read_lora(text: str) -> tuple[str, Path, float]:
-    """Name, path and scale of NAME=PATH[:SCALE]; a path that itself ends in a colon and a number wants a scale, too."""
+    """Return the name, the path and the scale in NAME=PATH[:SCALE].
+
+    If the path itself ends in a colon and a number, the scale is required.
+    """
     name, _, rest = text.partition("=")
     path, colon, number = rest.rpartition(":")
     scale = _scale(number) if colon else None
@@ -264,10 +273,10 @@ def read_lora(text: str) -> tuple[str, Path, float]:
         raise OptionError(
             f"--lora {text!r:.80}",
             "NAME=PATH or NAME=PATH:SCALE is expected",
-            "such as --lora pirate=adapters/pirate:0.8",
+            "pass an adapter such as --lora pirate=adapters/pirate:0.8",
         )
     if name == _NO_ADAPTER:
-        raise OptionError(f"--lora {text!r:.80}", f"/lora {name} goes on without adapters", "choose another name")
+        raise OptionError(f"--lora {text!r:.80}", f"/lora {name} turns adapters off", "choose another name")
     return name, expanded(source), 1.0 if scale is None else scale
 
 
@@ -275,7 +284,7 @@ _NO_ADAPTER = "off"
 
 
 def _scale(text: str) -> float | None:
-    """A number as people write it down; None where it is none, so that it belongs to the path."""
+    """Parse a plain decimal number. Return None for any other text, because it belongs to the path."""
     try:
         return None if "_" in text or text != text.strip() else float(text)
     except ValueError:
@@ -286,7 +295,7 @@ CommandFunction = Callable[..., None]
 
 
 def flag_groups(command: CommandFunction) -> CommandFunction:
-    """Decorator: an argument whose type is a dataclass stands for one flag per field."""
+    """Decorator: replace each argument whose type is a dataclass with one flag per field."""
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
             command = _with_group(command, name, parameter.annotation)
@@ -300,14 +309,14 @@ def _with_group(command: CommandFunction, name: str, group: Any) -> CommandFunct
 
 
 def declared(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter of a command, as typer understands it."""
+    """Return a command's parameter in the form that typer reads."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def with_flags(
     command: CommandFunction, name: str, flags: Sequence[inspect.Parameter], gather: Callable[[Mapping[str, Any]], Any]
 ) -> CommandFunction:
-    """The command with flags where it has the argument `name`, which `gather` makes of their values."""
+    """Replace the argument `name` of a command with flags; `gather` computes the argument from their values."""
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         parameters += flags if parameter.name == name else [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
@@ -324,15 +333,15 @@ def with_flags(
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag.
+    """A command-line flag for a sampling option.
 
     Attributes:
         option: the name in SamplingParams.
-        names: of the flag, the long one last.
-        kind: type of its value; of each value where it may be repeated.
-        help: what it does.
-        repeated: whether it may be given several times.
-        read: how a text given to it becomes the option's value.
+        names: the names of the flag, with the long name last.
+        kind: the type of the value, or of each value if the flag may be repeated.
+        help: the help text.
+        repeated: True if the flag may be given several times.
+        read: a function that converts the text on the command line to the option's value.
     """
 
     option: str
@@ -344,26 +353,26 @@ class Flag:
 
     @property
     def setting(self) -> str:
-        """Its name in `/set`."""
+        """The name in `/set`."""
         return self.names[-1].removeprefix("--")
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The flag as a parameter that typer understands."""
+        """The flag as a parameter that typer reads."""
         kind: Any = list[self.kind] | None if self.repeated else self.kind | None  # type: ignore[name-defined]
         panel = SAMPLING if self.option in _COMMON else ADVANCED
         annotation = Annotated[kind, typer.Option(*self.names, help=self.help, rich_help_panel=panel)]
         return declared(self.option, annotation, None)
 
     def value(self, argument: Any) -> Any:
-        """The option's value from what typer gives."""
+        """Convert the value that typer parsed to the option's value."""
         if self.read is None:
             return tuple(argument) if self.repeated else argument
         return tuple(map(self.read, argument)) if self.repeated else self.read(argument)
 
 
 def _unescaped(text: str) -> str:
-    r"""A text in which \n, \r, \t and \\ were written as on a command line."""
+    r"""Decode the escapes \n, \r, \t and \\ in a value on the command line."""
     for written, meant in (("\\\\", "\0"), ("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t"), ("\0", "\\")):
         text = text.replace(written, meant)
     return text
@@ -388,44 +397,53 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 FLAGS = (
-    Flag("max_tokens", ("-n", "--max-tokens"), int, "Most tokens to generate [default: what the context holds]."),
-    Flag("temperature", ("--temperature",), float, "Higher is more varied; 0 = greedy [default: the model's]."),
+    Flag("max_tokens", ("-n", "--max-tokens"), int, "Maximum tokens to generate [default: fill the context]."),
+    Flag("temperature", ("--temperature",), float, "Sampling temperature; 0 = greedy [default: the model's]."),
     Flag("top_k", ("--top-k",), int, "Keep the k most likely tokens; 0 = all."),
-    Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this probability; 1 = all."),
-    Flag("min_p", ("--min-p",), float, "Keep tokens at least this many times as likely as the likeliest; 0 = all."),
-    Flag("typical_p", ("--typical-p",), float, "Keep tokens of typical surprise up to this probability; 1 = all."),
-    Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n standard deviations of the largest; 0 = all."),
-    Flag("xtc_probability", ("--xtc-probability",), float, "How often XTC removes the likeliest tokens; 0 = never."),
-    Flag("xtc_threshold", ("--xtc-threshold",), float, "Of tokens at least this probable XTC keeps one."),
-    Flag("repetition_penalty", ("--repeat-penalty",), float, "Above 1, tokens that occurred become less likely."),
-    Flag("presence_penalty", ("--presence-penalty",), float, "Subtracted from logits of tokens already generated."),
-    Flag("frequency_penalty", ("--frequency-penalty",), float, "Subtracted once per time a token was generated."),
-    Flag("penalty_last_n", ("--penalty-last-n",), int, "How many tokens back the penalties look [default: all]."),
-    Flag("no_repeat_ngram_size", ("--no-repeat-ngram",), int, "No n-gram of this size comes twice; 0 = any may."),
-    Flag("dry_multiplier", ("--dry-multiplier",), float, "Strength of DRY, which penalises repetitions; 0 = off."),
-    Flag("dry_base", ("--dry-base",), float, "How fast DRY's penalty grows with the repetition."),
-    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "DRY ignores shorter repetitions than this."),
-    Flag("dry_last_n", ("--dry-last-n",), int, "How many tokens back DRY looks [default: all]."),
-    Flag("dry_sequence_breakers", ("--dry-breaker",), str, "DRY sees no repetition across this.", True, _unescaped),
-    Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 in place of top-k, top-p and the like; 0 = off."),
-    Flag("mirostat_tau", ("--mirostat-tau",), float, "Mirostat's target surprise in bits."),
-    Flag("mirostat_eta", ("--mirostat-eta",), float, "Mirostat's learning rate."),
-    Flag("samplers", ("--samplers",), str, 'The samplers in order, such as "top_k;temperature".'),
-    Flag("seed", ("--seed",), int, "Seed of the random numbers; same seed, same text."),
-    Flag("stop", ("--stop",), str, r"End before this text (\n and \t are understood).", True, _unescaped),
-    Flag("stop_token_ids", ("--stop-token",), int, "End at this token id.", True),
-    Flag("banned_strings", ("--ban",), str, "Never write this: go back, choose other tokens.", True, _unescaped),
-    Flag("logit_bias", ("--logit-bias",), str, "ID=NUMBER: added to that token's logit; -inf forbids it.", True, _bias),
-    Flag("json_schema", ("--json-schema",), str, "A file: the reply is JSON of this schema.", read=_file_text),
-    Flag("regex", ("--regex",), str, "The reply matches this expression, as a whole."),
-    Flag("grammar", ("--grammar",), str, "A file: the reply matches this grammar (Lark or GBNF).", read=_file_text),
-    Flag("choice", ("--choice",), str, "The reply is this text, or another one that is given so.", True),
-    Flag("min_tokens", ("--min-tokens",), int, "Fewest tokens to generate before the end."),
-    Flag("ignore_eos", ("--ignore-eos",), bool, "Go on past the end-of-sequence token."),
+    Flag("top_p", ("--top-p",), float, "Keep the most likely tokens up to this total probability; 1 = all."),
+    Flag("min_p", ("--min-p",), float, "Minimum probability relative to the most likely token's; 0 = off."),
+    Flag("typical_p", ("--typical-p",), float, "Keep locally typical tokens up to this total probability; 1 = all."),
+    Flag("top_n_sigma", ("--top-n-sigma",), float, "Keep logits within n standard deviations of the maximum; 0 = all."),
+    Flag("xtc_probability", ("--xtc-probability",), float, "Probability of applying XTC at each token; 0 = never."),
+    Flag(
+        "xtc_threshold",
+        ("--xtc-threshold",),
+        float,
+        "Probability above which XTC removes all tokens but one [default: 0.1].",
+    ),
+    Flag("repetition_penalty", ("--repeat-penalty",), float, "Penalty on tokens that already occurred; 1 = off."),
+    Flag("presence_penalty", ("--presence-penalty",), float, "Subtract this from generated tokens' logits; 0 = off."),
+    Flag(
+        "frequency_penalty", ("--frequency-penalty",), float, "Subtract this from logits once per occurrence; 0 = off."
+    ),
+    Flag("penalty_last_n", ("--penalty-last-n",), int, "Number of last tokens that penalties consider [default: all]."),
+    Flag("no_repeat_ngram_size", ("--no-repeat-ngram",), int, "Never repeat an n-gram of this size; 0 = off."),
+    Flag("dry_multiplier", ("--dry-multiplier",), float, "Strength of the DRY repetition penalty; 0 = off."),
+    Flag("dry_base", ("--dry-base",), float, "Base of DRY's exponential growth with length [default: 1.75]."),
+    Flag("dry_allowed_length", ("--dry-allowed-length",), int, "Minimum length that DRY penalises [default: 2]."),
+    Flag("dry_last_n", ("--dry-last-n",), int, "Number of last tokens that DRY considers [default: all]."),
+    Flag("dry_sequence_breakers", ("--dry-breaker",), str, "Text at which DRY ends a repetition.", True, _unescaped),
+    Flag("mirostat", ("--mirostat",), int, "2 = Mirostat 2.0 instead of top-k, top-p and similar; 0 = off."),
+    Flag("mirostat_tau", ("--mirostat-tau",), float, "Mirostat's target surprise in bits [default: 5]."),
+    Flag("mirostat_eta", ("--mirostat-eta",), float, "Mirostat's learning rate [default: 0.1]."),
+    Flag("samplers", ("--samplers",), str, 'Samplers in order, such as "top_k;temperature".'),
+    Flag("seed", ("--seed",), int, "Random seed; the same seed produces the same text."),
+    Flag("stop", ("--stop",), str, r"Stop before this text; \n and \t are escapes.", True, _unescaped),
+    Flag("stop_token_ids", ("--stop-token",), int, "Stop at this token id.", True),
+    Flag("banned_strings", ("--ban",), str, "Never generate this text; backtrack instead.", True, _unescaped),
+    Flag(
+        "logit_bias", ("--logit-bias",), str, "ID=NUMBER: add NUMBER to this token's logit; -inf = never.", True, _bias
+    ),
+    Flag("json_schema", ("--json-schema",), str, "File with a JSON schema for the reply.", read=_file_text),
+    Flag("regex", ("--regex",), str, "Regular expression that the whole reply must match."),
+    Flag("grammar", ("--grammar",), str, "File with a grammar (Lark or GBNF) for the reply.", read=_file_text),
+    Flag("choice", ("--choice",), str, "Allowed reply; may be given several times.", True),
+    Flag("min_tokens", ("--min-tokens",), int, "Minimum number of tokens to generate."),
+    Flag("ignore_eos", ("--ignore-eos",), bool, "Continue past the end-of-sequence token."),
 )
 
 
-# What most people want to set; help shows the rest further down.
+# The most common options. Help pages show the remaining options further down.
 _COMMON = frozenset(
     "max_tokens temperature top_k top_p min_p repetition_penalty presence_penalty frequency_penalty seed stop "
     "json_schema regex grammar choice".split()
@@ -433,7 +451,7 @@ _COMMON = frozenset(
 
 
 def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all sampling flags. Those that were used arrive in its argument `sampling`, by option name."""
+    """Decorator: add all sampling flags. The command's argument `sampling` receives the options that are set."""
 
     def used(values: Mapping[str, Any]) -> dict[str, Any]:
         return {flag.option: flag.value(values[flag.option]) for flag in FLAGS if values[flag.option] not in (None, [])}
@@ -442,18 +460,18 @@ def sampling_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def find_flag(name: str) -> Flag:
-    """The flag that a setting's name means."""
+    """Return the flag that a setting's name refers to."""
     option = name.removeprefix("--").replace("-", "_")
     match = next((flag for flag in FLAGS if option in (flag.option, flag.setting.replace("-", "_"))), None)
     if match is None:
         close = difflib.get_close_matches(name, [flag.setting for flag in FLAGS], 2)
         fix = f"did you mean {' or '.join(close)}? /set lists them" if close else "/set lists them"
-        raise OptionError(f"/set {name}", "there is no such setting", fix)
+        raise OptionError(f"/set {name}", "no setting has this name", fix)
     return match
 
 
 def read_setting(name: str, text: str) -> tuple[str, Any]:
-    """The option and value that `/set NAME TEXT` means; "default" is None."""
+    """Return the option and the value of `/set NAME TEXT`. The value is None if TEXT is "default"."""
     flag = find_flag(name)
     if text == "default":
         return flag.option, None
@@ -463,22 +481,24 @@ def read_setting(name: str, text: str) -> tuple[str, Any]:
         if flag.kind is bool:
             return flag.option, {"on": True, "true": True, "off": False, "false": False}[text]
         return flag.option, flag.value(flag.kind(text))
-    except GenaiError:  # which says what is wrong with the value, and is a ValueError, too
+    except GenaiError:  # a GenaiError already says what is wrong, and may also be a ValueError
         raise
     except (ValueError, KeyError):
         expected = "on or off" if flag.kind is bool else f"a value of type {flag.kind.__name__}"
         raise OptionError(
             f"/set {name} {text}",
             f"{expected} is expected",
-            f'nothing was changed; "/set {name} default" takes the default',
+            f'the setting is unchanged; "/set {name} default" restores the default',
         ) from None
 
 
 def check_apart(named: Sequence[tuple[str, Path | None]]) -> None:
-    """Raise OptionError if one of the files of a command, by what errors call them, is the same as one before it."""
+    """Raise OptionError if two of a command's files are the same. Each path is paired with its name for the error."""
     for index, (name, path) in enumerate(named):
         for other, another in named[:index]:
             if path is None or another is None:
                 continue
             if path.absolute() == another.absolute() or (path.exists() and another.exists() and path.samefile(another)):
-                raise OptionError(f"{name} {path} is {other} too", "it would be overwritten", "give another name")
+                raise OptionError(
+                    f"{name} {path} is the same file as {other}", "the file would be overwritten", "choose another file"
+                )

@@ -1,4 +1,4 @@
-"""`genai quantize`: a float model becomes a quantised one, with a report that says what it cost."""
+"""`genai quantize`: quantises a float model, and reports the loss of quality."""
 
 from __future__ import annotations
 
@@ -20,70 +20,82 @@ from .variables import is_variable
 if TYPE_CHECKING:
     from genai.quantize.options import QuantizeOptions
 
-_INTERRUPTED = "genai: interrupted; finished matrices are kept, run the same command again"
+_INTERRUPTED = "genai: interrupted; finished matrices are kept; to continue, run the same command again"
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Threads = Annotated[int | None, typer.Option("-t", "--threads", help="CPU threads [default: physical cores].")]
-Bits = Annotated[float | None, typer.Option(help="Bits per weight, all tensors counted, to spend where they help.")]
-MostKld = Annotated[
-    float | None, typer.Option(help="Mean KLD that --compare allows in what it says to take [default: 0.02].")
+Bits = Annotated[
+    float | None, typer.Option(help="Average bits per weight over all tensors, distributed by sensitivity.")
 ]
-# Its earlier name.
+MostKld = Annotated[
+    float | None,
+    typer.Option(help="Maximum mean KLD of the output that --compare recommends, in nats [default: 0.02]."),
+]
+# The earlier name of --format.
 EarlierForm = Annotated[str | None, typer.Option("--form", hidden=True, help="Earlier name of --format.")]
 SensitivityReport = Annotated[
-    Path | None, typer.Option(help="Report of an earlier output with a target: not measured again.")
+    Path | None, typer.Option(help="Report of an earlier run with a target; its measurements are reused.")
 ]
 
 
 def quantize(
     ctx: typer.Context,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Hugging Face folder, or decoder folder in floats.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to make.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Hugging Face folder, or model folder with float weights.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Model folder to create.")],
     bits: Annotated[
-        int | None, typer.Option(help="Bits per weight: 2, 3, 4, 5, 6, 8; 0 keeps floats [default: 4].")
+        int | None, typer.Option(help="Bits per weight: 2, 3, 4, 5, 6 or 8; 0 = keep float weights [default: 4].")
     ] = None,
     block_size: Annotated[
-        int | None, typer.Option(help="Weights that share a scale: 16 to 256; 0 = a row's [default: 32].")
+        int | None, typer.Option(help="Weights per scale (group size): 16 to 256; 0 = a whole row [default: 32].")
     ] = None,
     format: Annotated[
-        str, typer.Option(help="uniform, q2_k to q6_k, nl2 to nl4, iq4_xs, iq4_nl, mxfp4, nf4 or fp4.")
+        str, typer.Option(help="Weight format: uniform, q2_k to q6_k, nl2 to nl4, iq4_xs, iq4_nl, mxfp4, nf4 or fp4.")
     ] = "uniform",
     form: EarlierForm = None,
-    qdq: Annotated[bool, typer.Option("--qdq", help="Write products as DequantizeLinear and MatMul.")] = False,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give every block a zero point.")] = False,
+    qdq: Annotated[bool, typer.Option("--qdq", help="Write matmuls as DequantizeLinear and MatMul.")] = False,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Use one zero point per block.")] = False,
     method: Annotated[
-        str, typer.Option("-m", "--method", help="rtn, search, importance, hqq, gptq, awq or distill.")
+        str, typer.Option("-m", "--method", help="Method: rtn, search, importance, hqq, gptq, awq or distill.")
     ] = "search",
     float_scales: Annotated[bool, typer.Option("--float-scales", help="Store scales as float32.")] = False,
-    head_bits: Annotated[int | None, typer.Option(help="Bits of the head [default: --bits].")] = None,
+    head_bits: Annotated[int | None, typer.Option(help="Bits per weight of the LM head [default: --bits].")] = None,
     embedding_bits: Annotated[
-        int | None, typer.Option(help="Bits of the token embedding [default: 8; --bits if it is the head].")
+        int | None,
+        typer.Option(help="Bits per weight of the token embedding [default: 8; --bits if tied to the head]."),
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="YAML file: choices by patterns over names.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML file that maps patterns of tensor names to settings.")
+    ] = None,
     target_bits: Bits = None,
-    target_size: Annotated[str | None, typer.Option(help="Size of all tensors, such as 2GB, to spend so.")] = None,
-    target_kld: Annotated[float | None, typer.Option(help="Mean KLD to keep, at the least size.")] = None,
+    target_size: Annotated[str | None, typer.Option(help="Total size of all tensors, such as 2GB.")] = None,
+    target_kld: Annotated[float | None, typer.Option(help="Maximum mean KLD in nats; minimises the size.")] = None,
     target_runtime: Annotated[
-        str, typer.Option(help="What targets choose from: onnxruntime (what it has kernels for), or any.")
+        str, typer.Option(help="Formats for targets: onnxruntime (formats that it has kernels for) or any.")
     ] = "onnxruntime",
     sensitivity: SensitivityReport = None,
-    calib: Annotated[Path | None, typer.Option(help="Calibration text [default: the model writes one].")] = None,
-    samples: Annotated[int, typer.Option(help="Sequences of calibration.", min=1)] = 128,
-    length: Annotated[int, typer.Option(help="Tokens of a sequence.", min=2)] = 512,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn.", min=0)] = 0,
+    calib: Annotated[Path | None, typer.Option(help="Calibration text file [default: generated by the model].")] = None,
+    samples: Annotated[int, typer.Option(help="Number of calibration sequences.", min=1)] = 128,
+    length: Annotated[int, typer.Option(help="Tokens per calibration sequence.", min=2)] = 512,
+    seed: Annotated[int, typer.Option(help="Random seed for calibration.", min=0)] = 0,
     evaluate: Annotated[bool, typer.Option("--eval/--no-eval", help="Measure perplexity and KLD.")] = True,
-    eval_file: Annotated[Path | None, typer.Option(help="Text to measure with [default: see docs].")] = None,
-    eval_samples: Annotated[int, typer.Option(help="Sequences to measure with.", min=1)] = 16,
-    accuracy_level: Annotated[int, typer.Option(help="Activations in products: 4 = int8, 1 = fp32.")] = 4,
-    requantize: Annotated[bool, typer.Option("--requantize", help="Take a quantised model for a float one.")] = False,
+    eval_file: Annotated[
+        Path | None, typer.Option(help="Evaluation text [default: part of --calib, or generated].")
+    ] = None,
+    eval_samples: Annotated[int, typer.Option(help="Number of evaluation sequences.", min=1)] = 16,
+    accuracy_level: Annotated[int, typer.Option(help="Activation precision in matmuls: 4 = int8, 1 = fp32.")] = 4,
+    requantize: Annotated[bool, typer.Option("--requantize", help="Allow a model that is already quantised.")] = False,
     compare: Annotated[
         str | None,
-        typer.Option(help='Make several, "method/bits/block,method/format,…" or "default", and say which to take.'),
+        typer.Option(
+            help='Quantise in several ways ("method/bits/block,method/format,…" or "default") and recommend one.'
+        ),
     ] = None,
     max_kld: MostKld = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Quantise a model, measure what it cost, and print its path."""
+    """Quantise a model, measure the loss of quality, and print its path."""
     from genai.quantize.options import QuantizeOptions, parse_size
     from genai.quantize.report import figures
     from genai.quantize.run import quantize_model
@@ -103,12 +115,14 @@ def quantize(
         _compare(model, output, compare, options, max_kld, command, as_json=as_json)
         return
     if max_kld is not None:
-        raise OptionError(f"max_kld is {max_kld}", "it says which of several outputs to take", "leave it out")
+        raise OptionError(
+            f"max_kld is {max_kld}", "it limits the outputs that --compare may recommend", "add --compare"
+        )
     with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         report = quantize_model(model, output, options, progress=phases.show, command=command)
     for remark in report.remarks:
         say(f"genai: {remark}")
-    say(f"genai: done in {time.monotonic() - start:.1f} s; read {output / 'quantization_report.html'}")
+    say(f"genai: done in {time.monotonic() - start:.1f} s; report: {output / 'quantization_report.html'}")
     if as_json:
         emit(report.to_json())
     else:
@@ -117,10 +131,10 @@ def quantize(
 
 
 def _format(ctx: typer.Context, format: str, form: str | None) -> str:
-    """The format, which may be given by the option's earlier name.
+    """Return the format, which may be set by the option's earlier name.
 
-    GENAI_FORMAT serves `genai batch` and `genai quantize-onnx`, too: what only those know is for them, and GENAI_FORM
-    is for this command alone.
+    `genai batch` and `genai quantize-onnx` also read GENAI_FORMAT, so a value that only those commands accept is
+    ignored here. Only this command reads GENAI_FORM.
     """
     from genai.llm.batch.lines import FORMATS as FILES
     from genai.quantize.choices import UNIFORM
@@ -131,12 +145,12 @@ def _format(ctx: typer.Context, format: str, form: str | None) -> str:
         format = UNIFORM
     if form is None:
         return format
-    say("genai: --form (GENAI_FORM) is now --format (GENAI_FORMAT)")
+    say("genai: --form (GENAI_FORM) was renamed to --format (GENAI_FORMAT)")
     if format == UNIFORM:
         return form
     if is_variable(ctx, "form"):
         return format
-    raise OptionError("--format and --form", "the second is an earlier name of the first", "leave --form out")
+    raise OptionError("--format and --form", "--form is the earlier name of --format", "remove --form")
 
 
 def _compare(
@@ -155,7 +169,7 @@ def _compare(
     with interruptible(_INTERRUPTED), PhaseProgress() as phases:
         most = MOST_KLD if max_kld is None else max_kld
         result = compare(model, output, parsed, options, most_kld=most, progress=phases.show, command=command)
-    say(f"genai: take {result.taken}, {result.why}; read {output / 'comparison.html'}")
+    say(f"genai: recommended: {result.taken}, {result.why}; report: {output / 'comparison.html'}")
     if as_json:
         emit((output / "comparison.json").read_text(encoding="utf-8"))
     else:
@@ -165,14 +179,14 @@ def _compare(
 
 
 class PhaseProgress:
-    """A line of progress per phase."""
+    """A progress line for each phase."""
 
     def __init__(self) -> None:
         self._line: ProgressLine | None = None
         self._phase = ""
 
     def show(self, phase: str, done: float, total: float) -> None:
-        """So much of a phase is done."""
+        """Update the progress of a phase."""
         if phase != self._phase:
             self.close()
             self._phase, self._line = phase, ProgressLine(phase)
@@ -181,7 +195,7 @@ class PhaseProgress:
             self._line.show(done, total)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._line is not None:
             self._line.close()
 

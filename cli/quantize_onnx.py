@@ -1,4 +1,4 @@
-"""`genai quantize-onnx`: an ONNX model of any kind becomes one of 8-bit integers."""
+"""`genai quantize-onnx`: quantises any ONNX model to small integers."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from .terminal import emit, say
 
 
 def quantize_onnx(
-    model: Annotated[Path, typer.Argument(help="A float model, MODEL.onnx.", metavar="MODEL.onnx")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
+    model: Annotated[Path, typer.Argument(help="Float ONNX model.", metavar="MODEL.onnx")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")],
     calib: Annotated[
         list[Path] | None,
-        typer.Option(help="Find ranges of activations once, from this .npz file of inputs; may be repeated."),
+        typer.Option(help="Calibrate activation ranges with this .npz file of inputs; may be given several times."),
     ] = None,
     format: Annotated[str, typer.Option("--format", help="With --calib: QDQ or QOperator.")] = "QDQ",
     method: Annotated[str, typer.Option(help="With --calib: MinMax, Entropy or Percentile.")] = "MinMax",
     activation_type: Annotated[str, typer.Option(help="With --calib: QUInt8, QInt8, QUInt16 or QInt16.")] = "QUInt8",
     weight_type: Annotated[str, typer.Option(help="QInt8 or QUInt8; with --calib also QInt4 and QUInt4.")] = "QInt8",
-    per_channel: Annotated[bool, typer.Option("--per-channel", help="Give each output channel a scale.")] = False,
+    per_channel: Annotated[bool, typer.Option("--per-channel", help="Use one scale per output channel.")] = False,
     reduce_range: Annotated[bool, typer.Option("--reduce-range", help="Use 7 bits, for CPUs without VNNI.")] = False,
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave this node float; may be repeated.")] = None,
-    op_type: Annotated[list[str] | None, typer.Option(help="Quantise this operator only; may be repeated.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Keep this node in float; may be repeated.")] = None,
+    op_type: Annotated[list[str] | None, typer.Option(help="Quantise only this operator; may be repeated.")] = None,
     external_data: Annotated[
-        bool, typer.Option("--external-data", help="Write the weights into a file beside the model.")
+        bool, typer.Option("--external-data", help="Write the weights to a separate file next to the model.")
     ] = False,
     prepare: Annotated[bool, typer.Option(help="Fold constants and batch norms first.")] = True,
 ) -> None:
-    """Quantise an ONNX model: its weights, and activations in each run or once (--calib). Prints the file's path."""
+    """Quantise an ONNX model: its weights, and its activations dynamically or, with --calib, statically.
+
+    Prints the path of the file.
+    """
     from tempfile import TemporaryDirectory
 
     from genai.onnx.reader import read_model
@@ -86,13 +89,13 @@ def _method(name: str) -> Any:
     known = list(CalibrationMethod.__members__)
     if name not in known:
         raise OptionError(
-            f"--method is {name!r}", f"it is one of {', '.join(known)}", did_you_mean(name, known, "pass one of them")
+            f"--method is {name!r}", f"allowed: {', '.join(known)}", did_you_mean(name, known, "use one of these")
         )
     return CalibrationMethod[name]
 
 
 class NpzReader:
-    """A reader of .npz files, one feed per file."""
+    """A calibration data reader for .npz files, with one feed per file."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._count, self._feeds = len(paths), self._read(paths)
@@ -101,7 +104,7 @@ class NpzReader:
         return self._count
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next feed."""
+        """Return the next feed, or None at the end."""
         return next(self._feeds, None)
 
     def _read(self, paths: list[Path]) -> Iterator[dict[str, Any]]:
@@ -113,13 +116,13 @@ class NpzReader:
             try:
                 arrays = np.load(path, allow_pickle=False)
                 if isinstance(arrays, np.ndarray):
-                    raise ValueError("it is one array, without a name")
+                    raise ValueError("the file contains a single array without a name")
                 with arrays:
                     feed = {name: arrays[name] for name in arrays}
             except Exception as error:
                 raise InputError(
-                    f"{str(path)!r} holds no inputs",
+                    f"{str(path)!r} contains no inputs",
                     f"{type(error).__name__}: {error}",
-                    "write them by numpy.savez(path, NAME=array, ...)",
+                    "write the file with numpy.savez(path, NAME=array, ...)",
                 ) from error
             yield feed

@@ -1,4 +1,4 @@
-"""`genai run`: any ONNX model on arrays from files, or on made-up ones."""
+"""`genai run`: runs any ONNX model on arrays from files, or on random inputs."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from genai.session.session import Session
 
 Named = list[str] | None
-# Not named "model": GENAI_MODEL, a model folder, is no default of it.
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An .onnx file.")]
-# Of inputs that are missing.
+# The parameter is not named "model", because GENAI_MODEL (a model folder) would then be its default.
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="ONNX file.")]
+# The number of missing inputs that an error lists.
 _INPUTS_SHOWN = 3
 
 
 def run(
     file: ModelFile,
     inputs: Annotated[
-        Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file of arrays by name.")
+        Named, typer.Option("-i", "--input", help="NAME=FILE.npy, or an .npz file of named arrays.")
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Make up the inputs that no file gives.")] = False,
-    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT: a dimension of made-up inputs.")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Generate random values for missing inputs.")] = False,
+    dims: Annotated[Named, typer.Option("--dim", help="NAME=EXTENT: size of a dimension of random inputs.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the results to an .npz file.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Show time per operator; write a Chrome trace.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Print time per operator; write a Chrome trace.")] = False,
     compare: Annotated[str | None, typer.Option("--compare", help='Compare the results with "onnxruntime".')] = None,
-    level: Annotated[str, typer.Option("--level", help="Rewrites of the graph: none, basic, extended or all.")] = "all",
+    level: Annotated[str, typer.Option("--level", help="Graph optimisation: none, basic, extended or all.")] = "all",
     threads: Annotated[int, typer.Option("-t", "--threads", min=0, help="CPU threads; 0 = physical cores.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of made-up inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for --random.")] = 0,
 ) -> None:
-    """Run a model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
+    """Run any ONNX model that is not a chat model: an encoder, a classifier, a vision or audio model, a pipeline."""
     from genai.devices import compile_seconds
     from genai.session.arrays import PEERS, Peer, differences, save_arrays
     from genai.session.session import Session
 
     _check_choice("--compare", compare, (None, *PEERS))
     for given in (str(file), *(item.partition("=")[2] or item for item in inputs or [])):
-        check_apart([("what is read", Path(given)), ("--output", output)])
+        check_apart([("an input file", Path(given)), ("--output", output)])
     session = Session(file, _config(level, threads, profile))
     feed = _feed(session, file, inputs or [], random, extents(dims or []), seed)
     began, compiled = time.perf_counter(), compile_seconds()
@@ -53,7 +53,7 @@ def run(
     took, compiling = time.perf_counter() - began, compile_seconds() - compiled
     say(
         f"{(took - compiling) * 1e3:.1f} ms"
-        + (f", and {compiling:.1f} s to compile kernels (once)" if compiling else "")
+        + (f", plus {compiling:.1f} s to compile kernels (once)" if compiling else "")
     )
     for name, value in results.items():
         emit_line(f"{name}: {_summary(value)}")
@@ -83,17 +83,19 @@ def _config(level: str, threads: int, profile: bool) -> SessionConfig:
 def _check_choice(flag: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
         known = ", ".join(choice for choice in choices if choice)
-        raise OptionError(f"{flag} {value!r}", f"it is one of {known}", "choose one of these")
+        raise OptionError(f"{flag} {value!r}", f"allowed: {known}", "choose one of these")
 
 
 def extents(dims: list[str]) -> dict[str, int]:
-    """NAME=EXTENT flags as a dictionary."""
+    """Parse NAME=EXTENT flags into a dictionary."""
     sizes = {}
     for item in dims:
         name, _, digits = item.partition("=")
         extent = whole_number(digits)
         if not name or extent is None:
-            raise OptionError(f"--dim {item!r:.200}", "it has the form NAME=EXTENT", "for example --dim batch=4")
+            raise OptionError(
+                f"--dim {item!r:.200}", "the form NAME=EXTENT is expected", "use --dim batch=4, for example"
+            )
         sizes[name] = extent
     return sizes
 
@@ -107,7 +109,7 @@ def _feed(
     check_dims(session.inputs, dims)
     if dims and not random:
         raise OptionError(
-            "--dim without --random", "it is for inputs that are made up", "add --random, or leave it out"
+            "--dim without --random", "--dim sets the size of random inputs", "add --random, or remove --dim"
         )
     feed: dict[str, Any] = {}
     for item in inputs:
@@ -116,7 +118,7 @@ def _feed(
             arrays = load_arrays(Path(path))
             if len(arrays) != 1:
                 raise OptionError(
-                    f"--input {item!r}", f"the file holds {len(arrays)} arrays", "pass the .npz file alone"
+                    f"--input {item!r}", f"the file contains {len(arrays)} arrays", "pass the .npz file without NAME="
                 )
             feed[name] = next(iter(arrays.values()))
         else:
@@ -125,8 +127,8 @@ def _feed(
     if missing and not random:
         shown = [f"{one.name} {one.type or ''}{shape_of(one)}" for one in missing[:_INPUTS_SHOWN]]
         rest = f" and {len(missing) - len(shown)} more (`genai info {file}`)" if missing[_INPUTS_SHOWN:] else ""
-        chat = f"; to chat with the model it belongs to, `genai chat {file.parent}`"
-        fix = "give --input NAME=FILE.npy, or --random" + chat * (file.parent / "genai_config.json").is_file()
+        chat = f"; to chat with the model that the file belongs to, use `genai chat {file.parent}`"
+        fix = "add --input NAME=FILE.npy or --random" + chat * (file.parent / "genai_config.json").is_file()
         raise OptionError(f"no input for {', '.join(shown)}{rest}", "every input needs a value", fix)
     return {**random_feed(missing, dims, seed), **feed}
 

@@ -1,4 +1,4 @@
-"""stdin, stdout and stderr as commands can rely on them, whether they are closed, full or without a reader."""
+"""Reliable stdin, stdout and stderr for commands, even if a stream is closed, full or has no reader."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, TextIO
 
 
 class OutputLost(Exception):
-    """stdout takes no more. No OSError, so that no library between takes it for its own.
+    """An error: stdout accepts no more data. Not an OSError, so that no library catches it as one of its own errors.
 
     Attributes:
-        reason: what the system says; None where the reader went away, as `| head` does.
+        reason: the system's error text; None if the reader closed the pipe, as `| head` does.
     """
 
     def __init__(self, error: OSError) -> None:
@@ -24,7 +24,7 @@ class OutputLost(Exception):
 
 
 class _Stream(io.FileIO):
-    """A stream for writing; whoever else has it open may have made it one that does not block."""
+    """An output stream that waits if its file descriptor is not ready: another process may make it non-blocking."""
 
     def write(self, data: Any, /) -> int:
         written: int | None
@@ -42,7 +42,7 @@ class _Output(_Stream):
 
 
 class _Messages(_Stream):
-    """What cannot be said is left out: messages are no reason to fail."""
+    """A stream that drops messages that it cannot write, so that they do not make a command fail."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -52,13 +52,13 @@ class _Messages(_Stream):
 
 
 def prepare_streams() -> None:
-    """Make the process's streams usable: closed ones are opened, and those for writing say what became of it.
+    """Make the process's streams usable: open closed streams, and let stdout and stderr handle write errors.
 
-    Where nothing is open, the next file that is opened would take the stream's number, and be written to.
+    If a stream stayed closed, the next opened file would get its descriptor number and receive the output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            # Nothing can be written to what is opened for reading.
+            # Writing to a descriptor that was opened for reading fails, as on a closed stream.
             opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
     if os.name == "posix":
@@ -69,12 +69,12 @@ def _rebuilt(stream: TextIO, kind: type[_Stream]) -> TextIO:
     try:
         stream.fileno()
     except OSError:
-        return stream  # somebody's own, which knows what it does
+        return stream  # a replacement without a descriptor, such as a test's, stays unchanged
     by_line = kind is _Messages or bool(stream.line_buffering)
     buffer = io.BufferedWriter(kind(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line)
 
 
 def drop_output() -> None:
-    """Nothing more can be written to stdout: lead it elsewhere, or the interpreter complains at exit."""
+    """Redirect stdout to the null device after it was lost; otherwise the interpreter reports an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What commands read and print: the result on stdout; messages, the footer and progress on stderr."""
+"""Input and output of commands: the result goes to stdout; messages, the footer and progress to stderr."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from genai.llm.completion import Completion
     from genai.llm.llm import LLM
 
-# A pipe that gives nothing for so long is mentioned.
+# A message is printed if a pipe sends nothing for this long.
 _SILENT_SECONDS = 2.0
 
 
-# Work that takes no longer shows no progress.
+# Progress is shown only for work that takes longer than this, in seconds.
 SHOWN_AFTER = 1.0
 
 
 def reading_line() -> ProgressLine:
-    """Says how far a prompt is read, where that takes long."""
-    return ProgressLine("Reading the prompt", amount=lambda count: f"{count:,.0f}", after=SHOWN_AFTER)
+    """Return a progress line for a long prefill."""
+    return ProgressLine("Processing the prompt", amount=lambda count: f"{count:,.0f}", after=SHOWN_AFTER)
 
 
 def agreed(question: str) -> bool:
-    """Ask on the terminal what is meant to be answered with yes; the end of the input (Ctrl-D) is no."""
+    """Ask a yes-or-no question on the terminal. The default is yes; the end of the input (Ctrl-D) means no."""
     print(f"{question} [Y/n] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer:
@@ -51,32 +51,32 @@ def agreed(question: str) -> bool:
 
 
 def say(message: str, *, exactly: bool = False) -> None:
-    """Print to stderr, on a terminal in lines of whole words; or exactly as it is."""
+    """Print to stderr. On a terminal, wrap at word boundaries unless `exactly` is set."""
     if not exactly:
         message = wrapped(message, width_of(sys.stderr), 2)
     print(shown_on(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 def emit(text: str, end: str = "") -> None:
-    """Print to stdout at once; OutputLost says that it takes no more."""
+    """Print to stdout and flush. Raises OutputLost if stdout accepts no more data."""
     sys.stdout.write(text + end)
     sys.stdout.flush()
 
 
 def emit_line(text: str) -> None:
-    """Print to stdout, on a terminal in lines of whole words."""
+    """Print a line to stdout, wrapped at word boundaries on a terminal."""
     emit(wrapped(text, width_of(sys.stdout), 2), "\n")
 
 
 def emit_figures(figures: str | Iterable[tuple[str, str]]) -> None:
-    """Print a text, such as JSON, or names and what is said of them."""
+    """Print a text such as JSON, or a table of names and values."""
     emit(figures if isinstance(figures, str) else table(list(figures), width_of(sys.stdout)), "\n")
 
 
 @contextmanager
 def interrupts_end_the_process() -> Iterator[None]:
-    """Ctrl-C ends the process at once, without an exception: while a model is loaded there is nothing to save, and an
-    exception inside a callback of the compiler would be lost."""
+    """Let Ctrl-C kill the process immediately, without an exception. While a model is loading, there is nothing to
+    save, and an exception inside a compiler callback would be lost."""
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -85,27 +85,30 @@ def interrupts_end_the_process() -> Iterator[None]:
 
 
 def read_stdin() -> str:
-    """All of stdin, strictly as UTF-8: depending on the locale, Python would let other bytes through in disguise."""
+    """Read all of stdin as strict UTF-8. In some locales, Python would decode invalid bytes to surrogates."""
     from genai.common.reading import bounded_bytes
 
     try:
         return bounded_bytes(sys.stdin.buffer, "stdin", InputError).decode("utf-8")
     except OSError as error:
-        raise InputError("stdin cannot be read", str(error), "give it a text, or < /dev/null") from error
+        raise InputError(
+            "stdin cannot be read", str(error), "pipe a text into it, or redirect it from /dev/null"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError("stdin is not UTF-8 text", str(error), "convert the text to UTF-8 first") from error
 
 
 def with_stdin(questions: list[str]) -> list[str]:
-    """The questions; where stdin brings a text, each behind it."""
+    """Return the questions, each preceded by the text from stdin, if any."""
     about = read_stdin().strip() if stdin_has_text() else ""
     return ["\n\n".join(filter(None, (about, question))) for question in questions]
 
 
 def stdin_has_text() -> bool:
-    """Whether stdin is a pipe or a file, from which a text may come beside what the command line says.
+    """Return True if stdin is a pipe or a file, and so may contain text in addition to the command line.
 
-    Nobody knows of a pipe whether one will, so a silent one is waited for, and that is said.
+    A pipe does not reveal whether it will send data, so the caller waits for it. If the pipe is silent, a message says
+    that the command is waiting.
     """
     try:
         number = sys.stdin.fileno()
@@ -115,34 +118,34 @@ def stdin_has_text() -> bool:
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return False
     if os.name == "posix" and not select.select([number], [], [], _SILENT_SECONDS)[0]:
-        say("(waiting for the text from stdin; < /dev/null says that there is none)")
+        say("(waiting for text from stdin; to skip it, redirect stdin from /dev/null)")
     return True
 
 
 @dataclass(frozen=True)
 class Voice:
-    """What a command says on stderr besides its result.
+    """A writer of a command's messages on stderr.
 
     Attributes:
-        quiet: only errors are said.
-        verbose: details too.
+        quiet: True to print only errors.
+        verbose: True to print details also.
     """
 
     quiet: bool = False
     verbose: bool = False
 
     def say(self, message: str, *, exactly: bool = False) -> None:
-        """A message, or an answer to a command, on a line of its own; see `say`."""
+        """Print a message, or the result of a slash-command; see `say`."""
         if not self.quiet:
             say(message, exactly=exactly)
 
     def detail(self, message: str) -> None:
-        """Something that few want to know."""
+        """Print a detail, if `verbose`."""
         if self.verbose and not self.quiet:
             say(message)
 
     def aside(self, text: str) -> None:
-        """Text as it comes, dimmed on a terminal: what the model thinks before it answers."""
+        """Print streamed text, dimmed on a terminal: the model's reasoning before its reply."""
         if self.quiet:
             return
         text = harmless(text, sys.stderr)
@@ -150,31 +153,31 @@ class Voice:
         sys.stderr.flush()
 
     def error(self, error: Exception) -> None:
-        """An error after which the command goes on."""
+        """Print an error after which the command continues."""
         say(f"error: {error}")
 
 
 def need_chat_template(llm: LLM | Cluster, tools: Sequence[Mapping[str, Any]] | None = None) -> None:
-    """Before messages become a prompt; one that has tools in it, if there are any."""
+    """Raise ChatTemplateError if the model has no chat template, or if its template does not support the tools."""
     if not llm.tokenizer.chat_template:
         folder = llm.model.folder
         raise ChatTemplateError(
-            f"{folder}: there is no chat template",
-            "without one a model can continue texts, but not tell who says what; it may be a base model",
+            f"{folder} has no chat template",
+            "the model can continue texts but not separate the messages of a chat; it may be a base model",
             f"continue a text with `genai generate {folder} -p TEXT`, "
-            "or put the model's chat_template.jinja into the folder",
+            "or add the model's chat_template.jinja to the folder",
         )
     if tools:
         llm.tokenizer.chat_prompt([{"role": "user", "content": "Hi"}], tools=tools)
 
 
 def state_folder() -> Path:
-    """Where what outlives a chat is kept. Raises RuntimeError: there is no home folder."""
+    """Return the folder for data that outlives a chat. Raises RuntimeError if there is no home folder."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "genai"
 
 
 def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
-    """The exact text and token ids that a model is given; with pieces, also the vocabulary entry of each token."""
+    """Print the exact text and token ids of a prompt; with pieces, also each token's vocabulary entry."""
     ids = llm.encode(text)
     tokens = [f"{id_}:{llm.tokenizer.token_text(id_)!r}" if with_pieces else str(id_) for id_ in ids]
     say(text, exactly=True)
@@ -182,7 +185,7 @@ def dump_prompt(llm: LLM, text: str, *, with_pieces: bool = False) -> None:
 
 
 def footer(completion: Completion, context_size: int, seed: int | None = None) -> str:
-    """One line of figures: 182 tok · 41.3 tok/s · ttft 0.21 s · prompt 934 (812 cached) · ctx 1116/8192 · eos."""
+    """Format statistics: 182 tok · 41.3 tok/s · ttft 0.21 s · prompt 934 (812 cached) · ctx 1116/8192 · eos."""
     num_tokens = len(completion.token_ids)
     ended = "eos" if isinstance(completion.stopped_by, int) else completion.finish_reason
     parts = [
@@ -190,9 +193,13 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
         *([f"{completion.tokens_per_second:.1f} tok/s"] if num_tokens > 1 else []),
         f"ttft {completion.timings.time_to_first_token:.2f} s",
         f"prompt {completion.prompt_tokens} ({completion.cached_tokens} cached)",
-        *([f"guessed {completion.accepted_tokens}/{completion.proposed_tokens}"] if completion.proposed_tokens else []),
+        *(
+            [f"accepted {completion.accepted_tokens}/{completion.proposed_tokens}"]
+            if completion.proposed_tokens
+            else []
+        ),
         f"ctx {completion.prompt_tokens + num_tokens - completion.forgotten_tokens}/{context_size}",
-        *([f"{completion.forgotten_tokens} forgotten"] if completion.forgotten_tokens else []),
+        *([f"{completion.forgotten_tokens} dropped"] if completion.forgotten_tokens else []),
         "interrupted" if ended == "cancelled" else ended,
     ]
     if completion.timings.compile_seconds >= 0.05:
@@ -205,10 +212,10 @@ def footer(completion: Completion, context_size: int, seed: int | None = None) -
 
 
 def peak_megabytes() -> float | None:
-    """The most memory this process has held, in MB (resident set); None where the system does not say."""
+    """Return this process's peak resident memory in MB; None if the system does not report it."""
     from genai.common.cores import system_file
 
-    # Not getrusage: a process inherits its maximum from whoever started it.
+    # getrusage is not used on Linux, because a process inherits the maximum from its parent.
     for line in system_file(Path("/proc/self/status")).splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -233,14 +240,14 @@ PlotFile = Annotated[
     typer.Option(
         "--plot",
         callback=_checked,
-        help="Draw a plot into a .svg or .png file (needs matplotlib).",
+        help="Write a plot to this .svg or .png file (needs matplotlib).",
         rich_help_panel=OUTPUT,
     ),
 ]
 
 
 def show_chart(chart: Chart, file: Path | None, *, as_json: bool) -> None:
-    """Draw it into the file; without one, as text on a terminal, below the table."""
+    """Save a chart to a file; without a file, draw it as text below the table on a terminal."""
     if file is not None:
         chart.save(file)
     elif not as_json and (width := width_of(sys.stdout)):

@@ -1,4 +1,4 @@
-"""Environment variables of options: every option has one, and errors call what was given by its name."""
+"""Environment variables for options. Every option has a variable, and errors name the variable that set a value."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from typing import Any
 
 from genai.errors import GenaiError
 
-_WITHOUT = ("help", "version", "install_completion", "show_completion")
-# Options that Python calls something else.
+_WITHOUT = ("help", "help_all", "version", "install_completion", "show_completion")
+# Options whose argument in Python has another name.
 _IN_PYTHON = {"ctx_size": "context_size", "form": "format", "kv_force": "kv_dtype_force", "kv_type": "kv_dtype"}
 
 
 def bind_variables(parameters: Iterable[Any]) -> None:
-    """Let options of a command be given by variables, too: --top-k by GENAI_TOP_K."""
+    """Bind each option of a command to an environment variable: --top-k to GENAI_TOP_K."""
     for parameter in parameters:
         if parameter.param_type_name == "option" and parameter.name not in _WITHOUT:
             longest = max(parameter.opts, key=len)
-            parameter.show_envvar = False  # they have a page of their own
+            parameter.show_envvar = False  # docs/reference/environment.md lists them
             parameter.envvar = "GENAI_" + longest.removeprefix("--").replace("-", "_").upper()
         elif parameter.name == "model":
             parameter.envvar, parameter.show_envvar = "GENAI_MODEL", False
 
 
 def is_from_variable(ctx: Any, parameter: Any) -> bool:
-    """Whether a parameter's value is that of its variable."""
+    """Return True if a parameter's value comes from its variable."""
     return is_variable(ctx, parameter.name)
 
 
 def is_variable(ctx: Any, name: str) -> bool:
-    """The same for a parameter by its name in Python."""
+    """Return True if the value of the parameter with this Python name comes from its variable."""
     return "ENVIRONMENT" in str(ctx.get_parameter_source(name))
 
 
 def name_variables(error: GenaiError, ctx: Any) -> None:
-    """Where an error speaks of options that their variables gave, let it speak of the variables."""
+    """Make an error name the variables that set the options in the error."""
     for parameter in ctx.command.params:
         if is_from_variable(ctx, parameter):
             _name_variable(error, parameter, ctx.params[parameter.name])
 
 
 def _name_variable(error: GenaiError, parameter: Any, value: Any) -> None:
-    """Where an error speaks of an option that its variable gave, let it speak of the variable."""
+    """Make an error name an option's variable if the error is about that option."""
     variable = parameter.envvar
-    if parameter.param_type_name == "argument":  # errors speak of the model by its name
+    if parameter.param_type_name == "argument":  # errors refer to the model by its path
         if _is_about(error.what, value, "model"):
-            error.what += f" (of the variable {variable})"
+            error.what += f" (set by {variable})"
         return
     flags = "|".join(map(re.escape, [*parameter.opts, *parameter.secondary_opts]))
     flag = re.compile(rf"(?<![\w-])({flags})(?![\w-])")
     message, why = (flag.sub(variable, part) for part in (error.what, error.why))
     name = _IN_PYTHON.get(parameter.name, parameter.name)
     if variable not in message and (_is_called(message, name) or _is_about(message, value, name)):
-        message += f" (of the variable {variable})"
+        message += f" (set by {variable})"
     if (message, why) != (error.what, error.why):
         longest = max(parameter.opts, key=len)
         error.what, error.why = message, why
-        error.fix += f"; {variable} is a variable of the environment, over which {longest} wins"
+        error.fix += f"; {variable} is an environment variable; {longest} overrides it"
 
 
 def _is_called(message: str, name: str) -> bool:
-    """Whether an error begins with an option by its name, as in "context size = 0", "samplers names 'x'"."""
-    return message.startswith((f"{name} = ", f"{name.replace('_', ' ')} = ", f"{name} names "))
+    """Return True if an error begins with an option's name, as in "context size = 0", "samplers contains 'x'"."""
+    return message.startswith((f"{name} = ", f"{name.replace('_', ' ')} = ", f"{name} contains "))
 
 
 def _is_about(message: str, value: Any, name: str) -> bool:
-    """Whether an error begins with what an option was given, or with its name and that: a letter in a word is not it.
+    """Return True if an error begins with an option's value, or with its name and value. Parts of words do not match.
 
-    Where a path was given, it may go on to a file that lies there.
+    If the value is a path, the error may begin with a longer path inside it.
     """
     called = "|".join({re.escape(name), re.escape(name.replace("_", " "))})
     for part in _parts(value):
@@ -82,7 +82,7 @@ def _is_about(message: str, value: Any, name: str) -> bool:
 
 
 def _parts(value: Any) -> list[str]:
-    """What of an option's value errors may name: each of several, and the path in NAME=PATH:SCALE."""
+    """Return the parts of a value that errors may name: each of several values, and the path in NAME=PATH:SCALE."""
     if isinstance(value, list | tuple):
         return [part for one in value for part in _parts(one)]
     if not isinstance(value, str | Path) or not str(value):

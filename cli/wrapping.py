@@ -1,4 +1,4 @@
-"""Text at the width of a terminal: words stay whole. What goes anywhere else stays as it is."""
+"""Text wrapped at the width of a terminal, without breaking words. Output to other streams is unchanged."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import TextIO
 
 from genai.errors import whole_number
 
-# What a poor locale cannot show.
+# Replacements for characters that some encodings lack.
 _PLAIN = str.maketrans({"·": "-", "…": "...", "±": "+-", "×": "x", "–": "-", "“": '"', "”": '"'})
-# Between words and spaces, behind a line's end, and beside what needs no spaces, such as Chinese.
+# Between words and spaces, after a line's end, and around characters written without spaces, such as Chinese.
 _BOUNDARY = re.compile(r"(?<=\s)(?=\S)|(?<=\S)(?=\s)|(?<=\n)|(?<=[\u2e80-\uffef])|(?=[\u2e80-\uffef])")
 _LONGEST_WORD = 60
-# Control characters but for tabs and line ends, and marks that turn the direction of what follows.
+# Control characters except tabs and newlines, and marks that change the direction of the text that follows.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def width_of(stream: TextIO | None) -> int | None:
-    """Columns of a terminal; None for what is none."""
+    """Return the width of a terminal in columns; None if the stream is not a terminal."""
     try:
         if stream is None or not stream.isatty():
             return None
         columns = whole_number(os.environ.get("COLUMNS", ""))
         return columns or os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):  # closed, or nothing that the system knows
+    except (OSError, ValueError):  # closed, or without a file descriptor
         return None
 
 
 def is_plain(stream: TextIO) -> bool:
-    """Whether colours and dimmed text are unwelcome."""
+    """Return True if colours and dimmed text must not be used."""
     return not stream.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 def wrapped(text: str, width: int | None, hanging: int = 0) -> str:
-    """Every line cut into lines of whole words, which begin where the first does, or `hanging` columns further.
+    """Wrap every line at word boundaries. Continuation lines are indented like the line, plus `hanging` columns.
 
-    A word that is longer than a line stays in one piece.
+    A word longer than a line is not broken.
     """
     if width is None:
         return text
     lines = []
     for line in text.splitlines():
-        indent = re.match(r"\s*", line)[0]  # type: ignore[index]  # it matches always
+        indent = re.match(r"\s*", line)[0]  # type: ignore[index]  # the pattern always matches
         later = indent + " " * hanging
         if len(later) > width - 20:
             later = indent
@@ -61,7 +61,7 @@ def wrapped(text: str, width: int | None, hanging: int = 0) -> str:
 
 
 def table(rows: Sequence[tuple[str, str]], width: int | None) -> str:
-    """Names and what is said of them, in two columns; below each other where that needs a wider window."""
+    """Format names and values in two columns, or each value below its name if the window is too narrow."""
     first = max(len(name) for name, _ in rows)
     return "\n".join(_row(name, text, first, width) for name, text in rows)
 
@@ -75,16 +75,16 @@ def _row(name: str, text: str, first: int, width: int | None) -> str:
 
 
 def harmless(text: str, stream: TextIO) -> str:
-    """Text of a model, a file or a function, for a terminal: what would steer that is shown as an escape.
+    """Escape control sequences in text from a model, a file or a function before the text reaches a terminal.
 
-    Somebody else may have written it, and a terminal obeys: it clears the screen, changes its title, turns lines
-    around. What goes anywhere else stays as it is.
+    The text may be untrusted, and a terminal would execute its sequences, which can clear the screen, change the title
+    or reverse lines. Text for any other stream is unchanged.
     """
     return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text) if width_of(stream) is not None else text
 
 
 def shown_on(text: str, stream: TextIO) -> str:
-    """Text as a stream can write it: signs that its encoding lacks in plain letters."""
+    """Return text in a form that a stream can encode; characters that its encoding lacks get plain replacements."""
     text = harmless(text, stream)
     encoding = getattr(stream, "encoding", None) or "ascii"
     try:
@@ -95,23 +95,23 @@ def shown_on(text: str, stream: TextIO) -> str:
 
 
 def printable(text: str, encoding: str | None = None) -> str:
-    """Text that stdout can write: what its encoding lacks is shown as an escape, and control characters too."""
+    """Return text that stdout can encode. Control characters and characters that the encoding lacks are escaped."""
     visible = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     encoding = encoding or sys.stdout.encoding or "ascii"
     return visible.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 class WordWrap:
-    """Text that comes in pieces, for a terminal: a word that does not fit goes to the next line as a whole.
+    """Streamed text for a terminal: a word that does not fit moves to the next line as a whole.
 
     Args:
-        stream: its width may change meanwhile.
+        stream: the terminal. Its width may change during the stream.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -119,18 +119,18 @@ class WordWrap:
         self._column, self._held = 0, ""
 
     def feed(self, text: str) -> str:
-        """What can be written now; the beginning of a word is held back."""
+        """Add text, and return the text that can be written now; the beginning of an unfinished word is held back."""
         self._held += text
         *whole, self._held = _BOUNDARY.split(self._held)
         return "".join(map(self._placed, whole)) + (self.flush() if len(self._held) > _LONGEST_WORD else "")
 
     def flush(self) -> str:
-        """What is still held back."""
+        """Return the text that is still held back."""
         held, self._held = self._held, ""
         return self._placed(held)
 
     def _placed(self, part: str) -> str:
-        """A word, or the space between two, behind what was written."""
+        """Place a word, or the space between two words, after the text written so far."""
         from prompt_toolkit.utils import get_cwidth
 
         if "\n" in part:
@@ -142,7 +142,7 @@ class WordWrap:
             self._column = (self._column + width_of_part) % (width or sys.maxsize)
             return part
         if part.isspace():
-            self._column = width  # the next word begins a line, and takes the space's place
+            self._column = width  # the next word begins a line and replaces the space
             return ""
         self._column = width_of_part % width
         return f"\n{part}"

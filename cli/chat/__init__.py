@@ -1,4 +1,4 @@
-"""`genai chat`: the command, the loop around a line editor, its slash-commands, and how replies are shown.
+"""`genai chat`: the command, its loop with a line editor, the slash-commands, and the display of replies.
 
-The conversation itself is genai.llm.chat.ChatSession; here is only what a person at a terminal sees and types.
+The conversation itself is genai.llm.chat.ChatSession; this package contains only the terminal interface.
 """

@@ -1,4 +1,4 @@
-"""`genai chat`: one question and answer where stdin is not a terminal, and how replies are shown."""
+"""`genai chat`: the command, and the single reply that it prints if stdin is not a terminal."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ if TYPE_CHECKING:
 def chat(
     model: opt.ModelArgument = None,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="Answer this and end; a text from a pipe stands before it.")
+        str | None,
+        typer.Option("-p", "--prompt", help="Print the reply to this message and exit; piped input precedes it."),
     ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="System message, which comes first.")] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System message.")] = None,
     on_overflow: Annotated[
         str,
         typer.Option(
-            help="When the context is full: error, truncate (leave out old messages) or shift (also within a reply)."
+            help="When the context is full: error, truncate (omit old messages) or shift (also during a reply)."
         ),
     ] = "error",
     session_name: Annotated[
         str | None,
-        typer.Option("--session", help="Go on with the conversation of this name, and keep it; a new one begins it."),
+        typer.Option(
+            "--session", help="Continue the saved conversation with this name, or start one; save it at exit."
+        ),
     ] = None,
     tools: Annotated[
         Path | None,
-        typer.Option("--tools", help="A Python file of functions that the model may call, each call after asking."),
+        typer.Option("--tools", help="Python file of functions that the model may call, each after confirmation."),
     ] = None,
     markdown: Annotated[
         bool, opt.output_option("--markdown/--no-markdown", help="Render replies as Markdown.")
@@ -54,14 +57,14 @@ def chat(
     flags: opt.TextFlags,
     sampling: dict[str, Any],
 ) -> None:
-    """Chat with a model. Without a terminal, answer the text from stdin and end."""
+    """Chat with a model. Without a terminal, print the reply to the text from stdin and exit."""
     if prompt is None and not sys.stdin.isatty():
         prompt = terminal.read_stdin()
     elif prompt is not None:
         (prompt,) = terminal.with_stdin([prompt])
     if prompt is not None and not prompt.strip() and (model is None or model.exists()):
-        fix = 'ask something, such as `genai chat -p "What is 12 + 7?"`; on a terminal, without -p, a chat begins'
-        raise InputError("the question is empty", "neither -p nor stdin holds a text", fix)
+        fix = 'ask a question: `genai chat -p "What is 12 + 7?"`; to chat, run the command on a terminal without -p'
+        raise InputError("the question is empty", "neither -p nor stdin contains text", fix)
     from genai.llm.chat import ChatSession
 
     functions = None if tools is None else read_functions(tools)
@@ -106,9 +109,9 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
         terminal.dump_prompt(session.llm, session.prompt())
     answer(session, events, flags.voice, markdown=markdown)
     if session.last_reply is not None and (gone := session.last_reply.completion.forgotten_tokens):
-        flags.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
+        flags.voice.say(f"(the context was full: {gone:,} tokens were dropped)")
     if session.tools and session.last_reply is not None and session.last_reply.tool_calls:
-        flags.voice.say("(not called: functions are asked about, which a chat on a terminal can, without -p)")
+        flags.voice.say("(not called: calls need confirmation, so chat on a terminal without -p)")
     if session.was_cut:
         flags.voice.say(f"(the context of {session.llm.context_size} tokens is full: the reply was cut)")
     if flags.stats and session.last_reply is not None:
@@ -119,14 +122,14 @@ def _answer_once(session: ChatSession, prompt: str, flags: opt.TextFlags, *, mar
 def _session_saved_to(
     session: ChatSession, session_path: Path | None, voice: Voice, system: str | None, sampling: dict[str, Any]
 ) -> Iterator[None]:
-    """Go on with the conversation that a file holds, and write it there at the end, however that comes."""
+    """Continue the conversation in a file, and save it there at the end, even after an error."""
     if session_path is None:
         yield
         return
     with _locked(session_path):
         if session_path.exists():
             session.load(session_path)
-            session.set_options(**sampling)  # what flags say comes before what it was held with
+            session.set_options(**sampling)  # flags override the saved options
             session.system = session.system if system is None else system
             voice.say(f"(session {session_path.stem}: {len(session.messages)} messages)")
             say_problem(session, voice)
@@ -139,7 +142,7 @@ def _session_saved_to(
 
 @contextmanager
 def _locked(session_path: Path) -> Iterator[None]:
-    """Keep other chats out of a session: each would write its own messages over those of the other."""
+    """Lock a session, so that two chats do not overwrite each other's messages."""
     with ExitStack() as stack:
         try:
             is_ours = stack.enter_context(alone_with(session_path))
@@ -147,25 +150,25 @@ def _locked(session_path: Path) -> Iterator[None]:
             raise _cannot_save(session_path.stem, error) from error
         if not is_ours:
             raise InputError(
-                f"--session {session_path.stem}: another chat goes on with it",
-                "each would write over what the other one keeps",
-                "leave that chat, or choose another name",
+                f"--session {session_path.stem}: another chat is using this session",
+                "both would overwrite the same file",
+                "close that chat, or choose another name",
             )
         yield
 
 
 def _cannot_save(name: str, error: Exception) -> InputError:
     return InputError(
-        f"--session {name}: it cannot be kept", str(error), "set XDG_STATE_HOME to a folder that you can write"
+        f"--session {name}: the session cannot be saved", str(error), "set XDG_STATE_HOME to a writable folder"
     )
 
 
 def session_file(name: str) -> Path:
-    """Where the conversation of a name is kept; the folder is made, for the user only."""
+    """Return the file of a named conversation. Creates its folder, which only the user can access."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", name):
         raise OptionError(
             f"--session {name!r:.120}",
-            "a name has letters, digits, dots and dashes, at most 100",
+            "a name consists of at most 100 letters, digits, underscores, dots and dashes",
             "choose another name",
         )
     try:

@@ -1,4 +1,4 @@
-"""The slash-commands of a chat: one function each."""
+"""The slash-commands of a chat, one function each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # commands change the loop that runs them
 
 @dataclass(frozen=True)
 class Command:
-    """A slash-command: what it does, how its argument is written, and what it is for."""
+    """A slash-command: its function, the form of its argument, and its help text."""
 
     run: Callable[[Loop, str], None]
     argument: str
@@ -30,7 +30,7 @@ class Command:
 
 
 def run_command(loop: Loop, text: str) -> None:
-    """Run what was typed behind a slash."""
+    """Run a typed slash-command."""
     name, _, argument = text.strip().partition(" ")
     name = "/bye" if name in _ALSO_BYE else name
     command = COMMANDS.get(name)
@@ -40,7 +40,9 @@ def run_command(loop: Loop, text: str) -> None:
         raise InputError(f"unknown command {name!r}", "messages that begin with a slash are commands", hint)
     argument = argument.strip()
     if command.argument and not command.argument.startswith("[") and not argument:
-        raise InputError(f"{name} without {command.argument}", "it needs one", f"type {name} {command.argument}")
+        raise InputError(
+            f"{name} without {command.argument}", "the argument is required", f"type {name} {command.argument}"
+        )
     if argument and not command.argument:
         raise InputError(f"{name} {argument}", f"{name} takes no argument", f"type {name}")
     command.run(loop, argument)
@@ -53,8 +55,8 @@ def _help(loop: Loop, argument: str) -> None:
 
 
 _KEYS = '''\
-Alt-Enter adds a line; """ begins and ends a text of several lines; Tab completes commands; Up recalls.
-Ctrl-C stops a reply and keeps what was said, or clears the line; twice on an empty line it leaves, like Ctrl-D.'''
+Alt-Enter adds a line; """ begins and ends multi-line text; Tab completes commands; Up recalls earlier input.
+Ctrl-C stops a reply and keeps its text, or clears the line. Ctrl-D, or Ctrl-C twice on an empty line, exits.'''
 
 
 def _set(loop: Loop, argument: str) -> None:
@@ -87,11 +89,13 @@ def _show_settings(loop: Loop) -> None:
     rows = [(f"{' *'[flag.option in ours]} {flag.setting}", _value(loop, flag)) for flag in FLAGS]
     rows += [(f"  {name}", shown) for name, shown in _own_settings(loop).items()]
     loop.voice.say(table(rows, width_of(sys.stderr)), exactly=True)
-    loop.voice.say("(* set here or by a flag; the others are the model's; - is none, or no limit)")
+    loop.voice.say(
+        "(* marks values set here or by a flag; other values are the model's defaults; - means none or no limit)"
+    )
 
 
 def _show_setting(loop: Loop, name: str) -> None:
-    """What one setting is, and what it means."""
+    """Print one setting's value and meaning."""
     if name in (settings := _own_settings(loop)):
         loop.voice.say(f"({name} is {settings[name]})")
     else:
@@ -100,17 +104,17 @@ def _show_setting(loop: Loop, name: str) -> None:
 
 
 def _own_settings(loop: Loop) -> dict[str, str]:
-    """Settings that are no sampling options."""
+    """Return the settings that are not sampling options."""
     switches = {name: _shown(getattr(loop, attribute)) for name, attribute in _SWITCHES.items()}
     return {**switches, "on-overflow": loop.session.on_overflow}
 
 
-# Settings of the loop itself, and where it keeps them.
+# Settings of the loop itself, and the attributes that store them.
 _SWITCHES = {"markdown": "markdown", "stats": "show_stats", "prompts": "dump"}
 
 
 def setting_values() -> dict[str, tuple[str, ...]]:
-    """The names that `/set` knows, and the values of those that have few: for completion."""
+    """Return the names of settings for `/set`, and the values that completion offers for each."""
     from genai.llm.chat import OVERFLOWS
 
     more = {**dict.fromkeys(_SWITCHES, ("on", "off")), "on-overflow": OVERFLOWS}
@@ -122,7 +126,7 @@ def _value(loop: Loop, flag: Flag) -> str:
 
 
 def _shown(value: object, separator: str = "") -> str:
-    """A setting's value as it would be typed."""
+    """Format a setting's value as it would be typed."""
     if value is None or value == ():
         return "-"
     if isinstance(value, bool):
@@ -170,7 +174,7 @@ def _retry(loop: Loop, argument: str) -> None:
 
 
 def _undo(loop: Loop, argument: str) -> None:
-    loop.voice.say(f"(taken back: {shortened(loop.session.undo())})")
+    loop.voice.say(f"(removed: {shortened(loop.session.undo())})")
 
 
 def _edit(loop: Loop, argument: str) -> None:
@@ -178,7 +182,7 @@ def _edit(loop: Loop, argument: str) -> None:
 
 
 def _save(loop: Loop, argument: str) -> None:
-    if expanded(argument).is_file() and not loop.confirm(f"{argument} exists. Write over it?"):
+    if expanded(argument).is_file() and not loop.confirm(f"{argument} exists. Overwrite it?"):
         loop.voice.say("(not saved)")
         return
     loop.session.save(argument)
@@ -207,14 +211,14 @@ def _prompt(loop: Loop, argument: str) -> None:
     if loop.sent:
         loop.voice.say(loop.sent, exactly=True)
     else:
-        loop.voice.say("(nothing was sent yet)")
+        loop.voice.say("(no prompt has been sent yet)")
 
 
 def _tokens(loop: Loop, argument: str) -> None:
     if text := argument or loop.sent:
         dump_prompt(loop.session.llm, text, with_pieces=True)
     else:
-        loop.voice.say("(nothing was sent yet)")
+        loop.voice.say("(no prompt has been sent yet)")
 
 
 def _bye(loop: Loop, argument: str) -> None:
@@ -222,21 +226,21 @@ def _bye(loop: Loop, argument: str) -> None:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "/help": Command(_help, "", "this text"),
+    "/help": Command(_help, "", "show this help"),
     "/set": Command(_set, "[NAME VALUE]", "show or change settings, such as /set temperature 0.7"),
     "/system": Command(_system, "[TEXT]", 'show or change the system message; "none" removes it'),
-    "/model": Command(_model, "[FOLDER]", "show the model, or go on with another"),
-    "/lora": Command(_lora, "[NAME|off|NAME=PATH]", "show, use or load an adapter; off goes on without"),
-    "/clear": Command(_clear, "", "forget the conversation"),
-    "/retry": Command(_retry, "", "answer the last message again"),
-    "/undo": Command(_undo, "", "take back the last exchange"),
-    "/edit": Command(_edit, "", "take back the last exchange and change its message"),
-    "/save": Command(_save, "FILE", "write the conversation to a file"),
-    "/load": Command(_load, "FILE", "go on with a saved conversation"),
-    "/stats": Command(_stats, "", "figures of the last reply"),
-    "/prompt": Command(_prompt, "", "the exact text that the model was given last"),
-    "/tokens": Command(_tokens, "[TEXT]", "the tokens of a text, or of that prompt"),
-    "/bye": Command(_bye, "", "leave (also /exit, /quit, exit and Ctrl-D)"),
+    "/model": Command(_model, "[FOLDER]", "show the model, or switch to another"),
+    "/lora": Command(_lora, "[NAME|off|NAME=PATH]", "show, use or load an adapter; off disables adapters"),
+    "/clear": Command(_clear, "", "clear the conversation"),
+    "/retry": Command(_retry, "", "generate the last reply again"),
+    "/undo": Command(_undo, "", "remove the last message and its reply"),
+    "/edit": Command(_edit, "", "remove the last reply and edit its message"),
+    "/save": Command(_save, "FILE", "save the conversation to a file"),
+    "/load": Command(_load, "FILE", "load a saved conversation"),
+    "/stats": Command(_stats, "", "show statistics of the last reply"),
+    "/prompt": Command(_prompt, "", "show the exact prompt that was last sent to the model"),
+    "/tokens": Command(_tokens, "[TEXT]", "show the tokens of a text, or of the last prompt"),
+    "/bye": Command(_bye, "", "exit (also /exit, /quit, exit and Ctrl-D)"),
 }
 _ALSO_BYE = ("/exit", "/quit")
 FILE_COMMANDS = ("/model", "/save", "/load")

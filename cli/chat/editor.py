@@ -1,4 +1,4 @@
-"""The line at which a person types: history, several lines, pasting, completion of slash-commands."""
+"""The line editor of a chat: history, multi-line input, pasting, completion of slash-commands."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from prompt_toolkit.output import create_output
 from ..terminal import Voice, state_folder
 
 _QUOTES = '"""'
-# What TERM says of terminals that show characters and nothing else.
+# Values of TERM for terminals that can only print characters.
 _WITHOUT_ABILITIES = ("dumb", "unknown")
 
 
 class TypedText(NamedTuple):
-    """What a person typed; `quoted`: between triple quotes, so that it is a message whatever it says."""
+    """Text that the user typed. If `quoted`, the text was in triple quotes and is always a message, never a command."""
 
     text: str
     quoted: bool
 
     @property
     def line(self) -> str:
-        """As it would be typed."""
+        """The text as it would be typed."""
         return f"{_QUOTES}{self.text}{_QUOTES}" if self.quoted else self.text
 
 
 class LineEditor:
-    """Reads what a person types; the prompt is shown on stderr, so that stdout carries only what the model says.
+    """Reads the user's input. The prompt is shown on stderr, so that stdout carries only the model's text.
 
-    Enter sends. Alt-Enter adds a line, and so does Enter inside an opened triple quote. Pasted line breaks
-    stay.
+    Enter sends the text. Alt-Enter adds a line, and so does Enter inside an open triple quote. Pasted line breaks are
+    kept.
 
     Args:
-        commands: the slash-commands, for completion; those of `file_commands` take a path.
-        settings: what completes behind `/set`: names, and the values of each.
-        adapters: gives what completes behind `/lora`.
+        commands: slash-commands to complete.
+        file_commands: the slash-commands that take a path.
+        settings: names to complete after `/set`, and the values of each.
+        adapters: function that returns the names to complete after `/lora`.
+        voice: writer of messages.
     """
 
     def __init__(
@@ -73,25 +75,25 @@ class LineEditor:
         self.was_used = True
 
     def forget_typed(self) -> None:
-        """Drop what was typed while nothing was asked for: it is no message."""
+        """Discard text that was typed before a prompt was shown, because it is not a message."""
         with contextlib.suppress(ImportError, OSError, ValueError):
             import termios
 
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
 
     def ask(self, question: str) -> str:
-        """A line in answer to a question; it is not kept."""
+        """Return a line typed in reply to a question. The line is not added to the history."""
         if self._is_plain:
             return _plain_line(question)
         session: PromptSession[str] = PromptSession(output=self._session.output)
         return session.prompt(question)
 
     def read(self, default: str = "") -> TypedText:
-        """One message, or a command. Ctrl-C clears the line.
+        """Read one message or command. Ctrl-C clears the line.
 
         Raises:
             EOFError: Ctrl-D on an empty line.
-            KeyboardInterrupt: Ctrl-C on an empty line; `was_used` says whether something was typed before.
+            KeyboardInterrupt: Ctrl-C on an empty line; `was_used` is True if text was typed before.
         """
         self.was_used = False
         text = self._read_plain(default) if self._is_plain else self._session.prompt(">>> ", default=default)
@@ -101,7 +103,7 @@ class LineEditor:
         return TypedText(text, False)
 
     def _read_plain(self, default: str) -> str:
-        """The same where nothing can be drawn: a text to edit is shown, and an empty line takes it as it is."""
+        """Read input on a terminal that cannot draw. It shows the text to edit; an empty line accepts it unchanged."""
         text = _plain_line(f"{default}\n>>> " if default else ">>> ") or default
         while _is_open(text):
             text += "\n" + _plain_line("... ")
@@ -120,7 +122,7 @@ def _plain_line(prompt: str) -> str:
 def _bindings() -> KeyBindings:
     bindings = KeyBindings()
 
-    # Enter pressed while a reply is shown arrives as Ctrl-J: the terminal was in its ordinary mode then.
+    # Enter pressed while a reply is shown arrives as Ctrl-J, because the terminal was in its normal mode then.
     @bindings.add("enter")
     @bindings.add("c-j")
     def send(event: KeyPressEvent) -> None:
@@ -148,13 +150,13 @@ def _bindings() -> KeyBindings:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a triple quote at the start waits for its end."""
+    """Return True if a triple quote at the start is not closed yet."""
     stripped = text.strip()
     return stripped.startswith(_QUOTES) and (len(stripped) < 2 * len(_QUOTES) or not stripped.endswith(_QUOTES))
 
 
 class _Commands(Completer):
-    """Completes slash-commands, paths behind those that take one, settings, and adapters."""
+    """Completes slash-commands and their arguments: paths, settings and adapters."""
 
     def __init__(
         self,
@@ -195,7 +197,7 @@ class _Commands(Completer):
 
 
 def _history(voice: Voice) -> History:
-    """What was typed in earlier chats; only the user may read it. Kept in memory where it cannot be written."""
+    """Return the history of earlier chats, in a file that only the user can read; in memory if writing it fails."""
     try:
         folder = state_folder()
         path = folder / "chat_history"
@@ -204,6 +206,6 @@ def _history(voice: Voice) -> History:
         with path.open("ab"):
             pass
     except (OSError, RuntimeError) as error:
-        voice.detail(f"the history is not kept: {error}")
+        voice.detail(f"the history is not saved: {error}")
         return InMemoryHistory()
     return FileHistory(str(path))

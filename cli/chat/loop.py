@@ -1,4 +1,4 @@
-"""The loop of an interactive chat: read, answer or obey, and survive whatever is pressed."""
+"""The loop of an interactive chat: read input, print a reply or run a command, and handle interrupts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from .tools import ToolFunctions
 
-# Of the context; beyond it the chat says that it is nearly full.
+# Share of the context at which the chat warns that it is nearly full.
 _NEARLY_FULL = 0.85
-# What the model is told of a call that people did not allow.
+# The result that the model receives for a call that the user refused.
 _REFUSED = "Error: the user did not allow this call"
-# What people type who want to leave.
+# Inputs that end the chat, in addition to the commands.
 _FAREWELLS = ("exit", "quit", "exit()", "quit()", ":q")
 
 
@@ -36,16 +36,19 @@ class Loop:
     """An interactive chat.
 
     Args:
-        load: loads another model, for `/model`. kept: the file in which the conversation is kept; None = in none.
+        load: function that loads another model, for `/model`.
+        session_path: file that stores the conversation; None = do not save it.
 
     Attributes:
         session: the conversation.
-        voice: what is said besides replies.
-        show_stats, markdown, dump: whether a footer follows each reply, replies are rendered, prompts are shown.
+        voice: writer of messages other than replies.
+        show_stats: True to print a footer after each reply.
+        markdown: True to render replies as Markdown.
+        dump: True to print prompts.
         pending: text that the next line starts with; `/edit` sets it.
-        sent: the exact text that the model was given last; "" = nothing yet.
-        running: set to False by `/bye`.
-        functions: those that the model may call, where people allow it.
+        sent: the exact prompt that was last sent to the model; "" = none yet.
+        running: False after `/bye`.
+        functions: functions that the model may call, with the user's permission.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class Loop:
         )
 
     def run(self) -> None:
-        """Until /bye, Ctrl-D, or Ctrl-C twice."""
+        """Run until /bye, Ctrl-D, or Ctrl-C twice."""
         self._greet()
         self._editor.forget_typed()
         interrupted = False
@@ -86,15 +89,15 @@ class Loop:
                 if interrupted and not self._editor.was_used:
                     return
                 interrupted = True
-                self.voice.say("(Ctrl-C again, Ctrl-D or /bye to leave)")
+                self.voice.say("(to exit, press Ctrl-C again or Ctrl-D, or type /bye)")
 
     def _greet(self) -> None:
         llm = self.session.llm
         context = f"context {llm.context_size:,} tokens"
-        self.voice.say(f"{llm.model.folder.name} · {context} · /help for commands, Ctrl-D to leave")
+        self.voice.say(f"{llm.model.folder.name} · {context} · /help for commands, Ctrl-D to exit")
 
     def switch_model(self, folder: Path) -> None:
-        """Go on with another model; the messages stay. A model that cannot be loaded changes nothing."""
+        """Switch to another model and keep the messages. If the model cannot be loaded, nothing changes."""
         before, llm = self.session.llm, self._load(folder)
         try:
             self.session.switch(llm)
@@ -106,7 +109,7 @@ class Loop:
         self._editor.forget_typed()
 
     def confirm(self, question: str) -> bool:
-        """Ask; whatever is not yes is no."""
+        """Ask a question; anything other than yes means no."""
         say(question)
         try:
             return self._editor.ask("[y/N] ").strip().lower() in ("y", "yes")
@@ -114,7 +117,7 @@ class Loop:
             return False
 
     def edit(self, message: str) -> None:
-        """Let the next line start with a message, in quotes if it would else be a command."""
+        """Put a message on the next line for editing, in quotes if it would otherwise be a command."""
         self.pending = TypedText(message, _is_farewell(message) or message.startswith("/")).line
 
     def _obey(self, typed: TypedText) -> None:
@@ -130,9 +133,9 @@ class Loop:
             self.voice.error(error)
 
     def _results(self) -> list[tuple[ToolCall, str]]:
-        """What the functions return that the last reply calls, where people let them run; nothing if none may.
+        """Run the functions that the last reply calls, with the user's permission; [] if no call was permitted.
 
-        Of several calls, what some returned is not lost because another was refused: the model is told of both.
+        If the user refuses only some of the calls, the model receives the refusals and the results of the other calls.
         """
         reply, functions = self.session.last_reply, self.functions
         if reply is None or functions is None:
@@ -147,16 +150,16 @@ class Loop:
         return results if ran else []
 
     def answer(self, events: Iterator[Event]) -> None:
-        """Show a reply, and those to the results of functions that it calls."""
+        """Show a reply, and the replies to the results of functions that it calls."""
         self._answer(events)
         try:
             while results := self._results():
                 self._answer(self.session.give_results(results))
-        except KeyboardInterrupt:  # in a function: replies have a handler of their own
+        except KeyboardInterrupt:  # in a function; replies have a separate handler
             self.voice.say("(stopped)")
 
     def _answer(self, events: Iterator[Event]) -> None:
-        """Show a reply; Ctrl-C stops it and keeps what there is."""
+        """Show a reply. Ctrl-C stops it and keeps the text so far."""
         before = self.session.num_left_out
         if self.dump:
             dump_prompt(self.session.llm, self.session.prompt())
@@ -170,7 +173,7 @@ class Loop:
             self.session.save(self._session_path, with_state=False)
 
     def _prompt_of_reply(self) -> str:
-        """The prompt that the last reply answers; "" if there is none."""
+        """Return the prompt of the last reply; "" if there is none."""
         session = self.session
         if session.last_reply is None:
             return ""
@@ -187,11 +190,11 @@ class Loop:
         if self.show_stats:
             self.voice.say(footer(session.last_reply.completion, limit, session.options.get("seed")))
         if gone := session.last_reply.completion.forgotten_tokens:
-            self.voice.say(f"(the context was full: {gone:,} tokens were forgotten)")
+            self.voice.say(f"(the context was full: {gone:,} tokens were dropped)")
         if session.num_left_out > left_out_before:
-            self.voice.say(f"(the context is full: the first {session.num_left_out} messages are left out)")
+            self.voice.say(f"(the context is full: the first {session.num_left_out} messages are omitted)")
         if session.was_cut:
-            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut; /clear starts anew)")
+            self.voice.say(f"(the context of {limit} tokens is full: the reply was cut; /clear starts over)")
         elif session.num_left_out == left_out_before and session.context_used > _NEARLY_FULL * limit:
             used = f"{session.context_used} of {limit} tokens"
             self.voice.say(f"(the context is nearly full: {used}; {_ADVICE[session.on_overflow]})")
@@ -203,12 +206,12 @@ def _is_farewell(text: str) -> bool:
 
 @contextmanager
 def _interrupts(session: ChatSession) -> Iterator[list[int]]:
-    """Ctrl-C ends the reply instead of raising wherever the program happens to be; gives those that came."""
+    """Make Ctrl-C cancel the reply instead of raising at an arbitrary point. Yields the list of received signals."""
     came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         came.append(number)
-        # Nothing to stop yet, or it does not stop: then as ever.
+        # There is nothing to cancel yet, or the reply does not stop: raise as usual.
         if not session.cancel() or len(came) > 1:
             raise KeyboardInterrupt
 
@@ -221,7 +224,7 @@ def _interrupts(session: ChatSession) -> Iterator[list[int]]:
 
 
 _ADVICE = {
-    "error": "/clear starts anew, --on-overflow truncate leaves out old messages",
-    "truncate": "old messages will be left out",
-    "shift": "old messages will be left out",
+    "error": "/clear starts over, --on-overflow truncate omits old messages",
+    "truncate": "old messages will be omitted",
+    "shift": "old messages will be omitted",
 }

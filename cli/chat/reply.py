@@ -1,4 +1,4 @@
-"""How `genai chat` shows a reply: as it is written, or as rendered Markdown."""
+"""The display of a reply in `genai chat`: plain text, or rendered Markdown."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 
 def say_problem(session: ChatSession, voice: Voice) -> None:
-    """Say why keys and values beside a conversation that was loaded cannot be used."""
+    """Print the reason if the KV cache that was saved with a loaded conversation cannot be used."""
     if session.state_problem is not None:
         problem = session.state_problem
-        voice.say(f"(it is read anew: {problem.what}; {problem.why})")
+        voice.say(f"(the prompt must be computed again: {problem.what}; {problem.why})")
 
 
 def answer(session: ChatSession, events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the reply that a session is about to give; until it begins, how far the prompt is read."""
+    """Print the next reply of a session; show the progress of its prefill first."""
     with terminal.reading_line() as line:
         session.on_prompt = None if voice.quiet else line.show
         show_reply(_without(line, events), voice, markdown=markdown)
 
 
 def _without(line: ProgressLine, events: Iterator[Event]) -> Iterator[Event]:
-    """The events; at each, the line goes away."""
+    """Yield the events, and remove the progress line before each event."""
     for event in events:
         line.close()
         yield event
 
 
 def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None:
-    """Print the events of a reply; once it has begun, stdout ends with a newline whatever happens."""
+    """Print the events of a reply. After the first event, stdout ends with a newline even if an error follows."""
     from genai.text.parsing import End, Reasoning, Text, ToolCall
 
     writer = _MarkdownWriter() if markdown else _PlainWriter()
@@ -63,7 +63,7 @@ def show_reply(events: Iterator[Event], voice: Voice, *, markdown: bool) -> None
 
 
 class _PlainWriter:
-    """Pieces as they come; on a terminal words stay whole."""
+    """A writer that prints pieces as they arrive; on a terminal, it does not break words across lines."""
 
     def __init__(self) -> None:
         self._wrap = WordWrap(sys.stdout) if sys.stdout.isatty() else None
@@ -77,7 +77,7 @@ class _PlainWriter:
 
 
 class _MarkdownWriter:
-    """Markdown, rendered block by block: a block ends at an empty line outside of a code fence."""
+    """A writer that renders Markdown block by block; a block ends at an empty line outside a code fence."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -105,7 +105,7 @@ class _MarkdownWriter:
 
 
 def _block_end(text: str) -> int | None:
-    """Where the first block of a text ends; None while it may go on."""
+    """Return the end of the first block of a text; None if the block may continue."""
     inside_code = False
     position = 0
     for line in text.splitlines(keepends=True):

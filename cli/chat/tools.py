@@ -1,4 +1,4 @@
-"""`genai chat --tools MODULE.py`: plain Python functions that the model may ask to be called, and people allow."""
+"""`genai chat --tools MODULE.py`: Python functions that the model may call, with the user's permission."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any, Literal, Union
 
 from genai.errors import InputError
 
-# A result is part of the next prompt.
+# Results are truncated to this length, because they become part of the next prompt.
 _MOST_CHARACTERS = 4000
 _TYPES: Mapping[Any, str] = {str: "string", int: "integer", float: "number", bool: "boolean"}
-# What a schema can list.
+# Types of values that an enum in a schema can list.
 _VALUES = (str, int, bool, type(None))
 
 
@@ -29,24 +29,24 @@ class ToolFunctions:
     """The public functions of a module.
 
     Attributes:
-        functions: by name.
+        functions: the functions by name.
     """
 
     functions: Mapping[str, Callable[..., Any]]
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """As chat templates take them. Raises InputError: a function or a type that no schema says."""
+        """The tools for chat templates. Raises InputError if a function or type has no schema."""
         return [_tool(name, function) for name, function in self.functions.items()]
 
     def call(self, name: str, arguments: Any) -> str:
-        """What a function returns, as text; what it raises, too: the model is to know.
+        """Call a function and return its result, or the error that it raised, as text for the model.
 
-        What it prints goes to stderr. Raises KeyboardInterrupt alone, which is a person's and not the function's.
+        Text that the function prints goes to stderr. Only KeyboardInterrupt propagates, because the user causes it.
         """
         function = self.functions.get(name)
         if function is None or not isinstance(arguments, dict):
-            return f"Error: there is no function {name}; there are {', '.join(self.functions)}"
+            return f"Error: there is no function {name}; the functions are {', '.join(self.functions)}"
         try:
             with redirect_stdout(sys.stderr):
                 result = function(**arguments)
@@ -55,12 +55,12 @@ class ToolFunctions:
             raise
         except BaseException as error:  # sys.exit() in a function ends the function, not the chat
             text = f"Error: {_said(error)}"
-        text = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " … (cut)"
-        return text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair is no text
+        text = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + " … (truncated)"
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")  # a lone surrogate cannot be encoded
 
 
 def _text_of(result: object) -> str:
-    """A text itself, and anything else as JSON, or as Python shows it where JSON cannot say it."""
+    """Return a string unchanged, and any other result as JSON, or as str() if it is not serialisable."""
     if isinstance(result, str):
         return str(result)
     try:
@@ -70,7 +70,7 @@ def _text_of(result: object) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """What an exception is, also where it cannot say it."""
+    """Describe an exception, even if its __str__ fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -78,30 +78,36 @@ def _said(error: BaseException) -> str:
 
 
 def read_functions(path: Path) -> ToolFunctions:
-    """The functions that a Python file defines, but for names that begin with an underscore. The file is executed.
+    """Execute a Python file and return the functions that it defines and whose names do not begin with an underscore.
 
     Raises:
-        InputError: it cannot be read, fails, or defines none; or one that no schema describes.
+        InputError: the file cannot be read, fails, defines no function, or has a function without a schema.
     """
     spec = importlib.util.spec_from_file_location(f"genai_tools_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise InputError(f"--tools {path}: no Python file", "its functions may be called", "name a .py file")
+        raise InputError(
+            f"--tools {path}: not a Python file", "the tools are functions in a Python file", "name a .py file"
+        )
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where functions look up their annotations
+    sys.modules[spec.name] = module  # typing.get_type_hints looks up annotations here
     try:
         with redirect_stdout(sys.stderr):
             spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a file that calls sys.exit() is no reason to end without a word
-        raise InputError(f"--tools {path}: {_said(error)}", "the file is executed", "correct it") from error
+    except BaseException as error:  # includes SystemExit: a file that calls sys.exit() must not end the chat silently
+        raise InputError(
+            f"--tools {path}: {_said(error)}", "the file is executed to find its functions", "fix the error in the file"
+        ) from error
     named_functions = {
         name: value
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == spec.name and not name.startswith("_")
     }
     if not named_functions:
-        raise InputError(f"--tools {path} defines no function", "there is nothing to call", "define one")
+        raise InputError(
+            f"--tools {path} defines no function", "tools are public functions", "define a public function"
+        )
     functions = ToolFunctions(named_functions)
     _ = functions.tools
     return functions
@@ -109,16 +115,16 @@ def read_functions(path: Path) -> ToolFunctions:
 
 def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InputError(f"function {name} yields", "a result is one value", "return a list")
+        raise InputError(f"function {name} is a generator", "a tool returns one value", "return a list")
     try:
         hints = typing.get_type_hints(function)
-    except Exception as error:  # whatever is written there is evaluated
+    except Exception as error:  # annotations are arbitrary code
         why = f"its annotations cannot be read: {_said(error)}"
-        raise InputError(f"function {name}", why, "define or import what they name") from error
+        raise InputError(f"function {name}", why, "define or import the names in its annotations") from error
     properties, required = {}, []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise InputError(f"function {name} takes {parameter}", "arguments are given by name", "name each of them")
+            raise InputError(f"function {name} takes {parameter}", "arguments are passed by name", "name each argument")
         properties[parameter.name] = _schema(hints.get(parameter.name, str), f"{name}({parameter.name})")
         if parameter.default is parameter.empty:
             required.append(parameter.name)
@@ -128,7 +134,7 @@ def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _schema(hint: Any, where: str) -> dict[str, Any]:
-    """The JSON schema of a type."""
+    """Return the JSON schema of a type."""
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal and all(type(one) in _VALUES for one in inside):
         return {"enum": list(inside)}
@@ -142,5 +148,5 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
         for known, name in {**_TYPES, list: "array", dict: "object"}.items():
             if hint is known:
                 return {"type": name}
-    known = "str, int, float, bool, list, dict with keys of str, Literal and unions are understood"
-    raise InputError(f"{where} has the type {hint!r:.200}", known, "use these")
+    known = "supported: str, int, float, bool, list, dict with str keys, Literal and unions"
+    raise InputError(f"{where} has the type {hint!r:.200}", known, "use one of these types")
