@@ -1,7 +1,7 @@
 """genai: run generative language models from ONNX graphs.
 
-Public names load when they are first used, so that `import genai` costs milliseconds; `__init__.pyi` says where they
-come from. docs/architecture.md describes the packages.
+Public names load on first use, so that `import genai` takes only milliseconds. `__init__.pyi` lists the module that
+defines each name. docs/explanation/architecture.md describes the packages.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 
 from .moved import MovedModules
 
-# Before other finders, which would load a module a second time, and before the imports below: other threads may already
-# import what is below this package.
+# This finder must come before other finders, which would load a module a second time. It must also be installed before
+# the imports below, because other threads may already be importing modules of this package.
 sys.meta_path.insert(0, MovedModules())
 
 from importlib import import_module  # noqa: E402
@@ -23,8 +23,8 @@ from lazy_loader import attach_stub  # noqa: E402
 
 __version__ = "0.1.0"
 
-# In a checkout kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; installed, inside it. Where a
-# system has no links (git on Windows), they are found this way.
+# In a checkout, kernels/, kvcache/, quant/, cli/ and configs/ lie beside this folder; in an installed package, they lie
+# inside this folder. If the checkout has no symbolic links to them (git on Windows), this path finds them.
 _here = Path(__file__).resolve().parent
 if not (_here / "kernels").is_dir() and (_here.parent / "pyproject.toml").is_file():
     __path__.append(str(_here.parent))
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         if name.startswith("_") or find_spec(f"genai.{name}") is None:
             raise AttributeError(f"module 'genai' has no attribute {name!r}")
-        return import_module(f"genai.{name}")  # such as genai.errors
+        return import_module(f"genai.{name}")  # e.g. genai.errors
     from .common.interrupts import InterruptsDeferred
 
     with InterruptsDeferred():  # Python can lose an interrupt in the middle of an import

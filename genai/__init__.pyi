@@ -1,4 +1,4 @@
-"""The public names and the modules that they come from: what `__init__.py` loads when it is asked for one."""
+"""The public names and the modules that they come from. `__init__.py` loads each name on first use."""
 
 from .compat.onnxruntime.adapter_format import AdapterFormat as AdapterFormat, LoraAdapter as LoraAdapter
 from .compat.onnxruntime.assignment import (

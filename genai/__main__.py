@@ -1,4 +1,4 @@
-"""`python -m genai` is the command line."""
+"""The entry point of `python -m genai`, which is the command line."""
 
 from genai.cli.__main__ import main
 

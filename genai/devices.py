@@ -1,4 +1,4 @@
-"""Devices by name: the one place that chooses an executor."""
+"""Devices by name: the only module that chooses an executor."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from genai.kernels.device import Executor
 from .errors import DeviceError, OptionError, whole_number
 
 _log = logger(__name__)
-# Why there is no GPU, once that is logged.
+# Reasons for the use of the CPU instead of a GPU that were already logged.
 _told: set[str] = set()
-# GPUs that arrays lie on.
+# The open GPUs that hold arrays, by number.
 _gpus: dict[int, Driver] = {}
 _opening = threading.Lock()
 
 
 def compile_seconds() -> float:
-    """Seconds that this process has waited for kernels to be compiled, so far."""
+    """Return the seconds that this process has spent waiting for kernels to compile."""
     return LIBRARY.compile_seconds
 
 
 def instructions(executor: Executor) -> str:
-    """What an executor computes with, where that changes how results round: the device, and its instructions."""
+    """Return the device and the instruction set that determine how an executor's results round."""
     if isinstance(executor, CpuExecutor):
         return f"{executor.name} {isa()}"
     gpu = getattr(executor, "driver", None)
@@ -37,14 +37,15 @@ def instructions(executor: Executor) -> str:
 
 
 def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
-    """The executor of a device.
+    """Open the executor of a device.
 
     Args:
-        device: one of `genai.models.model_options.DEVICES`. threads: of the CPU; None = the physical cores available.
+        device: one of `genai.models.model_options.DEVICES`.
+        threads: number of CPU threads; None = the physical cores available.
 
     Raises:
-        OptionError: more threads than can share a step; GENAI_CPU_ISA cannot be obeyed.
-        DeviceError: there is no GPU that can be used.
+        OptionError: if there are more threads than can share a step, or GENAI_CPU_ISA is invalid.
+        DeviceError: if no GPU can be used.
     """
     _check_threads(threads)
     if device == "reference":
@@ -61,19 +62,19 @@ def open_executor(device: str = "cpu", threads: int | None = None) -> Executor:
     try:
         isa()
     except IsaError as error:
-        raise OptionError("GENAI_CPU_ISA cannot be obeyed", str(error), "unset it, or choose another") from error
+        raise OptionError("GENAI_CPU_ISA cannot be applied", str(error), "unset it, or choose another") from error
     return CpuExecutor(threads)
 
 
 def _check_threads(threads: int | None) -> None:
     if threads is not None and threads > MAX_THREADS:
         raise OptionError(
-            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out for the physical cores"
+            f"threads = {threads}", f"at most {MAX_THREADS} can share a step", "leave it out to use the physical cores"
         )
 
 
 def open_asked(device: str, asked_by: str, threads: int | None = None) -> Executor:
-    """The executor of a GPU that nobody but a file asks for, or the CPU's, which serves as well then."""
+    """Open the executor of a GPU that only a file requests, or the CPU's executor if the GPU cannot be used."""
     _check_threads(threads)
     try:
         return _open_gpu(device, threads)
@@ -82,28 +83,28 @@ def open_asked(device: str, asked_by: str, threads: int | None = None) -> Execut
         return open_executor("cpu", threads)
 
 
-_TAKE_THE_CPU = '--device cpu (device="cpu") takes the CPU'
+_TAKE_THE_CPU = '--device cpu (device="cpu") uses the CPU'
 
 
 def no_gpu(what: str, error: NoDevice, instead: str = _TAKE_THE_CPU) -> DeviceError:
-    """The error where a GPU was asked for that cannot be used; `instead`: how to do without."""
-    return DeviceError(what, str(error), f"{_remedy(str(error), instead)}; docs/cuda.md has more")
+    """Return the error for a requested GPU that cannot be used; `instead` is the fix that does not need a GPU."""
+    return DeviceError(what, str(error), f"{_remedy(str(error), instead)}; see docs/how-to/gpu.md")
 
 
 def _remedy(why: str, instead: str = _TAKE_THE_CPU) -> str:
-    """What to do where a GPU cannot be used."""
+    """Return the fix for a GPU that cannot be used."""
     from genai.kernels.cuda.cupy_driver import NOT_INSTALLED
 
-    doctor = f"genai doctor shows what is there; {instead}"
-    install = "pip install cupy-cuda13x (cupy-cuda12x where the driver is older than 580)"
+    doctor = f"genai doctor shows the devices; {instead}"
+    install = "pip install cupy-cuda13x (cupy-cuda12x if the driver is older than 580)"
     return f"{install}; {doctor}" if why == NOT_INSTALLED else doctor
 
 
 def check_device(device: object) -> None:
-    """See now whether a GPU that is asked for can be used: before anything is fetched or built.
+    """Raise an error now if a requested GPU cannot be used, before anything is downloaded or built.
 
     Raises:
-        DeviceError: it cannot.
+        DeviceError: if the GPU cannot be used.
     """
     kind, _, digits = str(device).partition(":")
     number = whole_number(digits or "0")
@@ -116,7 +117,7 @@ def check_device(device: object) -> None:
 
 
 def why_no_gpu(index: int) -> str:
-    """Why the GPU with a number cannot be used, in one line; "" = it can."""
+    """Return the reason why a GPU cannot be used, in one line; "" if the GPU can be used."""
     try:
         open_gpu(index)
     except NoDevice as error:
@@ -125,24 +126,24 @@ def why_no_gpu(index: int) -> str:
 
 
 def first_gpu() -> str:
-    """The device that "auto" takes. Raises NoDevice: there is no GPU that can be used."""
+    """Return the device that "auto" selects. Raises NoDevice if no GPU can be used."""
     from genai.kernels.cuda.cupy_driver import device_name, open_any
 
     return device_name(open_any().index)
 
 
 def tell_of_the_cpu(why: str, device: str = "auto", asked_by: str = "") -> None:
-    """Log once that the CPU computes though a GPU might, and why; where a file asks for it, what to do about that."""
+    """Log, only once, that the CPU is used instead of a GPU, and why. If a file requested the GPU, also log the fix."""
     if _told or is_quiet():
         return
     _told.add(why)
     if asked_by:
-        why = f"{why}. {asked_by} asks for {device}: {_remedy(why)}"
+        why = f"{why}. {asked_by} requests {device}: {_remedy(why)}"
     _log.info("computing on the CPU: %s", why)
 
 
 def _open_gpu(device: str, threads: int | None) -> Executor:
-    """The executor of a GPU, for "auto" of the first one that can be used. Raises NoDevice: there is none."""
+    """Open the executor of a GPU; for "auto", the first usable GPU. Raises NoDevice if there is no such GPU."""
     from genai.kernels.cuda.cupy_driver import device_name, open_any, open_driver
     from genai.kernels.cuda.executor import CudaExecutor
 
@@ -151,10 +152,10 @@ def _open_gpu(device: str, threads: int | None) -> Executor:
 
 
 def open_gpu(index: int) -> Driver:
-    """A GPU for arrays: all sessions and values of a process share its one stream, so that they see each other's work.
+    """Return a GPU for arrays. All sessions and values of a process share its single stream, which orders the work.
 
     Raises:
-        NoDevice: it cannot be used.
+        NoDevice: if the GPU cannot be used.
     """
     from genai.kernels.cuda.cupy_driver import open_driver
 

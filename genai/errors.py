@@ -1,7 +1,7 @@
 """Typed errors. Every message has three parts: what is wrong, why, and what to do.
 
-`GenaiError` derives from RuntimeError so that scripts written for onnxruntime-genai still catch it.
-This module imports nothing of ours, so that every room above the kernels can raise from it.
+`GenaiError` derives from RuntimeError so that scripts written for onnxruntime-genai still catch these errors. This
+module imports no other module of the toolkit, so that every package above the kernels can use it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class GenaiError(RuntimeError):
-    """Base of every error this toolkit raises on purpose.
+    """Base of every error that this toolkit raises on purpose.
 
     Args:
         what: what is wrong, with the names and values involved.
@@ -37,13 +37,13 @@ _BELOW_A_PART = " " * len("  why: ")
 
 
 def _hanging(part: str) -> str:
-    """A part of a message; where it has several lines, such as a compiler's, those behind the first stand below it."""
+    """Indent all lines of a part except the first, for parts of several lines such as a compiler's output."""
     first, *more = part.splitlines() or [""]
     return "\n".join([first, *(f"{_BELOW_A_PART}{line}".rstrip() for line in more)])
 
 
 class ModelFolderError(GenaiError):
-    """The model folder, or a file that it must hold, is missing or unreadable."""
+    """The model folder, or a file that it must contain, is missing or unreadable."""
 
 
 class ConfigError(GenaiError, ValueError):
@@ -59,11 +59,11 @@ class GrammarError(OptionError):
 
 
 class InputError(GenaiError, ValueError):
-    """Data given by the caller (tokens, messages, arrays) cannot be used as it is."""
+    """Data given by the caller (tokens, messages, arrays) cannot be used."""
 
 
 class ContextOverflowError(InputError):
-    """The tokens asked for do not fit the model's context or the generator's max_length."""
+    """The requested tokens exceed the model's context or the generator's max_length."""
 
 
 class SourceTypeError(InputError, TypeError):
@@ -79,7 +79,7 @@ class GraphError(GenaiError):
 
 
 class ProtobufError(GraphError):
-    """The model is no protobuf message, or one without a graph."""
+    """The model is not a protobuf message, or has no graph."""
 
 
 class ExternalDataError(GraphError):
@@ -95,7 +95,7 @@ class UnsupportedModelError(GraphError):
 
 
 class NodeError(GenaiError):
-    """A node of a graph failed while running, or is sure to."""
+    """A node of a graph failed, or is certain to fail."""
 
 
 class RunStopped(GenaiError):
@@ -107,11 +107,11 @@ class LoadCancelledError(GenaiError):
 
 
 class InternalError(GenaiError):
-    """A model or its inputs led to an error that was not foreseen, which is the cause of this one."""
+    """An unforeseen error, caused by a model or its inputs. The original error is set as the cause of this error."""
 
 
 class DeviceError(GenaiError):
-    """The device asked for cannot be used on this machine, or in this process."""
+    """The requested device cannot be used on this machine or in this process."""
 
 
 class ProviderError(GenaiError):
@@ -119,15 +119,15 @@ class ProviderError(GenaiError):
 
 
 class OutOfMemoryError(GenaiError):
-    """The memory of the machine, or of a device, does not suffice to load or run a graph."""
+    """The memory of the machine, or of a device, is too small to load or run a graph."""
 
 
 class NotSupportedYetError(GenaiError, NotImplementedError):
-    """A documented feature of the API that this version does not have yet."""
+    """This version does not implement a documented feature of the API."""
 
 
 class TokenizerError(GenaiError):
-    """The tokenizer is missing, unreadable, or cannot do what was asked."""
+    """The tokenizer is missing or unreadable, or cannot do what was requested."""
 
 
 class ChatTemplateError(TokenizerError):
@@ -135,23 +135,23 @@ class ChatTemplateError(TokenizerError):
 
 
 class CacheCapacityError(GenaiError):
-    """The KV cache has no room for the tokens asked for."""
+    """The KV cache, or the memory, is too small for the requested data."""
 
 
 class StateError(GenaiError):
-    """A call came in an order that has no meaning (for example logits before any token)."""
+    """A call was made in an invalid order (for example, for logits before any token)."""
 
 
 class StateFileError(GenaiError):
-    """A file with a saved state is missing, damaged, or cannot be written."""
+    """The file of a saved state is missing or damaged, or cannot be written."""
 
 
 class StateMismatchError(StateFileError):
-    """A saved state is whole, but of another model, format, or type of cache than what it is loaded into."""
+    """A saved state is intact, but its model, format or cache type differs from that of the object that loads it."""
 
 
 class DeadlineError(GenaiError, TimeoutError):
-    """The time that a request was given was over before it had a single token."""
+    """The deadline of a request passed before the first token of the reply."""
 
 
 class SamplingError(GenaiError):
@@ -163,35 +163,35 @@ class LogitsProcessorError(SamplingError):
 
 
 class ReplyFormatError(GenaiError):
-    """A reply is not what was asked for: it was cut, or a class refuses what its own schema allows."""
+    """A reply does not have the requested format: it was truncated, or a class rejects what the schema allows."""
 
 
 class ModelOutputError(GenaiError):
-    """A model computed something that is no distribution: NaN, infinity, or nothing but -inf."""
+    """A model's output is not a distribution: it contains NaN or infinity, or only -inf."""
 
 
 class VocabularyMismatchError(InputError):
-    """Two models of which one is compared with the other, or drafts for it, do not have the same tokens."""
+    """Two models do not have the same tokens, although they are compared or one drafts tokens for the other."""
 
 
 class DownloadError(GenaiError):
-    """A model cannot be fetched: no connection, no such name or file, a wrong checksum, a full disk."""
+    """A model cannot be downloaded: the connection, the name, a file, a checksum or the disk space is the problem."""
 
 
 class AccessError(DownloadError):
-    """A model cannot be fetched without a token, or before its licence is accepted."""
+    """A model cannot be downloaded without a token, or before its licence is accepted."""
 
 
 class MissingPackageError(GenaiError):
-    """A comparison needs a package that is not installed."""
+    """A package that a comparison needs is not installed."""
 
 
 class StepInterrupted(GenaiError):
-    """A step was given up because nobody waits for its results any more; its sequences are as they were before."""
+    """A step was abandoned because no request waits for its results any more. Its sequences are unchanged."""
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in JSON's words where it has one, with its article: "null", "a number", "an object", "a set"."""
+    """Return the type of a value with an article: the JSON type, such as "an object", or else such as "a set"."""
     known: tuple[tuple[type | tuple[type, ...], str], ...] = (
         (type(None), "null"), (bool, "a boolean"), (str, "a text"), ((int, float), "a number"),
         ((list, tuple), "a list"), (dict, "an object"),
@@ -207,50 +207,50 @@ _LONGEST_NAME = 200
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """What to do about a name that is not known: use the one that looks most like it, or `otherwise` if none does."""
+    """Return the fix for an unknown name: the most similar known name, or `otherwise` if none is similar."""
     from difflib import get_close_matches
 
-    # What is longer is no typo, and comparing takes many times its memory.
+    # A longer name is not a typo, and the comparison takes many times its memory.
     close = get_close_matches(name, list(known), 1) if len(name) <= _LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
-# No count, size or number of a device has more; Python itself reads 4,300, and raises on those behind them.
+# No count, size or device number has more digits. Python itself accepts 4,300 digits, and raises ValueError for more.
 _MOST_DIGITS = 20
 
 
 def whole_number(text: str) -> int | None:
-    """The number that a text says in plain digits; None where it has others, or more of them than any count has."""
+    """Return the number in a text of plain digits; None if the text has other characters or too many digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def malformed(what: str, why: str) -> GraphError:
-    """The error of a model that its exporter got wrong, or that was damaged since."""
+    """Return the error for a model that was exported incorrectly, or was damaged since then."""
     return GraphError(what, why, "export the model again")
 
 
 def no_threads(error: Exception) -> StateError:
-    """The error for a thread that the system would not start."""
+    """Return the error for a thread that the system refused to start."""
     return StateError(
         "a thread cannot be started",
         str(error),
-        "use fewer threads (threads=…), or raise the limit of processes (ulimit -u, or that of the container)",
+        "use fewer threads (threads=…), or raise the process limit (ulimit -u, or the container's limit)",
     )
 
 
 def out_of_memory(where: str, error: MemoryError) -> OutOfMemoryError:
-    """The error of memory, of the host or of a GPU, that does not suffice."""
+    """Return the error for too little memory, on the host or on a GPU."""
     return OutOfMemoryError(
         f"out of memory {where}",
         str(error) or "an allocation failed",
-        "use smaller inputs or a smaller model, or let go of values that are not needed any more",
+        "use smaller inputs or a smaller model, or delete values that are no longer needed",
     )
 
 
 def gpu_failed(where: str, error: Exception) -> DeviceError:
-    """The error of a GPU that failed while values were copied."""
+    """Return the error for a GPU that failed while values were copied."""
     return DeviceError(
         f"the GPU failed in {where}",
         str(error),
-        "make sessions and values again; genai doctor shows what is there",
+        "create sessions and values again; genai doctor shows the devices",
     )

@@ -1,6 +1,6 @@
-"""Modules under their earlier names: an import finds the module that took the name's place.
+"""Modules by their earlier names: an import of an earlier name finds the module that replaced it.
 
-docs/reference/migration.md has the same table for readers.
+docs/reference/migration.md has the same table for users.
 """
 
 from __future__ import annotations
@@ -102,17 +102,17 @@ MOVED = {
     "session.values": "compat.onnxruntime.values",
     "text.tensor": "compat.onnxruntime_genai.tensor",
 }
-"""Earlier names of modules and packages below `genai`, and today's. What is in a package moved with it."""
+"""Earlier and current names of modules and packages below `genai`. A package's modules were moved with it."""
 KEPT = {"quantization": "compat.onnxruntime_quantization"}
-"""Names that stay, of the modules below them: `genai/quantization/` itself is there."""
+"""Packages that still exist, although their modules were moved: `genai/quantization/` itself still exists."""
 
 
 EMPTY = frozenset({"measure", "runtime"})
-"""Packages that held nothing but others."""
+"""Former packages that contained only other packages."""
 
 
 def new_name(name: str) -> str | None:
-    """Today's name of a module, both below `genai`; None where the name is today's."""
+    """Return the current name of a module, relative to `genai`; None if the given name is current."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         head = ".".join(parts[:count])
@@ -123,7 +123,7 @@ def new_name(name: str) -> str | None:
 
 
 class _Alias(Loader):
-    """Puts a module under an earlier name."""
+    """A loader that binds a module to an earlier name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,13 +134,13 @@ class _Alias(Loader):
     def exec_module(self, module: ModuleType) -> None:
         earlier = module.__name__
         if earlier.removeprefix("genai.").partition(".")[0] not in KEPT or earlier.removeprefix("genai.") in MOVED:
-            message = f"{earlier} is now {self._name}; the earlier name will go"
+            message = f"{earlier} is now {self._name}; the earlier name will be removed"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
         sys.modules[earlier] = import_module(self._name)
 
 
 class MovedModules(MetaPathFinder):
-    """Finds modules by their earlier names. It imports nothing: Python holds the lock of all imports while it asks."""
+    """A finder for earlier names of modules. It imports nothing, because Python calls it with an import lock held."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

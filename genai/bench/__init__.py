@@ -1,5 +1,5 @@
-"""What `genai bench` measures: a model's speed on this machine, beside what the machine can do at most.
+"""The measurements of `genai bench`: a model's speed on this machine, compared with the machine's ceilings.
 
-Knows how to run a model with random tokens, how much memory and how many products a step needs, and the machine's
-ceilings (`genai.doctor`). It reports plain rows of names and numbers; the command line makes tables of them.
+This package runs models on random tokens, counts the bytes and operations that a step needs, and measures the machine's
+ceilings (`genai.doctor`). It reports plain rows of names and numbers; the command line formats them as tables.
 """

@@ -1,4 +1,4 @@
-"""Attention of one token alone, by the type of cached keys and values: seconds, bytes, and shares of the bandwidth."""
+"""The speed of decode attention by KV cache type: seconds, bytes, and shares of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..models.kv_types import KV_TYPES, kv_types_on
 from ..models.model import Model
 from .ceilings import measure_of
 
-# Of every byte in the cache: as floats or as integers with scales an ordinary number.
+# The value of every byte in the cache, which yields ordinary numbers both in floats and in integers with a scale.
 _FILLING = 0x38
 
 
 class _OneToken:
-    """The attention of all layers as one program, over a cache of so many tokens."""
+    """The attention of all layers as one program, over a cache that holds `context` tokens."""
 
     def __init__(self, decoder: PagedDecoder, kv_dtype: str, context: int) -> None:
         shapes = [replace(shape, dtype=KV_TYPES[kv_dtype]) for shape in _attention_layers(decoder)]
@@ -57,7 +57,7 @@ class _OneToken:
         self._times.append(self._function.seconds(self._step, inputs) / self._layers)
 
     def row(self, read: float | None) -> dict[str, Any]:
-        """As `bench_kernels` gives them, for so many bytes per second of reading memory; None = unknown."""
+        """Return a row in the format of `bench_kernels`; read: memory bandwidth in bytes/s, None if unknown."""
         seconds = statistics.median(self._times[1:])
         products = {"TOP/s": None, "of products": None}
         speed = self._bytes / seconds
@@ -69,13 +69,14 @@ class _OneToken:
 
 
 def bench_attention(model: Model, *, context: int, repeat: int = 5) -> Iterator[dict[str, Any]]:
-    """Per type of cached keys and values: the time of a layer's attention of one token, and its share of the bandwidth.
+    """Yield one row per KV cache type: the time of one layer's attention for one token, and its bandwidth share.
 
-    The types are measured in turn, each over a cache of its own, of all layers: none waits in a processor's cache.
-    Nothing is said of models whose attention is not part of a program of ops.
+    The types are measured in turn. Each type has a separate KV cache with all layers, so that the processor's caches
+    hold none of the keys and values of the previous run. There are no rows for models whose attention is not part of an
+    op program.
 
     Args:
-        context: tokens seen, this one included; at most the model's context_length.
+        context: number of tokens that the new token attends to, including itself; at most the model's context_length.
     """
     decoder = model.decoder
     if not isinstance(decoder, PagedDecoder) or not _attention_only(decoder.program).parts:
@@ -106,7 +107,7 @@ def _attention_layers(decoder: PagedDecoder) -> list[LayerShape]:
 
 
 def _attention_only(program: OpProgram) -> OpProgram:
-    """The attention ops of a program, which read arrays that are given."""
+    """Return a program of only the attention ops; their queries, keys and values are inputs of the program."""
     types: dict[str, RowsType] = {}
     ops: list[Any] = []
     for op in program.ops:

@@ -1,4 +1,4 @@
-"""What a step must do at least, and the machine's ceilings, measured between the runs that are compared with them."""
+"""The minimum work of a step, and the machine's ceilings, which are measured between the runs to be compared."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..doctor.speeds import measure_bandwidth, measure_products
 from ..engine.paged import PagedDecoder
 from ..models.model import Model
 
-# More than a last-level cache of which other machines on the same host take their share.
+# Larger than a last-level cache. Other virtual machines on the same host may occupy parts of that cache.
 BUFFER_BYTES = 2**29
 _SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What speeds are shares of; it is measured right after each run.
+    """A limit of the machine by which speeds are divided. The limit is measured right after each run.
 
     Attributes:
-        name: what is measured.
-        unit: how much one unit of speed asks of it: bytes per token, operations per token.
-        measure: gives it, per second.
+        name: name of the measured quantity.
+        unit: amount needed per unit of speed: bytes per token, or operations per token.
+        measure: function that returns the limit, per second.
     """
 
     name: str
@@ -35,48 +35,48 @@ class Ceiling:
 
 
 def measure_of(executor: Executor, name: str) -> Callable[[], float] | None:
-    """What the device that computes can do at most per second: bytes that it reads ("bandwidth"), or operations in an
-    arithmetic. None = nobody measures it.
+    """Return a function that measures the executor's device: its memory bandwidth in bytes/s ("bandwidth"), or its
+    operations per second in an arithmetic. Return None if there is no measurement for the device.
     """
     if executor.ceiling(name) is not None:
         return lambda: executor.ceiling(name) or 0.0
-    if executor.free_bytes() is not None:  # a device with memory of its own
+    if executor.free_bytes() is not None:  # a device with separate memory
         return None
     return bandwidth(executor.threads) if name == "bandwidth" else products(name, executor.threads)
 
 
 def ceiling_of(model: Model, name: str, unit: float, measured: str) -> Ceiling | None:
-    """A ceiling of the device that computes a model; None = nobody measures it."""
+    """Return a ceiling of the model's device, or None if there is no measurement for the device."""
     measure = measure_of(model.decoder.executor, measured)
     return None if measure is None else Ceiling(name, unit, measure)
 
 
 def share_of(measure: Callable[[], float] | None, reached: float) -> float | None:
-    """What was reached of it."""
+    """Return `reached` divided by the measured ceiling, or None if there is no measurement."""
     return None if measure is None else reached / measure()
 
 
 def bandwidth(threads: int | None) -> Callable[[], float]:
-    """Bytes per second of the host reading its memory with so many threads."""
+    """Return a function that measures the host's memory read bandwidth in bytes/s, with `threads` threads."""
     return lambda: measure_bandwidth(BUFFER_BYTES, threads=threads, seconds=_SECONDS).bytes_per_second
 
 
 def products(arithmetic: str, threads: int | None) -> Callable[[], float]:
-    """Operations per second of registers alone, in one kind of arithmetic."""
+    """Return a function that measures operations per second on registers only, in one arithmetic."""
     return lambda: measure_products(threads=threads or default_threads(), repeat=1, only=arithmetic)[arithmetic]
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Per step of one model.
+    """The memory traffic and arithmetic of one model's steps.
 
     Attributes:
-        weight_bytes: packed weights, all of which a step of few tokens reads once. Of experts only those count that one
-            token chooses: a step of one sequence reads so many, a larger batch more.
-        products_per_token: multiplications with weights that every token needs (of experts with those that it chooses);
-            the head's, which only wanted rows need, are left out.
-        kv_bytes_per_token: keys and values that a decode step reads per token of context.
-        arithmetic: the kind of products in which most of a prompt is computed, as `machine.speeds` names it.
+        weight_bytes: packed weights that a decode step of one sequence reads. Mixtures of experts count only the
+            experts that one token selects; larger batches read more.
+        products_per_token: multiplications by weights per token, including the weights of the selected experts. The LM
+            head is left out, because it is computed only for rows whose logits are needed.
+        kv_bytes_per_token: bytes of keys and values that a decode step reads per token of context.
+        arithmetic: the arithmetic that computes most of a prefill, as named by `doctor.speeds`.
     """
 
     weight_bytes: int
@@ -85,23 +85,23 @@ class Traffic:
     arithmetic: str
 
     def decode_bytes(self, context: int, batch: int) -> int:
-        """Bytes that a decode step of `batch` sequences with so many tokens of context reads."""
+        """Return the bytes that a decode step of `batch` sequences reads, each with `context` tokens of context."""
         return self.weight_bytes + batch * context * self.kv_bytes_per_token
 
     def prefill_operations(self, tokens: int) -> int:
-        """Additions and multiplications with weights (attention left out) for a prompt."""
+        """Return the number of additions and multiplications with weights for a prompt, without attention."""
         return 2 * tokens * self.products_per_token
 
 
 def traffic_of(model: Model) -> Traffic | None:
-    """None where it is not known: graphs that are not flattened, or have nodes that run on the host."""
+    """Return the traffic of a model, or None if it is unknown because the graph is not flat or uses host nodes."""
     decoder = model.decoder
     if not isinstance(decoder, PagedDecoder) or any(isinstance(part, HostNode) for part in decoder.program.parts):
         return None
     program, executor = decoder.program, decoder.executor
     weight_bytes, products = 0, Counter[str]()
     for op in program.ops:
-        chosen = op.per_token if isinstance(op, MoE) else 1  # of each weight's experts, per token
+        chosen = op.per_token if isinstance(op, MoE) else 1  # number of experts that one token selects
         for weight in (projection.weight for projection in projections(op)):
             weight_bytes += executor.packed_bytes(weight, program.constants) * chosen // max(weight.experts, 1)
             if all(program.types[name].per is Per.TOKEN for name in op.outputs):

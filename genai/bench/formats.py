@@ -1,4 +1,4 @@
-"""Products with weights of every format, on matrices that are made up: what each reads, and at which speed."""
+"""The speed of matrix products in all weight formats, measured on random matrices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..devices import open_executor
 from .ceilings import BUFFER_BYTES, bandwidth
 from .kernels import BenchRow, step_seconds
 
-# Rows and columns of a matrix, and the bytes of all matrices together: as many as plain reading goes through.
+# Rows and columns of a matrix, and the total bytes of all matrices, which the bandwidth measurement also reads.
 _SIZE, _BYTES = (4096, 4096), BUFFER_BYTES
 _TWO_BITS = (-31.0, -13.0, 1.0, 17.0)
 _THREE_BITS = (-63.0, -40.0, -23.0, -10.0, 1.0, 13.0, 28.0, 47.0)
 
 Grid = NDArray[np.float32]
 _KINDS = ("data", "grid", "scales", "multipliers", "offset_scales", "offsets")
-# What is measured: usual formats of each family, and their grids where they are not integers.
+# The measured formats: the usual formats of each family, and the grids of formats whose values are not integers.
 FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
     **{f"uniform {bits} by 32": (uniform_format(bits, 32), None) for bits in (2, 3, 4, 5, 6, 8)},
     **{f"uniform {bits} by 128": (uniform_format(bits, 128), None) for bits in (2, 3, 4)},
@@ -46,7 +46,7 @@ FORMATS: Mapping[str, tuple[WeightFormat, Grid | None]] = {
 
 
 class _RandomConstants:
-    """Constants by name, shared by all matrices of a format: what lies after the last space only tells them apart."""
+    """Constants by name that all matrices of a format share. The number after the last space of a name is ignored."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = arrays
@@ -55,18 +55,20 @@ class _RandomConstants:
         return self._arrays[name.rpartition(" ")[0] or name]
 
     def packed(self, weight: Weight) -> None:
-        """They stay."""
+        """Keep the arrays, because all matrices share them."""
 
 
 def bench_formats(
     *, rows: Sequence[int], threads: int | None = None, repeat: int = 5, names: Sequence[str] = (), exact: bool = False
 ) -> Iterator[BenchRow]:
-    """Per format and number of rows: the time of a product, its bytes per second, and their share of plain reading.
+    """Yield one row per format and number of rows: a product's time, its bytes/s, and its share of the bandwidth.
 
     Args:
-        rows: numbers of rows. threads: None = the physical cores.
-        names: of FORMS; none = all.
-        exact: with activations in float32.
+        rows: numbers of rows to measure.
+        threads: CPU threads; None = the physical cores.
+        repeat: measured runs per product.
+        names: keys of FORMATS; empty = all.
+        exact: True to keep activations in float32.
     """
     for name in names or FORMATS:
         weight_format, grid = FORMATS[name]
@@ -97,7 +99,7 @@ def bench_formats(
 
 
 def _arrays(weight_format: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
-    """Constants of one matrix."""
+    """Return the random constants of one matrix."""
     rng = np.random.default_rng(0)
     rows, columns = _SIZE
     blocks, groups = weight_format.blocks(columns), weight_format.groups(columns)
@@ -107,7 +109,7 @@ def _arrays(weight_format: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
         "scales": np.exp2(-rng.integers(4, 8, (rows, groups)).astype(np.float32)),
     }
     if grid is not GRIDS["mxfp4"]:
-        arrays["scales"] *= np.float32(0.75)  # no powers of two
+        arrays["scales"] *= np.float32(0.75)  # not powers of two
     if weight_format.multiplier_bits:
         arrays["multipliers"] = rng.integers(
             0, 256, (rows, packed_bytes(blocks, weight_format.multiplier_bits)), dtype=np.uint8
@@ -121,7 +123,7 @@ def _arrays(weight_format: WeightFormat, grid: Grid) -> dict[str, NDArray[Any]]:
 
 
 def _program(weight_format: WeightFormat, arrays: Mapping[str, NDArray[Any]], exact: bool) -> OpProgram:
-    """As many products of x as do not fit in a cache."""
+    """Return a program that multiplies x by enough matrices that their weights together exceed any cache."""
     rows, columns = _SIZE
     count = max(2, round(_BYTES / (weight_format.bits_per_weight(columns) / 8 * rows * columns)))
     ops = []

@@ -1,4 +1,4 @@
-"""The products of a model one kind at a time: seconds and ceilings by number of rows, with either numerics."""
+"""A model's matrix products, measured one kind at a time: seconds and shares of the bandwidth by number of rows."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ BenchRow = dict[str, Any]
 
 
 def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iterator[BenchRow]:
-    """Per kind of product (shape and format of its weights) and number of rows: the time of one, and its shares.
+    """Yield one row per kind of product (shape, weight format), number of rows and numerics, with time and shares.
 
-    All matrices of a kind are multiplied one after another, so that none of them waits in a cache for its turn.
-    Mixtures of experts are left out: what they read depends on which experts the rows choose.
+    All matrices of a kind are multiplied in sequence, so that no cache still holds a matrix from the previous run.
+    Mixtures of experts are left out, because the number of bytes that they read depends on the experts that the rows
+    select.
 
     Args:
-        rows: numbers of rows; each is run with decode numerics, and with prefill numerics where the device has them.
+        rows: numbers of rows. Each number is measured with decode numerics, and also with prefill numerics if the
+            device has separate kernels for them.
 
     Raises:
-        UnsupportedModelError: no product of the model is an op.
+        UnsupportedModelError: none of the model's products is an op.
     """
     decoder = model.decoder
     program = without_targets(decoder.program) if isinstance(decoder, PagedDecoder) else None
     work = _work(program) if program is not None else []
     if program is None or not work:
         raise UnsupportedModelError(
-            "the products of this model cannot be measured alone",
-            "none of them is part of a program of records",
+            "the matrix products of this model cannot be measured individually",
+            "none of the products is part of an op program",
             "use `genai bench decode` and `genai bench prefill`",
         )
     executor = decoder.executor
@@ -60,10 +62,11 @@ def bench_kernels(model: Model, *, rows: Sequence[int], repeat: int = 5) -> Iter
 
 @dataclass(frozen=True)
 class _Work:
-    """What is measured as one product: a product, or two behind a gate.
+    """The ops that are measured as one product: a single matrix product or a gated pair of products.
 
     Attributes:
-        ops: the last one makes the result. gate: name of the activation; "" = one product.
+        ops: the ops in order; the last one produces the result.
+        gate: name of the gate's activation; "" = a single product.
     """
 
     ops: tuple[op_types.Op, ...]
@@ -75,7 +78,7 @@ class _Work:
 
 
 def _work(program: OpProgram) -> list[_Work]:
-    """The products of a program in order; two that only a gate reads are one."""
+    """Return a program's products in order; two products that only one gate reads count as one product."""
     ops = program.ops
     makers = {op.out: op for op in ops if isinstance(op, Linear)}
     uses = Counter([*(name for part in program.parts for name in part.inputs), *program.outputs])
@@ -107,8 +110,8 @@ class _Step:
     """All products of a kind as one program, ready to run.
 
     Attributes:
-        one: the first of them; the others are alike.
-        has_prefill: whether the device has kernels of their own for the rows of long prompts.
+        sample: the first of the products, which are all of the same kind.
+        has_prefill: True if the device has separate kernels for the rows of long prompts.
     """
 
     def __init__(self, alike: Sequence[_Work], program: OpProgram, executor: Executor) -> None:
@@ -120,15 +123,15 @@ class _Step:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that one product reads."""
+        """The bytes of weights that one product reads."""
         return sum(self.executor.packed_bytes(weight, self._program.constants) for weight in self.sample.weights)
 
     def arithmetic(self, prefill: bool) -> str | None:
-        """The instructions that multiply; None where the device has none of their own for so many rows."""
+        """Return the name of the arithmetic; None if the device has no separate kernels for this kind of step."""
         return self.executor.arithmetic(self.sample.ops[0], self._program.constants, prefill=prefill)
 
     def seconds(self, count: int, prefill: bool, repeat: int) -> float:
-        """Median time of one product."""
+        """Return the median time of one product."""
         types = self._program.types
         inputs = {name: np.zeros((count, types[name].width), np.float32) for name in self._program.given}
         return step_seconds(self._function, count, inputs, repeat, prefill=prefill) / self._count
@@ -137,14 +140,14 @@ class _Step:
 def step_seconds(
     function: StepFunction, count: int, inputs: Mapping[str, Any], repeat: int, *, prefill: bool = False
 ) -> float:
-    """Median time of a step of so many rows; the first one, which finds memory cold, is left out."""
+    """Return the median time of a step of `count` rows, without the first run, which starts with cold memory."""
     step = _context(count, prefill)
     function.run(step, inputs)
     return statistics.median(function.seconds(step, inputs) for _ in range(repeat))
 
 
 def _alone(alike: Sequence[_Work], program: OpProgram) -> OpProgram:
-    """A program of these products. Values of one width are one array, so that little is copied per step."""
+    """Return a program of these products. Inputs of equal width share one array, so that a step copies little data."""
     ops = [op for work in alike for op in work.ops]
     produced = {name for op in ops for name in op.outputs}
     read = dict.fromkeys(name for op in ops for name in op.inputs if name not in produced)
@@ -161,7 +164,7 @@ def _alone(alike: Sequence[_Work], program: OpProgram) -> OpProgram:
 
 
 def _context(count: int, prefill: bool) -> StepContext:
-    """One sequence of so many tokens."""
+    """Return the context of a step that computes one sequence of `count` tokens."""
     numbers = np.arange(count, dtype=np.int64)
     return StepContext(
         tokens=np.zeros(count, np.int64),

@@ -1,4 +1,4 @@
-"""What adapters cost: the same runs without targets for them, with targets that nobody uses, and with adapters."""
+"""The cost of LoRA adapters, measured by runs without targets, with unused targets, and with adapters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SPREAD = 0.01
 
 
 def random_adapter(model: Model, rank: int, seed: int) -> Any:
-    """An adapter of one rank on every projection of a model, in its device's memory.
+    """Return a random adapter for every projection of a model, in the memory of the model's device.
 
-    Those that the graph has in one product (q, k and v) have factors of their own, as in adapters that are trained.
+    Projections that the graph fuses into one product (q, k and v) get separate factors, as in trained adapters.
     """
     targets = model.lora_targets()
     rng = np.random.default_rng(seed)
@@ -40,7 +40,7 @@ def random_adapter(model: Model, rank: int, seed: int) -> Any:
         if not inner or not all(one in targets.parts for one in inner):
             rows = sum(part.width for part in parts)
             pairs[str(module)] = Pair(random_matrix(rank, parts[0].target.columns), random_matrix(rows, rank))
-    adapter = AdapterParameters(Path("made up"), pairs, "peft")
+    adapter = AdapterParameters(Path("random adapter"), pairs, "peft")
     return model.decoder.executor.load_adapter(bind(adapter, targets))
 
 
@@ -55,27 +55,33 @@ def bench_lora(
     repeat: int = 5,
     progress: Progress = silent,
 ) -> Iterator[BenchRow]:
-    """Rows of figures; runs that are compared take turns.
+    """Yield rows of figures; the runs to compare alternate.
 
     Args:
-        load: the model, without or with targets for adapters.
-        ranks: of made-up adapters on every projection. batches: sequences that decode together, each with an adapter
-            of its own. context, tokens: prompt and steps of a decoding run. prompt: tokens of a prefill run.
+        load: function that loads the model, with targets for adapters if its argument is True.
+        ranks: ranks of the random adapters for every projection.
+        batches: numbers of sequences that decode together, each with a separate adapter.
+        context: prompt tokens of a decode run.
+        tokens: steps of a decode run.
+        prompt: tokens of a prefill run.
+        repeat: measured runs per row.
 
     Returns:
-        Per rank and batch (the last row of a rank is prefill): tok/s of the model without targets; and how much
-        more time it takes with targets and no adapter, and with adapters, as a share; medians over the turns.
+        One row per rank and batch, and a last row per rank for prefill: tok/s of the model without targets, the extra
+        time with targets but no adapter, and the extra time with adapters, both as shares. All figures are medians over
+        the runs.
 
     Raises:
-        ContextOverflowError: a run exceeds the model's context. OptionError: a rank that no adapter may have.
+        ContextOverflowError: a run exceeds the model's context.
+        OptionError: a rank is above the maximum for adapters.
     """
     if max(ranks) > MOST_RANK:
-        raise OptionError(f"rank {max(ranks)}", f"adapters have ranks of 1 to {MOST_RANK}", "measure one of those")
+        raise OptionError(f"rank {max(ranks)}", f"adapters have ranks of 1 to {MOST_RANK}", "choose one of these")
     with load(False) as plain, load(True) as placed:
         longest = max(context + tokens + 1, prompt + 1)
         if longest > plain.context_size:
             raise ContextOverflowError(
-                f"a run needs {longest} tokens", f"the context holds {plain.context_size}", "ask for fewer tokens"
+                f"a run needs {longest} tokens", f"the context holds {plain.context_size}", "request fewer tokens"
             )
         total, done = len(ranks) * (len(batches) + 1) * (repeat + 1), 0
         for rank in ranks:
@@ -105,7 +111,7 @@ def bench_lora(
 
 
 def _decode(model: Model, mixes: Sequence[Any], context: int, tokens: int) -> float:
-    """Seconds of so many steps of all sequences together."""
+    """Return the seconds of `tokens` decode steps of all sequences together."""
     decoder = model.decoder
     rng = np.random.default_rng(0)
     sequences = [decoder.open() for _ in mixes]
@@ -128,7 +134,7 @@ def _decode(model: Model, mixes: Sequence[Any], context: int, tokens: int) -> fl
 
 
 def _prefill(model: Model, mix: Any, prompt: int) -> float:
-    """Seconds until a prompt is computed."""
+    """Return the seconds of the prefill of a prompt."""
     decoder, sequence = model.decoder, model.decoder.open()
     try:
         sequence.adapt(mix)

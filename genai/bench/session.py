@@ -1,4 +1,4 @@
-"""What `genai bench session` measures: loading, runs and time per operator, beside onnxruntime if asked for."""
+"""The measurements of `genai bench session`: session creation and runs, optionally compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..session.arrays import Peer, check_dims, random_feed
 from ..session.config import SessionConfig
 from ..session.session import Session
 
-# A measurement ends after this, however many runs it was asked for.
+# A measurement stops after this number of seconds, even if runs remain.
 MAX_SECONDS = 30.0
 CREATIONS = 5
 PAUSE_SECONDS = 0.05
@@ -21,13 +21,13 @@ PAUSE_SECONDS = 0.05
 def bench_session(
     model: Path, *, dims: Mapping[str, int], repeat: int = 10, threads: int = 0, compare: bool = False
 ) -> dict[str, Any]:
-    """Figures of a model on made-up inputs: milliseconds of making a session and of a run (medians and least).
+    """Return the figures of a model with random inputs: milliseconds to create a session and to run it (median, min).
 
     Args:
-        dims: extents of symbolic dimensions.
-        repeat: runs after a first one that is not counted.
-        threads: 0 = the physical cores.
-        compare: measure onnxruntime in turn with us, one by one, and give the ratios of the medians.
+        dims: values of symbolic dimensions.
+        repeat: measured runs, after a warm-up run.
+        threads: CPU threads; 0 = the physical cores.
+        compare: True to also measure onnxruntime, alternating run by run, and to return the ratios of the medians.
 
     Raises:
         GenaiError: the model cannot be loaded or run.
@@ -49,7 +49,7 @@ def bench_session(
 
 
 def _figures(name: str, times: list[list[float]]) -> dict[str, Any]:
-    """Ours, and where there are two onnxruntime's and the ratio of both."""
+    """Return our figures and, if onnxruntime was measured, onnxruntime's figures and the ratio of the medians."""
     ours, *theirs = times
     figures: dict[str, Any] = {f"{name}_ms": statistics.median(ours), f"{name}_least_ms": min(ours)}
     if theirs:
@@ -60,10 +60,10 @@ def _figures(name: str, times: list[list[float]]) -> dict[str, Any]:
 
 
 def _alternating(runs: list[Callable[[], Any]], repeat: int) -> list[list[float]]:
-    """Milliseconds per run of each, taken in turn so that disturbances hit both.
+    """Return the milliseconds of each run. The two sides alternate, so that disturbances affect both.
 
-    Where there are two, each has a pause and a run that does not count before its own: onnxruntime's threads go on
-    spinning for a while after a run, on the cores that the other side needs.
+    With two sides, a pause and an unmeasured run precede each measured run, because after a run onnxruntime's threads
+    spin for a while on the cores that the other side needs.
     """
     times: list[list[float]] = [[] for _ in runs]
     deadline = time.perf_counter() + MAX_SECONDS

@@ -1,4 +1,4 @@
-"""What speculation gains and costs: the same replies with and without it, in turn."""
+"""The speedup from speculative decoding: the same replies with and without speculation, measured in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .speed import BenchRow, Progress, silent
 
 
 class Case(NamedTuple):
-    """A prompt, and the reply that is given to it; None = whatever the model says."""
+    """A prompt, and the reply that the model is forced to generate; None = the model's own reply."""
 
     name: str
     prompt: str
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 class _ForcedReply:
-    """A logits processor that lets a sequence be continued in one way only."""
+    """A logits processor that allows only the tokens of a fixed reply."""
 
     def __init__(self, length: int, reply: Sequence[int]) -> None:
         self._length, self._reply = length, reply
@@ -46,25 +46,28 @@ def bench_speculation(
     repeat: int = 5,
     progress: Progress = silent,
 ) -> Iterator[BenchRow]:
-    """Rows of figures, one per case; runs without and with speculation take turns.
+    """Yield one row of figures per case; runs without and with speculation alternate.
 
-    Replies that are given to a model whatever it computes take the time of its own: so a model that copies badly, or
-    has random weights, can be measured as well.
+    A forced reply takes the same time as the model's own reply. Models that copy badly or have random weights can
+    therefore also be measured.
 
     Args:
-        speculation: as genai.LLM takes it.
-        cases: prompts; () = those of `built_in_cases`. tokens: most tokens of a reply. batch: sequences that are
-            answered together, all with the same prompt.
+        speculation: as in genai.LLM.
+        cases: prompts to measure; () = the prompts of `built_in_cases`.
+        tokens: maximum number of tokens of a reply.
+        batch: number of sequences that decode together, all with the same prompt.
+        repeat: measured runs per case.
 
     Returns:
-        Per case: tok/s of decoding without and with speculation over the batch, how many times faster it is (medians),
-        the least of these, and how many tokens were guessed and kept in the last run.
+        Per case: tok/s of decoding without and with speculation over the batch, the speedup (median and min), and the
+        numbers of proposed and accepted tokens in the last run.
 
     Raises:
-        OptionError: the speculation is "off". ContextOverflowError: a prompt does not fit.
+        OptionError: speculation is "off".
+        ContextOverflowError: a prompt does not fit.
     """
     if speculation == "off":
-        raise OptionError('speculation = "off"', "there is nothing to measure", 'use "lookup", or name a draft model')
+        raise OptionError('speculation = "off"', "there is nothing to measure", 'use "lookup" or a draft model')
     with LLM(model, max_sequences=batch) as plain, LLM(model, max_sequences=batch, speculation=speculation) as guessing:
         chosen = cases or [Case(name, *texts) for name, texts in built_in_cases().items()]
         total, done = len(chosen) * (repeat + 1), 0
@@ -99,7 +102,7 @@ def bench_speculation(
 
 
 def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, Any]]:
-    """A case's prompt, and its options."""
+    """Return a case's prompt and options."""
     prompt = llm.encode(case.prompt)
     if len(prompt) + 2 > llm.context_size:
         raise ContextOverflowError(
@@ -114,7 +117,7 @@ def _request(llm: LLM, case: Case, tokens: int) -> tuple[list[int], dict[str, An
 
 
 def _timed(llm: LLM, prompts: Sequence[list[int]], options: Mapping[str, Any]) -> tuple[float, Any]:
-    """Seconds from the first token to the last, the longest of the batch, and the completions."""
-    time.sleep(0.01)  # threads of the other one sleep again
+    """Return the longest time from first to last token in the batch, in seconds, and the completions."""
+    time.sleep(0.01)  # the threads of the other LLM stop spinning in this time
     completions = llm.generate(prompts, **options)
     return max(completion.timings.decode_seconds for completion in completions), completions

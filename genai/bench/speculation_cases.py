@@ -1,4 +1,4 @@
-"""Prompts and replies that `genai bench speculation` measures with: two that copy, two in which nothing comes again."""
+"""The cases of `genai bench speculation`: two replies that copy from the prompt, and two replies without repetition."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ below, promising soup, dry socks, perhaps even conversation.
 
 
 def _digits() -> str:
-    """Every pair of digits came before, and says nothing about what comes next."""
+    """Return random digits. Pairs of digits recur, but do not predict the next digit."""
     rng = random.Random(0)
     return "".join(rng.choice("0123456789") for _ in range(400))
 
 
 def built_in_cases() -> dict[str, tuple[str, str]]:
-    """Prompts and replies, by name."""
+    """Return the prompts and the replies, by name."""
     return {
         "code editing": (f"Let cells be parted by ; and rename mean to average:\n\n{_CODE}\n", _EDITED),
         "summarising": (f"Summarise this text.\n\n{_ARTICLE}\n", _SUMMARY),

@@ -1,4 +1,4 @@
-"""Decode, prefill and start as medians over several runs, with their share of what the machine can do; and sweeps."""
+"""Median decode, prefill and start-up speeds, their shares of the machine's ceilings, and sweeps over parameters."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .ceilings import Ceiling, ceiling_of, traffic_of
 
 BenchRow = dict[str, Any]
 Progress = Callable[[int, int], None]
-"""Told how many of how many runs are done."""
+"""A callback that is called with the number of finished runs and the total number of runs."""
 
 
 def silent(done: int, total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 def bench_decode(
@@ -38,8 +38,9 @@ def bench_decode(
     """Time `tokens` decode steps of `batch` sequences after `context` prompt tokens.
 
     Returns:
-        The arguments; tokens_per_second over the whole batch (median; slowest, fastest); and bandwidth, bytes per
-        second as measured after each run, with the share of it that the weights and the cache account for.
+        The arguments; tokens_per_second over the whole batch (median; slowest, fastest); the memory bandwidth in bytes
+        per second, measured after each run; and the share of the bandwidth that is used to read the weights and the
+        cache.
 
     Raises:
         ContextOverflowError: context + tokens exceed the model's context.
@@ -47,7 +48,7 @@ def bench_decode(
     traffic = traffic_of(model)
     ceiling = None
     if traffic is not None:
-        # A step is counted with the context in the middle of the run.
+        # The context grows during the run, so bytes are counted for the middle of the run.
         unit = traffic.decode_bytes(context + tokens // 2, batch) / batch
         ceiling = ceiling_of(model, "bandwidth", unit, "bandwidth")
     figures = _timed(lambda: batch * tokens / decode_seconds(model, context, tokens, batch), repeat, ceiling, progress)
@@ -55,11 +56,11 @@ def bench_decode(
 
 
 def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progress = silent) -> BenchRow:
-    """Time one prompt of `tokens` tokens.
+    """Time the prefill of one prompt of `tokens` tokens.
 
     Returns:
-        tokens; tokens_per_second (median; slowest, fastest); operations per second of registers alone in the
-        arithmetic that prompts are computed in, and the share of it that the products with weights account for.
+        tokens; tokens_per_second (median; slowest, fastest); the operations per second on registers only, in the
+        arithmetic that computes prompts; and the share of these operations that the products with weights reach.
 
     Raises:
         ContextOverflowError: the prompt exceeds the model's context.
@@ -75,7 +76,7 @@ def bench_prefill(model: Model, *, tokens: int, repeat: int = 5, progress: Progr
 def sweep_context(
     models: Sequence[Model], lengths: Sequence[int], *, tokens: int = 32, repeat: int = 3, progress: Progress = silent
 ) -> Iterator[BenchRow]:
-    """Per length and model: the prefill of such a prompt, and decoding after it."""
+    """Yield one row per length and model: the prefill of a prompt of that length, and decoding after the prefill."""
     for length in lengths:
         for model in models:
             prefill = bench_prefill(model, tokens=length, repeat=repeat, progress=progress)
@@ -87,7 +88,7 @@ def sweep_context(
 def sweep_batch(
     model: Model, sizes: Sequence[int], *, context: int, tokens: int, repeat: int = 3, progress: Progress = silent
 ) -> Iterator[BenchRow]:
-    """Per batch size: decoding, over the whole batch and per sequence."""
+    """Yield one row per batch size: decode speed of the whole batch and per sequence."""
     for size in sizes:
         result = bench_decode(model, context=context, tokens=tokens, batch=size, repeat=repeat, progress=progress)
         total = result["tokens_per_second"]
@@ -103,7 +104,7 @@ def sweep_threads(
     repeat: int = 3,
     progress: Progress = silent,
 ) -> Iterator[BenchRow]:
-    """Per number of threads: decoding and prefill; `load` gives the model with so many threads."""
+    """Yield one row per thread count: decode and prefill speed; `load` loads the model with that many threads."""
     for count in counts:
         with load(count) as model:
             decode = bench_decode(model, context=context, tokens=tokens, repeat=repeat, progress=progress)
@@ -116,7 +117,7 @@ def _in_short(name: str, result: BenchRow) -> BenchRow:
 
 
 def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progress: Progress) -> dict[str, float]:
-    """Speeds of `repeat` runs after one that does not count, the ceiling, and the share of it; medians."""
+    """Return the medians of the speeds of `repeat` runs after a warm-up run, of the ceiling, and of the share."""
     progress(0, repeat + 1)
     run()
     speeds, ceilings = [], []
@@ -134,7 +135,7 @@ def _timed(run: Callable[[], float], repeat: int, ceiling: Ceiling | None, progr
 
 
 def decode_seconds(model: Model, context: int, tokens: int, batch: int) -> float:
-    """Seconds that `tokens` steps of `batch` sequences take, after prompts of `context` tokens."""
+    """Return the seconds of `tokens` decode steps of `batch` sequences, after prompts of `context` tokens."""
     with _batch(model, batch, context + tokens + 1) as sequences:
         sequences.append_tokens(_prompt(model, batch, context))
         sequences.step()
@@ -145,7 +146,7 @@ def decode_seconds(model: Model, context: int, tokens: int, batch: int) -> float
 
 
 def prefill_seconds(model: Model, tokens: int) -> float:
-    """Seconds until the logits after a prompt of `tokens` tokens are there."""
+    """Return the seconds from a prompt of `tokens` tokens to its last logits."""
     with _batch(model, 1, tokens + 1) as sequences:
         prompt = _prompt(model, 1, tokens)
         begin = time.perf_counter()
@@ -155,10 +156,10 @@ def prefill_seconds(model: Model, tokens: int) -> float:
 
 
 def _batch(model: Model, batch: int, length: int) -> StaticBatch:
-    """For so many tokens; min_length keeps an EOS from ending a run early."""
+    """Return a batch for sequences of `length` tokens; min_length prevents an EOS from ending a run early."""
     if length > model.context_size:
         raise ContextOverflowError(
-            f"the run needs {length} tokens", f"the context holds {model.context_size}", "ask for fewer tokens"
+            f"the run needs {length} tokens", f"the context holds {model.context_size}", "request fewer tokens"
         )
     return greedy_batch(model, batch, min_length=length)
 
@@ -170,7 +171,8 @@ def _prompt(model: Model, batch: int, tokens: int) -> list[list[int]]:
 
 
 _TIMEOUT_SECONDS = 600.0
-# Prints the seconds since the clock that the parent names: packages loaded, model loaded, first token chosen.
+# Prints the seconds from the start time, which the parent passes, until the packages are loaded, the model is loaded
+# and the first token is generated, and then the seconds spent compiling kernels.
 _WORKER = """
 import json, sys, time
 folder, tokens, threads, device, started = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], float(sys.argv[5])
@@ -200,18 +202,18 @@ def bench_startup(
     repeat: int = 5,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Seconds from the start of a process until packages are loaded, the model is, and the first token is there.
+    """Measure the seconds from process start to loaded packages, to a loaded model and to the first generated token.
 
     Args:
         tokens: length of the prompt.
         device: as in genai.Model.
-        cold: begin every time with an empty kernel cache.
+        cold: True to start every run with an empty kernel cache.
 
     Returns:
-        The medians, what compiling kernels took of it, and slowest and fastest of the last.
+        The medians, including the seconds spent compiling kernels, and the slowest and fastest time to the first token.
 
     Raises:
-        GenaiError: a process failed; its own message is in it.
+        GenaiError: a process failed; the error contains its message.
     """
     count, runs = repeat + (not cold), []
     for done in range(count):
@@ -240,9 +242,9 @@ def _run(folder: Path, tokens: int, threads: int, device: str, cold: bool) -> li
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     if result.returncode:
         raise GenaiError(
-            f"the model in {folder} could not be started in a process of its own",
+            f"the model in {folder} cannot be loaded in a separate process",
             result.stderr.strip().splitlines()[-1] if result.stderr.strip() else f"exit status {result.returncode}",
-            "try `genai generate` with it",
+            "run `genai generate` with the model to see the whole error",
         )
     marks: list[float] = json.loads(result.stdout.splitlines()[-1])
     return marks

@@ -1,4 +1,4 @@
-"""Many requests: all at once, arriving at random, and a reply that is watched while another prompt is read."""
+"""The engine under load: simultaneous requests, random arrivals, and a reply that decodes during a long prefill."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from ..errors import ContextOverflowError, OptionError
 from ..models.model import Model
 from .speed import BenchRow, Progress, silent
 
-# Of the requests per second that the engine finished when all came at once.
+# Arrival rate, as a fraction of the requests per second that the engine finished when all arrived at the same time.
 _LOAD = 0.7
-# Lengths are drawn evenly from this part of the mean to as much above it.
+# Lengths are uniformly distributed between mean * (1 - _SPREAD) and mean * (1 + _SPREAD).
 _SPREAD = 0.5
 _PERCENTILES = (50, 95, 99)
-# A watched reply goes on this long alone, and a long prompt comes then.
+# Tokens of the watched request's prompt, the number of steps that it decodes alone before the long prompt arrives, and
+# the maximum number of tokens of its reply.
 _SHORT_PROMPT, _ALONE_STEPS, _LONGEST_REPLY = 16, 64, 4096
 
 
 class TimedRequest:
-    """A request of random tokens (see engine.Request) that notes when each of its tokens comes."""
+    """A request of random tokens (see engine.Request) that records the time of each generated token."""
 
     wants_prompt_logits = cancelled = keeps_sequence = False
     adapters: AdapterMix | None = None
@@ -62,7 +63,7 @@ class TimedRequest:
         pass
 
     def take_prompt_logits(self, logits: Any, start: int) -> None:
-        raise AssertionError("nobody asked for them")
+        raise AssertionError("the request needs no prompt logits")
 
     def take(self, token: int, logprob: Any) -> bool:
         self.times.append(time.perf_counter())
@@ -70,13 +71,13 @@ class TimedRequest:
         return len(self.sequence.tokens) < self.max_length
 
     def note_proposals(self, proposed: int, accepted: int) -> None:
-        raise AssertionError("nobody proposes tokens")
+        raise AssertionError("no tokens are proposed")
 
     def expire(self) -> BaseException | None:
-        raise AssertionError("it has no deadline")
+        raise AssertionError("the request has no deadline")
 
     def keep(self, sequence: DecoderSequence) -> None:
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("the request keeps no sequence")
 
     def finish(self, error: BaseException | None) -> None:
         if self.has_sequence:
@@ -100,33 +101,39 @@ def bench_throughput(
     """Measure the engine under load, with prompts of random tokens.
 
     Args:
-        requests: how many. prompt, tokens: mean lengths; they vary by half.
-        rate: requests per second that arrive, at random moments; None = 0.7 of what was finished when all came at once.
-        long_prompt: tokens that a request reads while another one's reply is watched.
-        max_sequences: requests that run side by side.
+        requests: number of requests.
+        prompt: mean length of a prompt; lengths vary by up to half of the mean.
+        tokens: mean length of a reply; lengths vary by up to half of the mean.
+        rate: mean number of requests per second, which arrive at random times; None = 0.7 of the rate that was reached
+            when all requests arrived at the same time.
+        long_prompt: tokens of the prompt that is prefilled while another request's reply is watched.
+        max_sequences: maximum number of requests in a step.
+        seed: seed of the random lengths, tokens and arrivals.
 
     Returns:
-        Three rows. "at once" and "arriving": prompt and generated tokens per second; seconds to the first token (ttft)
-        and milliseconds between two tokens (itl), as percentiles. "watched": itl of a reply alone and while another
-        request reads a long prompt, and that prompt's time beside what it takes alone.
+        Three rows. "at once" and "arriving": prompt and generated tokens per second, and percentiles of the seconds to
+        the first token (ttft) and of the milliseconds between two tokens (itl). "watched": itl of a reply alone and
+        during another request's long prefill, and the time of that prefill, alone and during the reply.
 
     Raises:
         ContextOverflowError: a request would not fit.
-        OptionError: a number is out of range.
+        OptionError: an argument is out of range.
     """
     if requests < 1 or (rate is not None and not 0 < rate < float("inf")):
         raise OptionError(
-            f"requests = {requests}, rate = {rate}", "at least one request comes, at a rate above 0", "correct them"
+            f"requests = {requests}, rate = {rate}",
+            "at least 1 request and a finite rate above 0 are needed",
+            "correct the values",
         )
     longest = max(int((prompt + tokens) * (1 + _SPREAD)) + 2, long_prompt + 1, _ALONE_STEPS * 2)
     if longest > model.context_size:
         raise ContextOverflowError(
-            f"a request has {longest} tokens", f"the context holds {model.context_size}", "ask for fewer tokens"
+            f"a request has {longest} tokens", f"the context holds {model.context_size}", "request fewer tokens"
         )
     load = _Load(model, max_sequences, requests, progress)
     rng = np.random.default_rng(seed)
     lengths = [[_drawn(rng, mean) for mean in (prompt, tokens)] for _ in range(requests)]
-    load.run([load.timed_request(rng, 64, 4) for _ in range(4)], [0.0] * 4)  # kernels are compiled
+    load.run([load.timed_request(rng, 64, 4) for _ in range(4)], [0.0] * 4)  # warm-up that compiles the kernels
 
     timed_requests = [load.timed_request(rng, *one) for one in lengths]
     seconds = load.run(timed_requests, [0.0] * requests)
@@ -140,7 +147,7 @@ def bench_throughput(
 
 
 class _Load:
-    """Requests of one model, run by an engine on this thread."""
+    """Requests to one model, which an engine runs on this thread."""
 
     def __init__(self, model: Model, max_sequences: int, requests: int, progress: Progress) -> None:
         self._model, self._max_sequences = model, max_sequences
@@ -160,7 +167,7 @@ class _Load:
         return Engine(self._model.decoder, self._model.sampler, self._max_sequences)
 
     def run(self, timed_requests: Sequence[TimedRequest], arrivals: Sequence[float]) -> float:
-        """Seconds until all are over, each submitted so many seconds after the begin."""
+        """Submit each request at its arrival time in seconds; return the seconds until all requests are finished."""
         engine = self.engine()
         begin = time.perf_counter()
         coming = sorted(zip(arrivals, range(len(timed_requests)), strict=True), reverse=True)

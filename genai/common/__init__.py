@@ -1,1 +1,1 @@
-"""What every package may use and that uses none of them: files, locks, interrupts, memory and cores of the host."""
+"""Utilities that every package may use and that depend on no package: files, locks, interrupts, memory and cores."""

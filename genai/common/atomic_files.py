@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever is killed while they are written."""
+"""Atomic file writes: a file is complete or absent, even if the process that writes it is killed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from genai.common.interrupts import InterruptsDeferred
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that is synced and takes its place when the block ends well, and vanishes if it does not.
+    """Yield a temporary file beside `path` that replaces `path` if the block succeeds and is deleted if it fails.
 
-    What processes left behind that were killed meanwhile is removed by the next one. A file in a place that others
-    cannot read is not for them, either: what is new, only the user can read.
+    The file is synced before it replaces `path`. An existing file keeps its permissions; a new file is readable only by
+    the user. Each call also removes the temporary files of processes that were killed.
     """
     try:
-        path = path.resolve()  # a link stays one
-    except RuntimeError as error:  # Python 3.11 and 3.12; later ones leave it to whoever opens it
+        path = path.resolve()  # the link is kept, and its target is replaced
+    except RuntimeError as error:  # a loop of links, in Python 3.11 and 3.12; later versions fail at the open
         raise OSError(ELOOP, os.strerror(ELOOP), str(path)) from error
     if path.exists() and not path.is_file():
         raise OSError(EINVAL, "it is a folder, a pipe or a device", str(path))
@@ -45,19 +45,21 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[bool]:
-    """Whether no other process is inside such a block for the same path; True for whoever came first.
+    """Yield True to the first process that enters a block for a path, and False to others until that process leaves.
 
-    A file beside `path` is locked meanwhile, and vanishes at the end. The system drops the lock of who is killed.
+    The block locks a file beside `path` and deletes that file at the end. If the process is killed, the system
+    releases the lock.
 
     Raises:
-        OSError: no file can be written there.
+        OSError: if no file can be created beside `path`.
     """
     lock_path = path.with_name(f".{path.name}.lock")
     while True:
         lock_path.touch(0o600)
-        file = lock_path.open("ab")  # the lock lasts as long as it is open
+        file = lock_path.open("ab")  # the lock lasts until the file is closed
         is_ours = _lock(file)
-        # Between opening and locking, whoever left may have removed it: the next one would lock another.
+        # The previous holder may have deleted the file between the open and the lock. The next process would then lock
+        # a new file.
         if not is_ours or os.name == "nt" or _is_at(file, lock_path):
             break
         file.close()
@@ -71,7 +73,7 @@ def alone_with(path: Path) -> Iterator[bool]:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Drop what processes left behind that were killed while they wrote to this path."""
+    """Remove the temporary files for this path that killed processes left behind."""
     for left in path.parent.glob(f".{_escaped(path.name)}.*.partial"):
         with suppress(OSError), left.open("rb") as file:
             if _lock(file):
@@ -79,7 +81,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether an open file is still the one that its name stands for."""
+    """Return True if `path` still refers to the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -91,10 +93,10 @@ def _escaped(name: str) -> str:
 
 
 def _lock(file: BinaryIO) -> bool:
-    """Say that this process works on a file, until it is closed; False if another one does."""
+    """Lock a file for this process until it is closed; return False if another process holds the lock."""
     try:
         import fcntl
-    except ImportError:  # Windows removes no file that is open
+    except ImportError:  # Windows does not delete open files
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,8 +106,8 @@ def _lock(file: BinaryIO) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Let the new name survive a power cut."""
-    with suppress(OSError):  # not every system can
+    """Sync a folder, so that a file renamed in the folder survives a power cut."""
+    with suppress(OSError):  # not every system can sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What of the processor this process may use: cores, within its control group's quota, and AMX's tile registers."""
+"""Processor resources of this process: cores, the CPU quota of its control group, and AMX tile registers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
 def default_threads(root: Path = _SYSTEM) -> int:
-    """Physical cores available to this process, at least 1.
+    """Return the number of physical cores that are available to this process, at least 1.
 
-    Logical processors that share a core count once; a control group's CPU quota (versions 1 and 2) rounds up.
+    Logical processors that share a core count as one. A control group's CPU quota (versions 1 and 2) is rounded up.
 
     Args:
-        root: where /sys and /proc are found.
+        root: the folder that contains sys/ and proc/.
     """
     processors = allowed_processors()
     count = physical_cores(processors, root)
@@ -32,14 +32,14 @@ def default_threads(root: Path = _SYSTEM) -> int:
 
 
 def allowed_processors() -> set[int]:
-    """Logical processors that this process may run on (its affinity)."""
+    """Return the logical processors on which this process may run (its affinity)."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
 def physical_cores(processors: Iterable[int], root: Path = _SYSTEM) -> int:
-    """How many cores these logical processors are on; without a topology, one each."""
+    """Count the physical cores of these logical processors; without topology data, each counts as one core."""
     cores = set()
     for processor in processors:
         topology = root / f"sys/devices/system/cpu/cpu{processor}/topology"
@@ -49,14 +49,14 @@ def physical_cores(processors: Iterable[int], root: Path = _SYSTEM) -> int:
 
 
 def request_tiles() -> bool:
-    """Ask Linux for AMX's tile registers, as a program must before it uses them; False where they are not lent."""
+    """Request AMX tile registers, as Linux requires before their first use; return False if they are unavailable."""
     if not sys.platform.startswith("linux") or platform.machine() != "x86_64":
         return False
     return bool(ctypes.CDLL(None).syscall(_SYS_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA) == 0)
 
 
 def group_quota(root: Path = _SYSTEM) -> float | None:
-    """CPUs' worth of time that the control group grants; the smallest limit on the way up counts."""
+    """Return the control group's CPU quota in CPUs; None if unlimited. The limits of its ancestors also apply."""
     limits = []
     for line in system_file(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -71,7 +71,7 @@ def group_quota(root: Path = _SYSTEM) -> float | None:
 
 
 def _limit(folder: Path, mount: str) -> float | None:
-    """Quota over period, in microseconds; None where there is no limit ("max", "-1"), or none that can be read."""
+    """Return the quota divided by the period (both in microseconds); None if unlimited ("max", "-1") or unreadable."""
     if mount:  # version 1
         fields = [system_file(folder / "cpu.cfs_quota_us"), system_file(folder / "cpu.cfs_period_us")]
     else:
@@ -82,7 +82,7 @@ def _limit(folder: Path, mount: str) -> float | None:
 
 
 def system_file(path: Path) -> str:
-    """A file's text without blanks around it; empty where there is no such file, as off Linux."""
+    """Return a file's text without surrounding blanks; "" if there is no such file, for example outside Linux."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -90,7 +90,7 @@ def system_file(path: Path) -> str:
 
 
 def read_sysctl(name: str, platform_name: str = sys.platform) -> str:
-    """A macOS system value; empty if there is none, or no answer within two seconds."""
+    """Return a macOS system value; "" if the value does not exist or sysctl does not answer within two seconds."""
     if platform_name != "darwin":
         return ""
     try:

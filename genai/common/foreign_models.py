@@ -1,4 +1,4 @@
-"""Paths that stand for models which lie elsewhere, or are of another kind: what to do instead."""
+"""Errors for paths that name a model in another place or of another kind, each with a fix."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from .paths import expanded
 
 _HUB = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?|hf:/{0,2}")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_BUILD = "`genai build {0} -o FOLDER` makes a model folder of a checkpoint, as `genai chat {0}` does the first time"
+_BUILD = "`genai build {0} -o FOLDER` converts a checkpoint to a model folder, as `genai chat {0}` does on first use"
 
 
 def foreign_model_error(path: Path, expected: str) -> ModelFolderError | None:
-    """The error for a GGUF file or a name on Hugging Face where `expected` should be; None for anything else."""
+    """Return the error for a GGUF file or Hugging Face name in place of `expected`; None for any other path."""
     text = str(path)
-    hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path has swallowed one of the slashes
+    hub = _HUB.match(text) or _HUB.match(text.replace(":/", "://", 1))  # a Path collapses the two slashes into one
     name = _HUB.sub("", text.replace(":/", "://", 1) if hub else text, count=1).strip("/")
     if hub is None and re.match(r"https?:/", text):
         return ModelFolderError(
-            f"{text:.200}: not {expected}",
-            "it is an address, and was not pulled yet",
-            f"`genai pull {text.replace(':/', '://', 1) if '://' not in text else text}` fetches the file",
+            f"{text:.200} is not {expected}",
+            "it is a URL that has not been pulled yet",
+            f"`genai pull {text.replace(':/', '://', 1) if '://' not in text else text}` downloads the file",
         )
     if path.suffix.lower() == ".gguf":
         exists = path.exists()
         return ModelFolderError(
-            f"{text}: a GGUF file is not {expected}" if exists else f"{text}: there is no such GGUF file",
-            "GGUF becomes a model folder first" if exists else f"nothing lies there, and a GGUF file is not {expected}",
-            ("" if exists else "check the path; ") + _BUILD.format(text).replace("of a checkpoint", "of it"),
+            f"{text}: a GGUF file is not {expected}" if exists else f"{text}: no such GGUF file",
+            "a GGUF file must be converted first" if exists else f"it is missing, and a GGUF file is not {expected}",
+            ("" if exists else "check the path; ") + _BUILD.format(text).replace(" a checkpoint", " it"),
         )
     if path.exists() or path.suffix.lower() == ".onnx":
         return None
     if hub or (_HUB_NAME.fullmatch(name) and not Path(text.split("/")[0]).exists() and not text.startswith(".")):
-        return _hub_name("/".join(name.split("/")[:2]), f"{text}: not {expected}")
+        return _hub_name("/".join(name.split("/")[:2]), f"{text} is not {expected}")
     return None
 
 
@@ -43,20 +43,20 @@ def _hub_name(name: str, problem: str) -> ModelFolderError:
     if download := downloaded(name):
         return ModelFolderError(
             problem,
-            "it was not pulled, but Hugging Face's cache has it",
-            f"`genai pull {name}` takes it over from there; or give its folder: `genai chat {download}`, or `genai "
+            "it has not been pulled, but it is in Hugging Face's cache",
+            f"`genai pull {name}` imports it from there; or pass its folder: `genai chat {download}`, or `genai "
             f"build {download} -o FOLDER`",
         )
     return ModelFolderError(
         problem,
-        "there is no such folder; it looks like a name on Hugging Face, and was not pulled yet",
-        f"`genai pull {name}` fetches it, as does `genai chat {name}` after asking, and genai.LLM(…, pull=True); "
-        f"`genai build {name} -o FOLDER` makes an ONNX model of it",
+        "there is no such folder; it looks like a Hugging Face name that has not been pulled yet",
+        f"`genai pull {name}` downloads it, as do `genai chat {name}` (after asking) and genai.LLM(…, pull=True); "
+        f"`genai build {name} -o FOLDER` converts it to an ONNX model",
     )
 
 
 def downloaded(name: str) -> Path | None:
-    """The newest snapshot of a model in Hugging Face's cache."""
+    """Return the newest snapshot of a model in Hugging Face's cache, or None."""
     snapshots = [
         folder
         for folder in huggingface_cache().glob(f"models--{name.replace('/', '--')}/snapshots/*")
@@ -66,6 +66,6 @@ def downloaded(name: str) -> Path | None:
 
 
 def huggingface_cache() -> Path:
-    """Where Hugging Face's own library keeps what it downloads."""
+    """Return the folder in which the huggingface_hub library caches downloads."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return expanded(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")

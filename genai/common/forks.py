@@ -1,4 +1,4 @@
-"""Locks in forked children: what another thread held when the process was forked is never released there."""
+"""Renewal of locks in forked children, in which locks held by other threads at the fork are never released."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 THREAD_NAMES = "genai-pool-"
-"""How names of threads begin that hold no lock between their runs: a process that has only these can be forked."""
+"""The name prefix of threads that hold no lock between runs. A process with only such threads can be forked."""
 
 _LOCKS: WeakKeyDictionary[Any, tuple[tuple[str, ...], str]] = WeakKeyDictionary()
 
 
 def renew_locks(owner: Any, *names: str, flag: str = "") -> None:
-    """In forked children, give an object (or module) new locks in place of those that are held.
+    """Replace the held locks of an object or module with new ones in forked children.
 
     Args:
-        flag: an attribute that is then set to True: what the lock protects may be half changed; "" = none.
+        owner: the object or module that has the locks.
+        names: the attributes that hold the locks.
+        flag: an attribute that is set to True if a lock is replaced, because the data that it protects may be half
+            changed; "" = none.
     """
     _LOCKS[owner] = names, flag
 

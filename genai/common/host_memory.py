@@ -1,7 +1,7 @@
-"""Memory of the host for large arrays: private, zeroed, aligned, on huge pages where the system has them.
+"""Host memory for large arrays: private, zeroed, aligned, and on huge pages if the system supports them.
 
-A huge page (2 MiB on x86) spares most of the table walks of a sequential read: a third of the bandwidth on some
-machines. The system gives them to private anonymous memory only, and Python's mmap is shared unless told otherwise.
+Huge pages (2 MiB on x86) avoid most page table walks of a sequential read, which cost a third of the bandwidth on some
+machines. The system uses huge pages only for private anonymous memory, and Python's mmap is shared by default.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from numpy.typing import NDArray
 HUGE_PAGE = 1 << 21
 _LINE, _PAGE = 64, 4096
 _MAPPING_BYTES = 1 << 26
-# Below, a mapping's last page and what the system keeps of it would weigh too much.
+# A separate mapping for a smaller array would waste too much memory on its partly used last page and on the system's
+# bookkeeping.
 _MAPPED_ALONE = 1 << 17
-# Python knows MAP_NORESERVE from 3.13 on; before, its value on the common Linux machines.
+# Python defines MAP_NORESERVE since 3.13. For earlier versions, this is its value on common Linux machines.
 _LINUX_MAP_NORESERVE = 0x4000
 _COMMON_MACHINES = ("x86_64", "aarch64", "i686", "armv7l", "riscv64")
 
 
 def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A zeroed array that begins on a huge page if it is large, else on a cache line.
+    """Return a zeroed array that starts on a huge page if it is large, else on a cache line.
 
-    Its memory goes back to the system when the array and its views are gone.
+    The memory is returned to the system when the array and its views are deleted.
 
     Raises:
-        MemoryError: the system has no room.
+        MemoryError: if the system has too little memory.
     """
     size = prod(shape) * np.dtype(dtype).itemsize
     mapping = None
@@ -43,11 +44,13 @@ def huge_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 def mapped_array(size: int) -> NDArray[np.uint8]:
-    """So many zeros in memory of their own: it goes back to the system with the array, and only its whole huge pages
-    are such, so that no more is taken than is used. Where the system has none, as huge_array.
+    """Return an array of zeroed bytes in a separate mapping, which is returned to the system when the array is deleted.
+
+    Huge pages are requested only where the array fills them completely, so that the array occupies no more memory than
+    it uses. Small arrays, and all arrays outside Linux, are allocated by `huge_array`.
 
     Raises:
-        MemoryError: the system has no room.
+        MemoryError: if the system has too little memory.
     """
     if size < _MAPPED_ALONE or not sys.platform.startswith("linux"):
         return huge_array((size,), np.uint8)
@@ -65,44 +68,45 @@ def mapped_array(size: int) -> NDArray[np.uint8]:
 
 
 class Arena:
-    """Arrays side by side in few mappings, so that neighbours share the huge page where one ends and the next begins.
+    """Arrays that lie side by side in a few mappings, so that neighbours share the huge page at their boundary.
 
-    A mapping goes back to the system when all of its arrays are gone.
+    A mapping is returned to the system when all of its arrays are deleted.
     """
 
     def __init__(self) -> None:
         self._left = np.empty(0, np.uint8)
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """A zeroed array that begins on a cache line, in memory that is there already."""
+        """Return a zeroed array that starts on a cache line, with all of its pages present."""
         size = prod(shape) * np.dtype(dtype).itemsize
         length = -(-size // _LINE) * _LINE
         if length > self._left.size:
             self._left = huge_array((max(length, _MAPPING_BYTES),), np.uint8)
         memory, self._left = self._left[:size], self._left[length:]
-        # By this thread alone: two that meet a huge page for the first time at once wait for milliseconds.
+        # Only this thread touches the pages, because two threads that fault on one huge page at the same time wait for
+        # milliseconds.
         memory[::_PAGE] = 0
         array: NDArray[Any] = memory.view(dtype).reshape(shape)
         return array
 
 
 def new_array(arena: Arena | None, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A zeroed array from an arena, or on its own where there is none."""
+    """Return a zeroed array from an arena, or a separate array if `arena` is None."""
     return (huge_array if arena is None else arena.array)(shape, dtype)
 
 
 class ReservedMemory:
-    """So many zeros that never move, from a cache line on: memory that is reserved at once, and filled on demand.
+    """Zeroed bytes that never move and start on a cache line, reserved immediately and backed by memory on demand.
 
-    Address space is reserved, and the system adds a page, a huge one if it can, when it is first written. Where such a
-    reservation is not available (off Linux), it is ordinary zeroed memory: most systems fill it on demand as well, and
-    close() frees it once no array of it is held.
+    Address space is reserved, and the system adds a page (if possible, a huge page) on the first write. Where such a
+    reservation is not available (outside Linux), this is ordinary zeroed memory: most systems also back it on demand,
+    and after close() it is freed when no array refers to it any more.
 
     Attributes:
         bytes: uint8 [nbytes].
 
     Raises:
-        MemoryError: the address space cannot be reserved.
+        MemoryError: if the address space cannot be reserved.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -111,7 +115,7 @@ class ReservedMemory:
         self.bytes = _aligned(nbytes, self._map)
 
     def close(self) -> None:
-        """Give the memory back: reserved pages go even while arrays of them are held, which then read zeros."""
+        """Free the memory. Reserved pages are freed even while arrays refer to them; the arrays then read zeros."""
         self.bytes = np.empty(0, np.uint8)
         mapping, self._map = self._map, None
         if mapping is None:
@@ -119,7 +123,7 @@ class ReservedMemory:
         try:
             mapping.close()
         except BufferError:
-            # The caller still holds an array: return the pages now, the addresses when the array goes.
+            # The caller still holds an array, so free the pages now, and the addresses when the array is deleted.
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -133,10 +137,10 @@ def _reserve_flags() -> int | None:
 
 
 def _mapped(size: int, flags: int, purpose: str) -> mmap.mmap:
-    """So much memory, and room to begin on a huge page."""
+    """Map `size` bytes, plus the space to start on a huge page."""
     mapping = _mapping(size + HUGE_PAGE, flags, purpose)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a system without huge pages: ordinary ones serve as well
+        with contextlib.suppress(OSError):  # a system without huge pages uses ordinary pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
 
@@ -149,7 +153,7 @@ def _mapping(size: int, flags: int, purpose: str) -> mmap.mmap:
 
 
 def _aligned(size: int, mapping: mmap.mmap | None) -> NDArray[np.uint8]:
-    """So many zeros: of the mapping from a huge page on, or of ordinary memory from a cache line on."""
+    """Return `size` zeroed bytes that start at a huge page of the mapping, or at a cache line of ordinary memory."""
     memory, step = (
         (np.zeros(size + _LINE, np.uint8), _LINE) if mapping is None else (np.frombuffer(mapping, np.uint8), HUGE_PAGE)
     )

@@ -1,4 +1,4 @@
-"""Ctrl-C at moments in which an exception would leave something half done, and threads that one can wait for."""
+"""Deferral of Ctrl-C in code that an exception would leave half done, and threads whose callers can be interrupted."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Whether the main thread is inside a block of InterruptsDeferred.
+# True while the main thread is inside a block of InterruptsDeferred.
 _deferring = False
 
 
 class InterruptsDeferred:
-    """`with InterruptsDeferred():` what the handler of SIGINT raises inside is raised at the end.
+    """A context manager that defers exceptions of the SIGINT handler to the end of its block.
 
-    The handler itself runs at once. Only the main thread runs it, so elsewhere nothing changes; nor does it where the
-    block lies in another one, at whose end it is raised.
+    The handler itself runs immediately. Python runs the handler only in the main thread, so the block has no effect in
+    other threads. A block inside another such block also has no effect: the outer block raises the exception.
 
     Args:
-        on_interrupt: called when the handler has raised, so that what goes on inside may end early.
+        on_interrupt: called when the handler has raised an exception, so that the work in the block can end early.
     """
 
     def __init__(self, on_interrupt: Callable[[], None] | None = None) -> None:
@@ -48,7 +48,7 @@ class InterruptsDeferred:
             handler = signal.getsignal(signal.SIGINT)
             self._handler = handler if callable(handler) else None
         if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handle)  # the last call in which something can be raised
+            signal.signal(signal.SIGINT, self._handle)  # the last call that an interrupt can end with an exception
             _deferring = True
         return self
 
@@ -70,7 +70,7 @@ class InterruptsDeferred:
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """A function that is done whole: an interrupt is raised when it returns."""
+    """Decorate a function so that it always completes: an interrupt is raised only when the function returns."""
 
     @wraps(function)
     def whole(*arguments: P.args, **options: P.kwargs) -> T:
@@ -82,9 +82,10 @@ def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def temporary_folder(parent: Path, prefix: str, suffix: str = "", *, mode: int = 0o777) -> Iterator[Path]:
-    """A new folder with a name of its own, gone at the end unless it was renamed, wherever an interrupt arrives.
+    """Create a folder with a unique name and, unless it was renamed, delete it at the end, even after an interrupt.
 
-    The name comes before the folder: tempfile's own, whose name an interrupt hid from us, would be left behind.
+    The name is chosen before the folder is created. With tempfile, an interrupt could arrive after the folder was
+    created but before its name was returned, and the folder would not be deleted.
     """
     folder = parent / f"{prefix}{secrets.token_hex(8)}{suffix}"
     try:
@@ -98,15 +99,19 @@ def temporary_folder(parent: Path, prefix: str, suffix: str = "", *, mode: int =
 
 
 class ThreadsRefused(RuntimeError):
-    """The system starts no more threads, or those of a run are not in this process."""
+    """The system refuses to start a thread, or the thread of a task does not exist in this process."""
 
 
 def start(thread: threading.Thread, stack_bytes: int = 0) -> None:
-    """Start a thread, or raise ThreadsRefused: an interrupt is raised when it runs for certain.
+    """Start a thread. An interrupt is raised only when the thread is known to run.
 
     Args:
-        stack_bytes: of its stack, which takes memory where it is used only; 0 = as ever. It is a setting of the whole
-            process, so what others start in the same moment may get it, too.
+        thread: the thread.
+        stack_bytes: size of the thread's stack in bytes, which uses memory only as far as the stack grows; 0 = the
+            default. The setting is process-wide, so threads that other code starts at the same moment may also get it.
+
+    Raises:
+        ThreadsRefused: if the system refuses to start a thread.
     """
     with InterruptsDeferred():
         try:
@@ -120,7 +125,7 @@ def start(thread: threading.Thread, stack_bytes: int = 0) -> None:
                 finally:
                     threading.stack_size(before)
         except RuntimeError as error:
-            raise ThreadsRefused(f"{error}: {threading.active_count()} run in this process") from error
+            raise ThreadsRefused(f"{error}: {threading.active_count()} threads run in this process") from error
 
 
 _stack_lock = threading.Lock()
@@ -128,10 +133,11 @@ renew_locks(sys.modules[__name__], "_stack_lock")
 
 
 class Task(Generic[T]):
-    """A call on a thread of its own, which does not keep the process from ending; who waits can be interrupted.
+    """A call on a separate daemon thread; a caller that waits for it can be interrupted.
 
-    Nothing waits on a Condition or an Event: an interrupt in the middle of it leaves their lock held, or released
-    twice. A signal that arrives just before a thread blocks is seen when it wakes, so no wait is longer than SECONDS.
+    The caller does not wait with a Condition or an Event, because an interrupt in the middle of their code leaves their
+    lock held, or released twice. A signal that arrives just before a thread blocks is handled when the thread wakes, so
+    no wait is longer than SECONDS.
     """
 
     SECONDS = 0.1
@@ -147,7 +153,8 @@ class Task(Generic[T]):
         start(self.thread, stack_bytes)
 
     def _run(self) -> None:
-        # Asked for here: of a thread that has ended, the system may not be asked any more. Not every system has it.
+        # The clock is read in the thread itself, because systems may reject the id of a thread that has ended. Not
+        # every system provides this clock.
         if hasattr(time, "pthread_getcpuclockid"):
             self._clock = time.pthread_getcpuclockid(threading.get_ident())
         try:
@@ -158,23 +165,24 @@ class Task(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result, or an error."""
+        """True if there is a result or an error."""
         return bool(self._result) or self._error is not None
 
     def wait(self, seconds: float = math.inf) -> bool:
-        """Until it is over; False if it takes longer."""
+        """Wait until the call is over; return False if it takes longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not self.is_over and (left := deadline - time.monotonic()) > 0:
             if os.getpid() != self._process:
-                raise ThreadsRefused("this process was forked while a call ran on a thread, and its threads were not")
+                raise ThreadsRefused("this process was forked while a call ran on a thread, and threads are not forked")
             with suppress(Empty):
                 self._bell.get(timeout=min(left, self.SECONDS))
         return self.is_over
 
     def wait_for_work(self, seconds: float, most: float) -> bool:
-        """Until it is over; False if it has computed for longer, or takes longer than `most` by the clock.
+        """Wait until the call is over; return False if it computes for `seconds`, or takes `most` seconds by the clock.
 
-        A processor that others use does not count as computing; where the system does not tell, `seconds` are waited.
+        Time in which other processes use the processor does not count as computing. Where the system does not report a
+        thread's CPU time, `seconds` are measured by the clock.
         """
         deadline = time.monotonic() + most
         while not self.wait(min(self.SECONDS, deadline - time.monotonic())):
@@ -185,14 +193,14 @@ class Task(Generic[T]):
         return True
 
     def _worked(self) -> float | None:
-        """Seconds that its thread has computed; None where the system does not tell, or no longer."""
+        """Return the thread's CPU time in seconds; None if the system does not report it, or no longer reports it."""
         try:
             return None if self._clock is None else time.clock_gettime(self._clock)
         except OSError:
             return None
 
     def result(self) -> T:
-        """What the call returned, or raised."""
+        """Wait for the call, then return its result or raise its error."""
         self.wait()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""Locks on folders, which end with the process that holds them."""
+"""Locks on folders, which the system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from genai.common.interrupts import InterruptsDeferred
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[bool | None]:
-    """Hold a folder's lock, which ends with the process; False where another has it, None where locks do not work."""
+    """Hold a folder's lock: yield True; False if another process holds the lock; None if locks are not available."""
     descriptor, held = None, None
     try:
-        with contextlib.suppress(ImportError, OSError):  # Windows has no such locks, nor have some networks' disks
+        with contextlib.suppress(ImportError, OSError):  # not available on Windows and some network file systems
             import fcntl
 
             with InterruptsDeferred():

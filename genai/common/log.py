@@ -1,6 +1,6 @@
-"""The logger `genai`, with one child per module: what the library says goes there, and to no stream.
+"""The logger `genai`, with one child per module. The library writes to this logger, and not to streams.
 
-No handler or level is set here, until a program calls `to_stderr`.
+Until a program calls `to_stderr`, the logger has no level and only a NullHandler.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from . import progress
 from .progress_line import ProgressLine, is_terminal, tell
 
 _ROOT = logging.getLogger("genai")
-_ROOT.addHandler(logging.NullHandler())  # without any, Python would write warnings to stderr
+_ROOT.addHandler(logging.NullHandler())  # without a handler, Python would write warnings to stderr
 
 
 def logger(name: str) -> logging.Logger:
-    """The logger of a module, by its `__name__`. Inside `progress.quietly` it takes warnings and errors only."""
+    """Return the logger of a module, by its `__name__`. Inside `progress.quietly`, it drops records below warnings."""
     found = logging.getLogger(name)
     found.addFilter(_unless_quiet)
     return found
 
 
 def to_stderr() -> ExitStack:
-    """Show what the `genai` command shows on stderr: log records as lines, and on a terminal how far long work is.
+    """Show the same output on stderr as the `genai` command: log records as lines and, on a terminal, progress.
 
-    It lasts; of `with to_stderr():` until the block ends. Where stderr is closed, full or absent, nothing is shown.
+    The effect is permanent, or ends with the block of a `with to_stderr():` statement. If stderr is closed, full or
+    absent, nothing is shown.
     """
     undo = ExitStack()
     if _ON_STDERR not in _ROOT.handlers:
@@ -43,12 +44,12 @@ def _unless_quiet(record: logging.LogRecord) -> bool:
 
 
 class _Lines(logging.Handler):
-    """A line per record, on what is stderr at that time."""
+    """A handler that writes one line per record to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not hasattr(record, progress.BEGINS_TASK):
             tell(f"genai: {self.format(record)}")
-        elif not is_terminal(sys.stderr):  # where the task is drawn instead
+        elif not is_terminal(sys.stderr):  # a terminal shows the task's progress line instead
             tell(self.format(record))
 
 

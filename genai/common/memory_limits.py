@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""The amount of memory that this process may still allocate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from genai.common.cores import read_sysctl, system_file
 
-# Where the system cannot be asked at all: small enough for any machine that runs language models.
+# The assumed amount if the system cannot be queried, small enough for any machine that runs language models.
 UNKNOWN_MEMORY_BYTES = 2 * 2**30
 # cgroup v1 writes "no limit" as a number near 2**63.
 _NO_LIMIT = 2**60
@@ -17,12 +17,12 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True)
 class MemoryBound:
-    """One thing that limits the memory of this process.
+    """A limit on the memory of this process.
 
     Attributes:
-        source: "system", "control group /path", "ulimit -v", or how it was guessed.
-        limit: the most bytes it allows.
-        free: bytes of that which can still be taken; negative where more is in use than allowed.
+        source: "system", "control group /path", "ulimit -v", or a description of the guess.
+        limit: maximum number of bytes.
+        free: bytes of `limit` that can still be allocated; negative if usage exceeds the limit.
     """
 
     source: str
@@ -31,33 +31,33 @@ class MemoryBound:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that this process can still take without swapping or being killed: the tightest of `memory_bounds`.
+    """Return the bytes that this process can still allocate without swapping or being killed (see `memory_bounds`).
 
     Args:
-        root: where proc and sys are mounted.
+        root: the folder that contains proc and sys.
     """
     return max(tightest_bound(memory_bounds(root)).free, 0)
 
 
 def tightest_bound(bounds: list[MemoryBound]) -> MemoryBound:
-    """The bound that leaves least."""
+    """Return the bound with the least free memory."""
     return min(bounds, key=lambda bound: bound.free)
 
 
 def memory_bounds(root: Path = Path("/")) -> list[MemoryBound]:
-    """Everything known to limit this process's memory, at least one entry.
+    """Return all known limits on this process's memory, at least one.
 
-    On Linux MemAvailable; for the process's control group (v1 and v2) and each of its ancestors, the limit less what
-    is in use, where page cache of files counts as free because it is dropped before anything is killed; and what
-    `ulimit -v` leaves. On macOS what the system calls free; on other systems with POSIX sysconf, half of the physical
-    memory; elsewhere UNKNOWN_MEMORY_BYTES.
+    On Linux, the limits are MemAvailable; the limit minus the usage of the process's control group (v1 and v2) and of
+    each of its ancestors; and the rest of `ulimit -v`. The page cache of files counts as free, because it is dropped
+    before a process is killed. On macOS, the limit is the memory that the system reports as free; on other systems with
+    POSIX sysconf, half of the physical memory; and elsewhere, UNKNOWN_MEMORY_BYTES.
     """
     bounds = [*_system_bound(root / "proc"), *_group_bounds(root), *_address_space_bound(root / "proc")]
     return bounds or [_guessed_bound()]
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size for people: "512 B", "1.5 KiB", "3.2 GiB"."""
+    """Format a size in readable units: "512 B", "1.5 KiB", "3.2 GiB"."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -74,7 +74,7 @@ def _system_bound(proc: Path) -> Iterator[MemoryBound]:
 
 
 def _group_bounds(root: Path) -> Iterator[MemoryBound]:
-    """One bound for every limited control group that this process is in."""
+    """Yield the bounds of every limited control group that contains this process."""
     mounts = root / "sys" / "fs" / "cgroup"
     for line in system_file(root / "proc" / "self" / "cgroup").splitlines():
         fields = line.split(":", 2)
@@ -88,7 +88,8 @@ def _group_bounds(root: Path) -> Iterator[MemoryBound]:
         else:
             continue
         for base in dict.fromkeys(bases):
-            # Inside a container the group's own path may not exist below the mount; its root then is the container's.
+            # Inside a container, the group's path may not exist below the mount. In this case, the mount's root is the
+            # group.
             group = base / path.strip("/")
             for folder in (group, *group.parents):
                 if folder.is_relative_to(base):
@@ -96,7 +97,7 @@ def _group_bounds(root: Path) -> Iterator[MemoryBound]:
 
 
 def _v2_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
-    """memory.max kills; above memory.high the group is slowed down until it hardly moves."""
+    """Yield the bounds of memory.max, above which a process is killed, and memory.high, above which it almost stops."""
     usage = _number(folder / "memory.current")
     for name in ("memory.max", "memory.high"):
         limit = _number(folder / name)
@@ -107,7 +108,7 @@ def _v2_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
 
 def _v1_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
     limit, usage = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
-    # A container does not see the groups above its own; this figure knows of their limits.
+    # A container cannot see the groups above its own group; this value includes their limits.
     inherited = _statistics(folder / "memory.stat", "hierarchical_memory_limit")
     if limit is not None and usage is not None:
         limit = min(limit, inherited or limit)
@@ -119,7 +120,7 @@ def _v1_bounds(folder: Path, source: str) -> Iterator[MemoryBound]:
 def _address_space_bound(proc: Path) -> Iterator[MemoryBound]:
     try:
         import resource
-    except ImportError:  # Windows has none
+    except ImportError:  # Windows has no such limit
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     used = _statistics(proc / "self" / "status", "VmSize:")
@@ -131,14 +132,14 @@ def _guessed_bound() -> MemoryBound:
     physical = _physical_memory()
     percent = _free_percent()
     if not physical:
-        return MemoryBound("a guess, as the system does not say", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES)
+        return MemoryBound("a guess: the system reports nothing", UNKNOWN_MEMORY_BYTES, UNKNOWN_MEMORY_BYTES)
     if percent is not None:
         return MemoryBound("system", physical, physical * percent // 100)
     return MemoryBound("half of the physical memory", physical, physical // 2)
 
 
 def _free_percent() -> int | None:
-    """Of the physical memory, what macOS calls free (page cache included); None on other systems."""
+    """Return the percentage of memory that macOS reports as free (page cache included); None on other systems."""
     level = read_sysctl("kern.memorystatus_level")
     return int(level) if level.isdecimal() and int(level) <= 100 else None
 
@@ -151,13 +152,13 @@ def _physical_memory() -> int:
 
 
 def _number(path: Path) -> int | None:
-    """The number in a file; None if there is no such file or it says "max"."""
+    """Return the number in a file; None if the file does not exist or contains "max"."""
     text = system_file(path)
     return int(text) if text.isdecimal() else None
 
 
 def _statistics(path: Path, *names: str) -> int:
-    """Sum of the named entries of a file of "name number" lines; what is missing or no number counts as 0."""
+    """Sum the named entries of a file of "name number" lines; missing and non-numeric entries count as 0."""
     total = 0
     for line in system_file(path).splitlines():
         fields = line.split()

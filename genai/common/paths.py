@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def expanded(path: str | Path) -> Path:
-    """A path with the home folder for `~`; as it is where that user is not known, so that it is called missing."""
-    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises for a user who is not known
+    """Expand `~` in a path. If the user is unknown, the path stays unchanged and is later reported as missing."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises if the user is unknown

@@ -1,4 +1,4 @@
-"""Bar charts of results: as text for terminals, and as SVG or PNG by matplotlib."""
+"""Bar charts of results, as text for terminals, and as SVG or PNG files drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ _INCHES = (7.0, 4.0)
 
 @dataclass(frozen=True)
 class Chart:
-    """Values by name, of one or more series.
+    """A chart of one or more series of values by name.
 
     Attributes:
-        title: what it shows. axis: what the names are.
-        names: one per value of a series.
-        series: label to values. errors: label to half the width of each value's interval.
-        unit: of the values; "%" shows shares.
+        title: title of the chart.
+        axis: label of the names.
+        names: the names, one per value of a series.
+        series: values by label.
+        unit: unit of the values; "%" shows shares.
+        errors: half widths of the values' intervals, by label.
     """
 
     title: str
@@ -31,7 +33,7 @@ class Chart:
     errors: Mapping[str, Sequence[float]] | None = None
 
     def text(self, width: int) -> str:
-        """Bars of "#", no line longer than `width`."""
+        """Return the chart as bars of "#", in lines of at most `width` characters."""
         first = max(map(len, self.names), default=0)
         lines = [f"{self.title}, by {self.axis}"]
         for label, values in self.series.items():
@@ -51,17 +53,17 @@ class Chart:
         return f"{number}{error}{f' {self.unit}' if self.unit else ''}"
 
     def save(self, path: Path) -> None:
-        """Draw it into a file.
+        """Draw the chart into a file.
 
         Raises:
-            OptionError: the file's name ends in neither .svg nor .png, or matplotlib is not installed.
-            InputError: the file cannot be written.
+            OptionError: if the file's name ends in neither .svg nor .png, or matplotlib is not installed.
+            InputError: if the file cannot be written.
         """
         check_file(path)
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        # The same chart is the same file.
+        # With a fixed salt, equal charts become equal files.
         with rc_context({"svg.hashsalt": "genai", "svg.fonttype": "none"}):
             figure = Figure(figsize=_INCHES, layout="constrained")
             axes = figure.subplots()
@@ -76,13 +78,13 @@ class Chart:
             try:
                 figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
             except OSError as error:
-                raise InputError(f"{path}: cannot be written", str(error), "give another file") from error
+                raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
 
 
 def check_file(path: Path) -> None:
-    """Whether a chart can be drawn into a file, before the long work that it shows."""
+    """Raise OptionError if a chart cannot be drawn into a file. Call this before the long computation of the values."""
     if path.suffix not in SUFFIXES:
-        raise OptionError(f"plot file {path}", "plots are SVG or PNG", "give a name that ends in .svg or .png")
+        raise OptionError(f"plot file {path}", "plots are SVG or PNG", "use a name that ends in .svg or .png")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -1,6 +1,6 @@
-"""Progress of long work: the library reports it here, and nothing is drawn unless a program chooses a renderer.
+"""Progress of long work. The library reports progress here, and nothing is drawn unless a program chooses a renderer.
 
-`log.to_stderr` chooses the line of `progress_line`, as the command line does.
+The command line calls `log.to_stderr`, which chooses `progress_line.ProgressLine`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from types import TracebackType
 from typing import Protocol, Self
 
 BEGINS_TASK = "begins_task"
-"""Attribute of a log record that says that a task begins: who draws the task need not show it."""
+"""The attribute of a log record that marks the start of a task. Code that draws the task can skip the record."""
 
 _quiet = ContextVar("_quiet", default=False)
 
 
 class Task:
-    """Long work, as whoever does it reports it. This class shows nothing; renderers override its methods."""
+    """Long work whose code reports its progress. This class shows nothing; renderers override its methods."""
 
     def add(self, count: float) -> None:
-        """Report that so much more of the total is done; at the total, the task is over."""
+        """Report that `count` more of the total is done; when the total is reached, the task is over."""
 
     def show(self, done: float, total: float, counted: str = "") -> None:
-        """Report that so much of the total is done; `counted` says it in other words."""
+        """Report that `done` of `total` is done; `counted` is the amount as text."""
 
     def close(self) -> None:
         """Report that the task is over."""
@@ -40,7 +40,7 @@ class Task:
 
 
 class Renderer(Protocol):
-    """Makes the `Task` that draws a task; the arguments are those of `task`."""
+    """A factory of the `Task` that draws a task; the arguments are the same as for `task`."""
 
     def __call__(
         self, label: str, total: float, *, amount: Callable[[float], str] | None, after: float
@@ -51,7 +51,7 @@ _renderer: Renderer | None = None
 
 
 def render_with(renderer: Renderer | None) -> Renderer | None:
-    """Choose what draws the tasks of this process, None for nothing; returns what did before."""
+    """Set the renderer of this process's tasks (None = no renderer), and return the previous renderer."""
     global _renderer
     before, _renderer = _renderer, renderer
     return before
@@ -61,14 +61,14 @@ def task(
     label: str, total: float = 0, *, amount: Callable[[float], str] | None = None, after: float = 0.0,
     log: Logger | None = None,
 ) -> Task:  # fmt: skip
-    """Begin a task.
+    """Start a task and return it.
 
     Args:
-        label: what is done.
-        total: for `Task.add`, which counts by itself.
-        amount: how a count is written; None = as a number.
-        after: seconds before it is worth showing.
-        log: logger of a record that says that it begins; None = there is none.
+        label: description of the work.
+        total: the amount at which `Task.add` ends the task.
+        amount: the function that formats a count; None = counts are shown as numbers.
+        after: seconds before the task is shown.
+        log: the logger that records the start of the task; None = no record.
     """
     if is_quiet():
         return Task()
@@ -79,7 +79,7 @@ def task(
 
 @contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-    """Show no tasks that this thread begins meanwhile, and log nothing below warnings, if `quiet`."""
+    """If `quiet`, show no tasks that this thread starts inside the block, and log nothing below warnings."""
     before = _quiet.set(quiet or _quiet.get())
     try:
         yield
@@ -88,5 +88,5 @@ def quietly(quiet: bool = True) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
-    """Whether this is inside `quietly`."""
+    """Return True inside `quietly`."""
     return _quiet.get()

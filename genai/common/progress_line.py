@@ -1,6 +1,6 @@
-"""Lines on stderr, for the command line and `log.to_stderr`: no place to write them is no reason to fail.
+"""Lines on stderr, for the command line and `log.to_stderr`. It is not an error if stderr cannot be written.
 
-A `ProgressLine` says how far long work is: on a terminal written over in place, elsewhere nothing.
+A `ProgressLine` shows the progress of long work. It is redrawn in place on a terminal, and not shown elsewhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .progress import Task
 
 
 def tell(text: str, *, end: str = "\n", stream: TextIO | None = None) -> None:
-    """Print to a stream, stderr unless another is given; not at all where it is closed, full or absent."""
+    """Print to a stream, by default stderr; do nothing if it is closed, full or absent."""
     stream = sys.stderr if stream is None else stream
     if stream is not None:
         with suppress(OSError, ValueError):
@@ -24,7 +24,7 @@ def tell(text: str, *, end: str = "\n", stream: TextIO | None = None) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether lines of a stream can be written over; False where it is closed or absent."""
+    """Return True if lines of a stream can be overwritten; False if it is closed or absent."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -36,14 +36,14 @@ _SECONDS_BETWEEN = 0.1
 
 
 class ProgressLine(Task):
-    """Such as "Packing weights [#####-----]  50 %  1.20 of 2.40 GB, 9 s left"; it goes away at the end.
+    """A line such as "Packing weights [#####-----]  50 %  1.20 of 2.40 GB, 9 s left". It is erased at the end.
 
     Args:
-        label: what is done.
-        total: for `add`, which counts by itself.
-        amount: how a count is written; None = as a number.
-        after: seconds before it shows, so that short work shows nothing.
-        stream: where to; None = stderr. Nothing is written to what is no terminal.
+        label: description of the work.
+        total: the amount at which `add` ends the task.
+        amount: the function that formats a count; None = counts are shown as numbers.
+        after: seconds before the line appears, so that short work shows nothing.
+        stream: the output; None = stderr. Nothing is written to a stream that is not a terminal.
     """
 
     def __init__(
@@ -59,24 +59,25 @@ class ProgressLine(Task):
         self._width = 0
 
     def add(self, count: float) -> None:
-        """So much more of `total` is done; the line goes away when all is."""
+        """Report that `count` more of the total is done; when the total is reached, the line is erased."""
         self._done += count
         self.show(self._done, self._total)
         if self._done >= self._total:
             self.close()
 
     def show(self, done: float, total: float, counted: str = "") -> None:
-        """So much of it is done; `counted` says it in other words."""
+        """Report that `done` of `total` is done; `counted` is the amount as text."""
         now = time.monotonic()
         if not done:
             self._begin = now
-        # What is nearly over is not worth a line, but one that is there shows the end.
+        # A new line is not worth showing for work that is nearly over, but a line that is already visible shows the
+        # end.
         if self.shows and (now >= self._next or (self._width and done >= total)):
             self._next = now + _SECONDS_BETWEEN
             self._write(self._line(done, max(total, done, 1e-9), now - self._begin, counted))
 
     def show_count(self, counted: str) -> None:
-        """The same of work whose end nobody knows."""
+        """Report an amount of work that has no known total."""
         now = time.monotonic()
         if self.shows and now >= self._next:
             self._next = now + _SECONDS_BETWEEN
@@ -88,19 +89,19 @@ class ProgressLine(Task):
         text = f"{share:4.0%}  {counted or f'{self._amount(done)} of {self._amount(total)}'}{left}"
         columns = shutil.get_terminal_size().columns - 1
         if len(self._label) + 1 + len(text) > columns:
-            text = f"{share:4.0%}{left}"  # the time left is worth most
+            text = f"{share:4.0%}{left}"  # the remaining time matters most
         bar = min(_BAR, columns - len(self._label) - len(text) - 4)
         filled = round(share * bar)
         shown = f"[{'#' * filled}{'-' * (bar - filled)}] " if bar > 3 else ""
         return f"{self._label} {shown}{text}"[:columns]
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._width:
             self._write("")
 
     def _write(self, line: str) -> None:
-        # Spaces, since not every terminal can erase.
+        # The old line is overwritten with spaces, because not every terminal can erase.
         text = f"\r{line:<{self._width}}" if line else f"\r{'':<{self._width}}\r"
         self._width = len(line)
         tell(text, end="", stream=self._stream)

@@ -1,4 +1,4 @@
-"""Files that users and models bring: whole, or an error that names the file and what is wrong with it."""
+"""Complete reads of files that users and models provide, with errors that name the file and the problem."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from genai.common.memory_limits import available_memory, format_bytes
 
 from ..errors import CacheCapacityError, GenaiError, InputError, kind_of
 
-# No text that anybody means is longer; a device may never end.
+# No sensible text is longer, and reads from a device may never end.
 _MOST_BYTES, _PIECE = 2**28, 2**20
-# JSON is read in time for the values that it lists, which commas part: so many take about a second.
+# The time to parse JSON is proportional to the number of values, which commas separate. Parsing this number of values
+# takes about a second.
 MOST_VALUES = 2**19
 
 
 def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = False) -> bytes | None:
-    """What a file holds; None if there is none. Raises `unreadable`: the system refuses it, or it has no end."""
+    """Return a file's bytes; None if it does not exist. Raises `unreadable` if it cannot be read or has no end."""
     try:
         if not (may_be_pipe or path.is_file() or path.is_dir()) and path.exists():
-            raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "put a file there")
+            raise unreadable(f"{path}: cannot be read", "it is a pipe or a device", "use a regular file")
         with path.open("rb") as file:
             return bounded_bytes(file, path, unreadable)
     except FileNotFoundError:
@@ -32,58 +33,64 @@ def file_bytes(path: Path, unreadable: type[GenaiError], *, may_be_pipe: bool = 
 
 
 def bounded_bytes(file: BinaryIO, name: object, unreadable: type[GenaiError]) -> bytes:
-    """All that a file or a stream holds. Raises `unreadable`: it has more than anybody means, or no end."""
-    # Piece by piece: one call for so much would take the memory of all before it has read any.
+    """Return all bytes of a file or stream. Raises `unreadable` if it is too long or has no end."""
+    # The file is read in pieces, because one call with the maximum size would allocate that amount of memory before it
+    # reads.
     data = b"".join(takewhile(bool, (file.read(_PIECE) for _ in range(_MOST_BYTES // _PIECE + 1))))
     if len(data) > _MOST_BYTES:
-        raise unreadable(f"{name}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "give a smaller text")
+        raise unreadable(f"{name}: cannot be read", f"it has more than {_MOST_BYTES >> 20} MiB", "use a smaller text")
     return data
 
 
 def file_text(
     path: Path, unreadable: type[GenaiError], malformed: type[GenaiError], *, may_be_pipe: bool = False
 ) -> str | None:
-    """The text of a file; None if there is none. Raises also `malformed`: it is not UTF-8."""
+    """Return a file's text; None if it does not exist.
+
+    Raises:
+        unreadable: the file cannot be read.
+        malformed: the file is not UTF-8.
+    """
     data = file_bytes(path, unreadable, may_be_pipe=may_be_pipe)
     try:
         return None if data is None else data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise malformed(f"{path}: is not UTF-8 text", str(error), "write the file again as UTF-8") from error
+        raise malformed(f"{path}: is not UTF-8 text", str(error), "save the file as UTF-8") from error
 
 
 def json_object(
     text: str, source: object, malformed: type[GenaiError], most_values: int = MOST_VALUES
 ) -> dict[str, Any]:
-    """The object that the JSON text of a file, or of another source, is.
+    """Parse a JSON object from the text of a file or another source.
 
-    Raises `malformed`: it is not JSON, or not an object, or lists more than so many values.
+    Raises `malformed` if the text is not JSON, is not an object, or has more than `most_values` values.
     """
     if (count := text.count(",")) > most_values:
-        raise malformed(f"{source}: has {count} commas", f"at most {most_values} are read", "give a smaller file")
+        raise malformed(f"{source}: has {count} commas", f"at most {most_values} are accepted", "use a smaller file")
     try:
-        # A function of Python's per object: the parser alone would let no interrupt through for seconds.
+        # The hook runs Python code for each object. Without it, the C parser would block interrupts for seconds.
         value = json.loads(text, object_hook=lambda found: found)
     except RecursionError as error:
         raise malformed(
             f"{source}: is nested too deeply",
-            "thousands of lists or objects lie in each other",
+            "thousands of lists or objects are nested in each other",
             "correct it, or get it again",
         ) from error
     except (ValueError, TypeError) as error:
         if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
             raise malformed(
-                f"{source}: holds a number of too many digits",
-                f"at most {sys.get_int_max_str_digits()} are read",
+                f"{source}: contains a number with too many digits",
+                f"at most {sys.get_int_max_str_digits()} are accepted",
                 "correct it, or get it again",
             ) from error
-        raise malformed(f"{source}: is not JSON", str(error), "correct it at that place") from error
+        raise malformed(f"{source}: is not JSON", str(error), "correct it at that position") from error
     if not isinstance(value, dict):
-        raise malformed(f"{source}: holds {kind_of(value)}", "an object is expected", 'begin with {"name": …')
+        raise malformed(f"{source}: holds {kind_of(value)}", "an object is expected", 'start with {"name": …')
     return value
 
 
 def read_text_file(path: Path) -> str:
-    """The text of a UTF-8 file that a user names, as it is. Raises InputError: there is none, or another."""
+    """Return the text of a UTF-8 file that the user names. Raises InputError if it is missing or cannot be read."""
     text = file_text(path, InputError, InputError, may_be_pipe=True)
     if text is None:
         raise InputError(f"{path}: cannot be read", "there is no such file", "check the path")
@@ -91,10 +98,10 @@ def read_text_file(path: Path) -> str:
 
 
 def whole_file(path: Path) -> bytes:
-    """All of a file. Raises OSError: it cannot be read. CacheCapacityError: there is no memory for it."""
+    """Return all bytes of a file. Raises OSError if it cannot be read, CacheCapacityError if memory is too small."""
     size = path.stat().st_size
     if size > available_memory():
         raise CacheCapacityError(
-            f"{path} has {format_bytes(size)}", f"{format_bytes(available_memory())} are free", "give a smaller file"
+            f"{path} has {format_bytes(size)}", f"{format_bytes(available_memory())} is free", "use a smaller file"
         )
     return path.read_bytes()

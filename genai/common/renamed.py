@@ -1,4 +1,4 @@
-"""Earlier names of arguments, fields and functions: they still work, with a DeprecationWarning that says today's."""
+"""Deprecated names of arguments, fields and functions, which still work with a DeprecationWarning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ C = TypeVar("C", bound=type)
 
 
 def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let callers of a function name its arguments as they were called before.
+    """Let callers of a function pass arguments by their deprecated names.
 
     >>> @renamed_arguments(form="format")
     ... def write(*, format: str) -> str:
@@ -35,7 +35,7 @@ def renamed_arguments(**new_names: str) -> Callable[[Callable[P, R]], Callable[P
 
 
 def renamed_fields(**new_names: str) -> Callable[[C], C]:
-    """Let users of a dataclass give and read its fields as they were called before; stands above `@dataclass`."""
+    """Let users of a dataclass pass and read fields by their deprecated names. Apply it above `@dataclass`."""
 
     def decorate(cls: C) -> C:
         initialise = cls.__init__  # type: ignore[misc]
@@ -55,7 +55,7 @@ def renamed_fields(**new_names: str) -> Callable[[C], C]:
 
 
 def _restored(new_names: dict[str, str]) -> Callable[[Any, dict[str, Any]], None]:
-    """A class's `__setstate__`: what was pickled under an earlier name has today's."""
+    """Return a class's `__setstate__` that restores pickles with deprecated names."""
 
     def restore(self: Any, state: dict[str, Any]) -> None:
         self.__dict__.update({new_names.get(name, name): value for name, value in state.items()})
@@ -64,7 +64,7 @@ def _restored(new_names: dict[str, str]) -> Callable[[Any, dict[str, Any]], None
 
 
 def renamed_names(module: str, **new_names: str) -> Callable[[str], Any]:
-    """A module's `__getattr__` that finds its functions and classes by their earlier names."""
+    """Return a module's `__getattr__` that finds functions and classes by their deprecated names."""
 
     def find(name: str) -> Any:
         if name not in new_names:
@@ -80,8 +80,8 @@ def _rename(owner: str, kwargs: dict[str, Any], new_names: dict[str, str]) -> No
     for old in new_names.keys() & kwargs.keys():
         new = new_names[old]
         if new in kwargs:
-            raise TypeError(f"{owner}: {old} is the earlier name of {new}; give {new} alone")
-        # The caller of the wrapper that calls this.
+            raise TypeError(f"{owner}: {old} is the earlier name of {new}; pass only {new}")
+        # The warning points to the caller of the wrapper that calls this function.
         warnings.warn(f"{owner}({old}=…) is now {owner}({new}=…)", DeprecationWarning, stacklevel=3)
         kwargs[new] = kwargs.pop(old)
 

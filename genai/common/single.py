@@ -1,4 +1,4 @@
-"""Objects of which there is one: they own memory and threads, or a place in a sequence."""
+"""Objects that cannot be copied, because they own memory and threads, or a position in a sequence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ..errors import StateError
 
 
 class Single:
-    """One that cannot be copied: pickle, copy.copy and copy.deepcopy all ask here."""
+    """An object that cannot be copied. pickle, copy.copy and copy.deepcopy all call `__reduce_ex__`."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        """Raises StateError."""
+        """Raise StateError."""
         raise StateError(
             f"{type(self).__name__} objects can be neither copied nor pickled",
-            "it owns memory and threads of this process",
-            "make another one where it is needed; processes can be given the path of the model instead",
+            "these objects own memory and threads of this process",
+            "create another one where you need it; to other processes, pass the path of the model",
         )

@@ -1,4 +1,4 @@
-"""Plain plots as SVG text: bars by name, and points over two axes, the upper one logarithmic."""
+"""Simple plots as SVG text: bars by name, and points on two axes, of which the y axis is logarithmic."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _COLOURS = ("#c0392b", "#2c6fad", "#7f8c8d", "#27864f", "#8e5ba6")
 
 @dataclass(frozen=True)
 class Bars:
-    """Values by name, one bar below the other."""
+    """A chart of values by name, with one bar below another."""
 
     title: str
     values: Sequence[tuple[str, float]]
 
     def svg(self) -> str:
-        """The plot."""
+        """Return the plot as SVG."""
         step, left, right = 18, 340, 90
         height = 30 + step * len(self.values)
         most = max([value for _, value in self.values if math.isfinite(value)], default=0) or 1.0
@@ -35,13 +35,13 @@ class Bars:
         return _framed(height, lines)
 
 
-# Width of a character of a label.
+# Assumed width of a label's character, in pixels.
 _CHARACTER = 7
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y, label) of one colour, "" = without one; `line` joins them and leaves their labels out."""
+    """Points (x, y, label) of one colour; "" = no label. If `line`, a line joins the points, without labels."""
 
     label: str
     points: Sequence[tuple[float, float, str]]
@@ -50,7 +50,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points; y is logarithmic, so values must be above 0, others are left out."""
+    """A plot of points with a logarithmic y axis. Points whose y is 0 or negative are skipped."""
 
     title: str
     x_label: str
@@ -58,12 +58,12 @@ class Scatter:
     series: Sequence[Series]
 
     def svg(self) -> str:
-        """The plot."""
+        """Return the plot as SVG."""
         height, left, bottom, top, right = 420, 80, 370, 48, 200
         every = [(x, y) for series in self.series for x, y, _ in series.points if y > 0 and math.isfinite(y)]
         lines = [_text(0, 16, self.title, bold=True)]
         if not every:
-            return _framed(40, [*lines, _text(0, 34, "nothing above 0 to show")])
+            return _framed(40, [*lines, _text(0, 34, "no values above 0")])
         x_low, x_high = min(x for x, _ in every), max(x for x, _ in every)
         pad = (x_high - x_low) * 0.05 or 0.5
         x_low, x_high = x_low - pad, x_high + pad
@@ -96,7 +96,7 @@ class Scatter:
         self, series: Series, colour: str, to_pixels: Callable[[float, float], tuple[float, float]],
         used: list[tuple[float, float, float]],
     ) -> list[str]:  # fmt: skip
-        """One series; `used` has the positions of labels (left, right, y), to which its own are added."""
+        """Draw one series. `used` holds the positions of labels (left, right, y); this method appends its own."""
         points = [(*to_pixels(x, y), label) for x, y, label in series.points if y > 0 and math.isfinite(y)]
         if series.line:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)

@@ -1,4 +1,4 @@
-"""Results as JSON."""
+"""JSON output of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def to_json(result: Any, more: Mapping[str, Any] | None = None, *, indent: int | None = None) -> str:
-    """A result dataclass, and more by name, as JSON; numbers that JSON cannot hold (NaN, infinity) become null."""
+    """Return a result dataclass and the entries of `more` as JSON. NaN and infinity, which JSON lacks, become null."""
     return json.dumps(_plain(dataclasses.asdict(result) | dict(more or {})), indent=indent)
 
 

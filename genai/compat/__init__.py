@@ -1,1 +1,1 @@
-"""Other libraries' names over this one: shims that nothing below imports."""
+"""Compatibility layers for the APIs of other libraries. No lower-level module imports them."""

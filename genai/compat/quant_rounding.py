@@ -1,4 +1,4 @@
-"""What `genai.quant.rounding` had: `genai.quant.methods` rounds now, and is given a grid."""
+"""The former API of `genai.quant.rounding`, implemented with `genai.quant.methods`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from genai.quant.two_levels import TwoLevelGrid
 def round_to_nearest(
     weight: NDArray[Any], form: WeightFormat, grid: NDArray[np.float32] | None = None, *, half_scales: bool = True
 ) -> QuantizedWeight:
-    """Round a matrix [rows, columns] to nearest.
+    """Quantise a matrix [rows, columns] by rounding to nearest.
 
     Args:
-        weight: any float type.
+        weight: matrix of any float type.
         form: the format of the result.
-        grid: float32 [2 ** bits], the values of its codes; None = integers.
-        half_scales: scales are numbers of float16.
+        grid: float32 [2 ** bits], the value of each code; None = integers.
+        half_scales: True to store scales as float16.
 
     Raises:
-        QuantizationError: not a matrix, NaN or infinity in it, or a grid that does not fit the format.
+        QuantizationError: weight is not a matrix, contains NaN or infinity, or the grid does not fit the format.
     """
     return METHODS["rtn"].quantize(weight, _grid_of(form, weight.shape[-1], grid, half_scales), None).packed
 

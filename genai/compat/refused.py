@@ -1,6 +1,6 @@
-"""Names of onnxruntime's and onnxruntime-genai's APIs that are refused with a reason when they are used.
+"""Names in onnxruntime's and onnxruntime-genai's APIs that raise an error with a reason when they are used.
 
-Mentioning them is fine: examples do so in type annotations.
+Code may import and mention these names, because examples use them in type annotations.
 """
 
 from __future__ import annotations
@@ -12,64 +12,64 @@ from typing import Any, NoReturn
 from ..devices import why_no_gpu
 from ..errors import NotSupportedYetError
 
-_SESSION_PAGE = "docs/session.md lists what is"
-GENERATING_PAGE = "docs/python-api.md lists what is"
-"""Where the names of onnxruntime-genai are; those of onnxruntime are on another page."""
+_SESSION_PAGE = "see docs/reference/session-options.md for what is supported"
+GENERATING_PAGE = "see docs/how-to/onnxruntime-genai.md for what is supported"
+"""The fix for names of onnxruntime-genai; the names of onnxruntime are documented on another page."""
 _REFUSED = {
     _SESSION_PAGE: {
-        "models are read from ONNX files, not from packages of several": (
+        "models are read from ONNX files, not from packages of several models": (
             "ModelPackage ModelPackageComponentContext ModelPackageContext ModelPackageOptions ModelPackageWriteMode"
         ),
-        "providers here keep no compiled models": (
+        "providers here do not store compiled models": (
             "ModelCompiler OrtCompileApiFlags OrtEpContextData OrtEpContextDataBuffer OrtExternalInitializerInfo"
         ),
         "providers are chosen by name; devices of native providers are not listed": (
             "OrtEpDevice OrtExecutionProviderDevicePolicy OrtHardwareDevice OrtHardwareDeviceType get_ep_devices"
         ),
-        "sparse constants of a model become dense, and inputs and results are dense": "OrtSparseFormat SparseTensor",
-        "native providers cannot be loaded; see docs/session.md, 'Providers'": (
+        "sparse constants of a model become dense, and inputs and outputs are dense": "OrtSparseFormat SparseTensor",
+        "native providers cannot be loaded; see docs/reference/session-options.md, 'Providers'": (
             "register_execution_provider_library unregister_execution_provider_library"
         ),
-        "memory comes from NumPy, so that there is no allocator to set up": (
+        "NumPy allocates memory, so there is no allocator to set up": (
             "OrtArenaCfg create_and_register_allocator create_and_register_allocator_v2"
         ),
         "results are ready when a run returns": "OrtSyncStream",
-        "sessions log nothing that a callback could receive": "set_default_logger_callback",
+        "sessions write no log that a callback could receive": "set_default_logger_callback",
     },
     GENERATING_PAGE: {
-        "this version runs text models": "Audios Images MultiModalProcessor",
-        "heads that predict several tokens are not run; LLM(speculation=…) guesses otherwise": "MtpGenerator",
-        "this version runs text models, not speech": "StreamingProcessor",
+        "this version runs only text models": "Audios Images MultiModalProcessor",
+        "heads that predict several tokens are not supported; use LLM(speculation=…) instead": "MtpGenerator",
+        "this version runs text models, not speech models": "StreamingProcessor",
         "a device is chosen by name: Model(folder, device=…)": "get_current_gpu_device_id set_current_gpu_device_id",
     },
 }
 REASONS = {name: why for reasons in _REFUSED.values() for why, names in reasons.items() for name in names.split()}
-"""Names that are refused, each with the reason."""
+"""Unsupported names, each with the reason why it is not supported."""
 _FIXES = {name: page for page, reasons in _REFUSED.items() for names in reasons.values() for name in names.split()}
 
 
 def is_cuda_available() -> bool:
-    """Whether a GPU of NVIDIA can be used."""
+    """Return True if an NVIDIA GPU can be used."""
     return not why_no_gpu(0)
 
 
 def is_dml_available() -> bool:
-    """False, as of every device but the CPU and GPUs of NVIDIA."""
+    """Return False: DirectML is not supported, nor is any device other than the CPU and NVIDIA GPUs."""
     return False
 
 
 is_openvino_available = is_qnn_available = is_webgpu_available = is_dml_available
 AVAILABLE = tuple(name for name in globals() if name.startswith("is_"))
-"""What scripts ask of devices."""
+"""The functions that report whether a device is available."""
 
 
 def refuse(name: str, reason: str, fix: str = _SESSION_PAGE) -> NoReturn:
-    """Say no. Raises NotSupportedYetError: always."""
+    """Raise NotSupportedYetError."""
     raise NotSupportedYetError(f"{name} is not supported", reason, fix)
 
 
 class _RefusedType(type):
-    """Attributes of such classes, as members of an enumeration, are stand-ins too, that refuse when they are called."""
+    """The metaclass of unsupported classes. Calling an attribute, such as an enum member, also raises the error."""
 
     refusal: tuple[str, str]
 
@@ -84,7 +84,7 @@ class _RefusedType(type):
 
 @cache
 def stand_in(name: str, reason: str, fix: str) -> Any:
-    """What refuses when it is called; a function if the name begins with a small letter, else a class."""
+    """Return an object that raises an error when called: a class if the name is capitalised, else a function."""
     if name[0].isupper():
         return _RefusedType(name, (), {"refusal": (reason, fix)})
 
@@ -96,7 +96,7 @@ def stand_in(name: str, reason: str, fix: str) -> Any:
 
 
 def refusing_method(name: str, reason: str, fix: str = _SESSION_PAGE) -> Callable[..., NoReturn]:
-    """A method of that name that refuses."""
+    """Return a method with this name that raises NotSupportedYetError."""
 
     def method(self: Any, *arguments: Any, **options: Any) -> NoReturn:
         refuse(f"{type(self).__name__}.{name}", reason, fix)

@@ -1,8 +1,7 @@
-"""Writes ONNX decoder folders from float weights: the graph form that onnxruntime-genai's own builder writes for a CPU.
+"""Convert float weights to ONNX decoder folders in the graph form of onnxruntime-genai's model builder for CPUs.
 
-It knows the architecture as data (DecoderSpec), the weights as a mapping from Hugging Face names to arrays, which it
-reads one at a time, and the form of the files. It does not run models, train them or download anything, and needs
-onnx and numpy alone.
+The architecture is described as data (DecoderSpec). The weights are a mapping from Hugging Face names to arrays; the
+arrays are read one at a time. This package does not run, train or download models, and needs only onnx and numpy.
 """
 
 from .build import build_model as build_model, plan_build as plan_build, resolve_model_folder as resolve_model_folder

@@ -1,4 +1,4 @@
-"""Attention: projections, optional head norms, GroupQueryAttention over the past, output projection."""
+"""Attention: projections, optional query and key norms, GroupQueryAttention over the past, output projection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .write_prequantized import alike
 
 MASK = "attention_mask"
 TOTAL_LENGTH = "/model/attn_mask_reformat/attn_mask_subgraph/Gather/output_0"
-# Values that every attention node reads: tokens before the last one per sequence, and the longest total.
+# Two inputs of every attention node: the length of each sequence minus 1, and the total length of the longest sequence.
 Lengths = tuple[str, str]
 
 
 def write_lengths(export: Export) -> Lengths:
-    """Derive the lengths from the attention mask [batch, total]."""
+    """Write the nodes that derive the lengths from the attention mask [batch, total]."""
     graph, path = export.graph, "/model/attn_mask_reformat/attn_mask_subgraph"
     batch = ["batch_size"]
     size_one = graph.int64([1])
@@ -28,7 +28,7 @@ def write_lengths(export: Export) -> Lengths:
 
 
 def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> str:
-    """Attention of one layer on normed vectors; returns what is to be added to the residual stream."""
+    """Write the attention of one layer and return its output, to be added to the residual stream."""
     spec, path = export.spec, f"/model/layers.{layer}/attn"
     query, key, value = _write_heads(export, layer, root)
     if spec.rotated(layer) and not export.options.fused_rope:
@@ -42,7 +42,7 @@ def write_attention(export: Export, layer: int, root: str, lengths: Lengths) -> 
 
 
 def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
-    """Queries, keys and values; the last two are "" where one value holds all three."""
+    """Write queries, keys and values; the last two names are "" if the first value holds all three."""
     spec, options = export.spec, export.options
     sizes = (spec.query_size, spec.key_value_size, spec.key_value_size)
     path, source = f"/model/layers.{layer}/attn", f"model.layers.{layer}.self_attn"
@@ -68,7 +68,7 @@ def _write_heads(export: Export, layer: int, root: str) -> tuple[str, str, str]:
 
 
 def _write_clip(export: Export, path: str, root: str, width: int) -> str:
-    """Bound queries, keys and values where the architecture does."""
+    """Clamp queries, keys and values if the architecture clamps them."""
     bound, graph = export.spec.qkv_clip, export.graph
     if not bound:
         return root
@@ -119,7 +119,7 @@ def _write_group_query_attention(export: Export, layer: int, heads: tuple[str, s
     sinks = _write_sinks(export, layer) if spec.sinks else ""
     export.graph.nodes(
         "GroupQueryAttention",
-        # The last three are position_ids, attention_bias and head_sink.
+        # The last three inputs are position_ids, attention_bias and head_sink.
         [*heads, *past, *lengths, *tables, "", "", sinks],
         [output, f"present.{layer}.key", f"present.{layer}.value"],
         name,

@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint folder to a model folder, which is found in the cache the next time."""
+"""Build a model folder from a Hugging Face checkpoint or a GGUF file, and cache the result."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from .spec import DecoderSpec
 from .tensors import folder_bytes
 from .weights import CheckpointWeights
 
-# What onnxruntime's attention operator rotates at once.
+# Number of elements that onnxruntime's attention operator rotates in one step.
 _ROTATED_TOGETHER = 16
 
 
 @renamed_fields(kept="prequantized")
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do: the decoder, the options that fit it, and the bytes that it reads and writes.
+    """The plan of a build: the decoder, the options adapted to it, and the bytes to read and to write.
 
-    `remarks` is what a user should be told: keys of config.json that nothing here knows, tokens without vectors.
+    Attributes:
+        remarks: remarks to show to the user: unknown keys of config.json, tokens without embeddings.
     """
 
     checkpoint: Checkpoint
@@ -56,7 +57,7 @@ class BuildPlan:
 
     @property
     def prequantized(self) -> list[str]:
-        """After the build: what was kept exactly, in words, and which runtimes read it."""
+        """One sentence per block type about the matrices that the build kept exactly and the runtimes that read it."""
         return [
             f"{count} {'matrix is' if count == 1 else 'matrices are'} kept exactly: {kind} (read by {readers})"
             for (kind, readers), count in self.weights.prequantized.items()
@@ -64,9 +65,9 @@ class BuildPlan:
 
     @property
     def rounded(self) -> list[str]:
-        """After the build: what could not be kept exactly, in words, with the error that was measured."""
+        """One sentence per type about the weights that the build rounded, with the measured error."""
         return [
-            f"{kind} weights of experts are now integers of 8 bits, {math.sqrt(error / total):.2%} off (of their norm)"
+            f"{kind} weights of experts are now 8-bit integers, relative error {math.sqrt(error / total):.2%}"
             for kind, (error, total) in self.weights.rounded.items()
             if total
         ]
@@ -80,39 +81,40 @@ def plan_build(
     progress: Callable[[int], None] = lambda count: None,
     merge: tuple[AdapterParameters, float] | None = None,
 ) -> BuildPlan:
-    """Read headers and configuration, and check all that can be checked before anything is written.
+    """Read the headers and the configuration, and check everything that can be checked before the folder is written.
 
     Args:
         checkpoint_dir: folder with config.json, *.safetensors and a tokenizer; or a GGUF file.
-        options: None means INT4 in blocks of 32; where weights are quantised already, as they are.
-        force: NaN and infinity among the weights become 0.
-        progress: told the bytes of every tensor that is read.
-        merge: an adapter to add to the weights before they are stored, and a factor on it.
+        options: None means int4 in blocks of 32; weights that are already quantised stay as they are.
+        force: True to replace NaN and infinity in the weights with 0.
+        progress: called with the size in bytes of every tensor that is read.
+        merge: an adapter to add to the weights before they are stored, and its factor.
 
     Raises:
-        ModelFolderError: files are missing. InputError, ConfigError: they contradict each other.
-        UnsupportedModelError: an architecture or a part of one that is not known.
+        ModelFolderError: files are missing.
+        InputError, ConfigError: files contradict each other.
+        UnsupportedModelError: the architecture, or a part of it, is not supported.
         TokenizerError: the tokenizer cannot be used.
     """
     checkpoint = open_checkpoint(checkpoint_dir)
     architecture = checkpoint.architecture
     if merge and checkpoint.precision != Checkpoint.precision:
         raise UnsupportedModelError(
-            f"{checkpoint_dir}: adapters are not merged into weights that are quantised already",
-            "the sum would have to be rounded once more",
-            f"use it beside the model, with --lora NAME={merge[0].source}; or merge it into the float checkpoint",
+            f"{checkpoint_dir}: adapters cannot be merged into weights that are already quantised",
+            "the sum would have to be quantised a second time",
+            f"load it with the model (--lora NAME={merge[0].source}), or merge it into the float checkpoint",
         )
-    if merge:  # as PEFT does: what lies there counts, not what the adapter says of it
+    if merge:  # as in PEFT, the checkpoint's layout decides, not the adapter's fan_in_fan_out
         adapter = replace(merge[0], fan_in_fan_out=architecture.stores_transposed)
         checkpoint = MergedCheckpoint(checkpoint_dir, adapter, merge[1])
     spec = architecture.describe(checkpoint.config)
     remarks = [*checkpoint.remarks, *check_tokenizer(checkpoint.folder, spec.vocab_size)]
     if unread := checkpoint.config.unread:
         named = "config.json" if checkpoint.source == checkpoint.folder else checkpoint.source.name
-        remarks.append(f"{named} has keys that {architecture.model_type} is not known for: {', '.join(unread)}")
+        remarks.append(f"{named} has keys that the {architecture.model_type} architecture ignores: {', '.join(unread)}")
     weights = CheckpointWeights(checkpoint, architecture, spec, force=force, progress=progress)
     options = options or ExportOptions(precision=checkpoint.precision)
-    # Tables that change with the length are known inside the operator only.
+    # LongRoPE's tables depend on the length, which is known only inside the operator.
     fits = spec.rotary_size % _ROTATED_TOGETHER == 0 or isinstance(spec.rope_scaling, LongRope)
     if options.fused_rope and not fits:  # onnxruntime cannot rotate inside the attention operator
         options = replace(options, fused_rope=False)
@@ -123,7 +125,7 @@ def plan_build(
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """A Hugging Face checkpoint folder, whose weights may be quantised, or a GGUF file; raises as plan_build does."""
+    """Open a Hugging Face checkpoint folder, quantised or not, or a GGUF file. Raises as plan_build does."""
     if is_gguf(expanded(path)):
         return GgufCheckpoint(path)
     quantisation = read_quantisation(Path(path))
@@ -131,10 +133,10 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def default_precision(path: Path) -> Precision:
-    """How weights are stored unless somebody asks for another way: as they are, where they are quantised already.
+    """Return the default storage format for a checkpoint's weights: "kept" if they are already quantised.
 
     Raises:
-        ModelFolderError, InputError, ConfigError, UnsupportedModelError: what config.json says cannot be read.
+        ModelFolderError, InputError, ConfigError, UnsupportedModelError: config.json cannot be used.
     """
     if is_gguf(path):
         return GgufCheckpoint.precision
@@ -143,7 +145,7 @@ def default_precision(path: Path) -> Precision:
 
 
 def _search(checkpoint: Checkpoint, vocab_size: int) -> dict[str, Any]:
-    """Search options out of generation_config.json, if the engine will take them when the model is loaded."""
+    """Return the search options of generation_config.json, validated as the engine does when it loads the model."""
     sampling = generation_defaults(checkpoint.folder).sampling
     try:
         model_defaults(sampling, vocab_size)
@@ -162,16 +164,17 @@ def build_model(
     force: bool = False,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Path:
-    """Build a model folder from a checkpoint; returns it. See plan_build for arguments and errors.
+    """Build a model folder from a checkpoint and return its path. See plan_build for arguments and errors.
 
-    The folder appears when it is whole. Memory stays within twice the largest tensor, whatever the model's size.
+    The folder appears under its name only when it is complete. Memory use is at most twice the size of the largest
+    tensor, regardless of the model's size.
     """
     plan = plan_build(checkpoint_dir, options, force=force, progress=progress)
     return execute(plan, Path(output))
 
 
 def execute(plan: BuildPlan, output: Path) -> Path:
-    """Write what was planned; raises as write_model_folder does, and ModelFolderError where there is no room."""
+    """Write the planned folder. Raises as write_model_folder does, and ModelFolderError if the disk is full."""
     _require_room(output, plan.written_bytes)
     return write_model_folder(
         output, plan.spec, plan.options, plan.weights, tokenizer_dir=plan.checkpoint.folder, search=plan.search
@@ -181,20 +184,20 @@ def execute(plan: BuildPlan, output: Path) -> Path:
 def _require_room(output: Path, needed: int) -> None:
     if not output.parent.is_dir():
         raise ModelFolderError(
-            f"{output.parent} is no folder", f"{output.name} is to be made in it", "make it first, or choose another"
+            f"{output.parent} is not a folder", f"{output.name} would be created in it", "create it, or choose another"
         )
     free = shutil.disk_usage(output.parent).free
     if free < needed:
         raise ModelFolderError(
-            f"{output.parent} has {free / 1e9:.2f} GB free, the model needs {needed / 1e9:.2f} GB",
-            "a build that fills the disk fails at its end",
-            "free some space, choose another place, or a smaller precision",
+            f"{output.parent} has {free / 1e9:.2f} GB free, but the model needs {needed / 1e9:.2f} GB",
+            "the build would fail when the disk is full",
+            "free some space, or choose another folder or a smaller precision",
         )
 
 
-# Raised when the same checkpoint would be written differently.
+# Increase this number when the builder's output for the same checkpoint changes.
 _BUILDER_VERSION = 1
-# Part of a checkpoint's identity beside its name: whatever the builder reads.
+# The files that the builder reads, which are part of a checkpoint's identity.
 _READ = ("*.safetensors", "*.json", "*.jinja", "additional_chat_templates/*.jinja", *PATTERNS)
 
 Progress = Callable[[int], None]
@@ -210,21 +213,23 @@ def resolve_model_folder(
     options: ExportOptions | None = None,
     into: Path | None = None,
 ) -> Path:
-    """The model folder that a path stands for.
+    """Return the model folder for a path, and build it if necessary.
 
-    A path that is neither a Hugging Face checkpoint nor a GGUF file is returned as it is. Those are built into the
-    cache folder ($GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache; genai/models); the name changes with their files.
+    A path that is neither a Hugging Face checkpoint nor a GGUF file is returned unchanged. Checkpoints and GGUF files
+    are built in genai/models in the cache folder ($GENAI_CACHE_DIR, $XDG_CACHE_HOME or ~/.cache), under a name that
+    changes if their files change.
 
     Args:
-        build: False refuses to build what is not there.
-        ask: given the question, with the sizes, before a build; False ends it.
-        watch: called when a build begins; what it returns is told the bytes of every tensor that is read.
-        waiting: called with the cache folder, while another process builds there; one build runs at a time.
-        options: None means INT4 in blocks of 32; where weights are quantised already, as they are.
-        into: the folder to build into instead; names in it say the precision.
+        build: False to raise an error instead of building.
+        ask: called before a build with a question that states the sizes; the build is cancelled if the result is False.
+        watch: called when a build starts; returns the callback to call with the size in bytes of each tensor read.
+        waiting: called with the cache folder if another process is building in it; only one build runs at a time.
+        options: None means int4 in blocks of 32; weights that are already quantised stay as they are.
+        into: folder to build in instead of the cache; the names of the folders built there contain the precision.
 
     Raises:
-        ModelFolderError: it is not built, and is not to be; or see plan_build.
+        ModelFolderError: the model is not built, and `build` or the result of `ask` is False. Other errors: see
+            plan_build.
     """
     source = expanded(path)
     if not is_checkpoint(source):
@@ -241,31 +246,33 @@ def resolve_model_folder(
         return target
     if not build:
         raise ModelFolderError(
-            f"{source} is a {'GGUF file' if is_file else 'Hugging Face checkpoint'} that is not built yet",
-            "it was asked not to build (--no-build)",
-            f"leave that out, or build it yourself: genai build {source} -o FOLDER",
+            f"{source} is a {'GGUF file' if is_file else 'Hugging Face checkpoint'} that has not been built",
+            "builds are disabled (--no-build)",
+            f"omit --no-build, or build it first: genai build {source} -o FOLDER",
         )
     report: list[Progress] = []
     plan = plan_build(source, options, progress=lambda count: report[0](count))
     kind = "a GGUF file" if is_file else "a checkpoint"
     keeps_weights = options.precision == "kept"
-    result = "a model with its weights as they are," if keeps_weights else f"an {options.precision.upper()} model"
+    result = "a model with unchanged weights," if keeps_weights else f"an {options.precision.upper()} model"
     question = (
         f"{source} is {kind} ({_size(plan.read_bytes)}). Build {result} of {_size(plan.written_bytes)} in "
         f"{target.parent}?"
     )
     if not ask(question):
         raise ModelFolderError(
-            f"{source} was not built", "the answer was no", f"genai build {source} -o FOLDER builds it elsewhere"
+            f"{source} was not built",
+            "the build was declined",
+            f"genai build {source} -o FOLDER builds it elsewhere",
         )
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ModelFolderError(
-            f"cannot make {target.parent}", str(error), "set GENAI_CACHE_DIR to a folder that can be written"
+            f"cannot create {target.parent}", str(error), "set GENAI_CACHE_DIR to a writable folder"
         ) from error
     with _alone(target.parent, waiting):
-        if (target / "genai_config.json").is_file():  # another process was faster
+        if (target / "genai_config.json").is_file():  # another process has built the model in the meantime
             return target
         report.append(watch(plan))
         return execute(plan, target)
@@ -283,7 +290,7 @@ def _alone(folder: Path, waiting: Callable[[Path], None]) -> Iterator[None]:
 
 
 def _identity(source: Path, options: ExportOptions) -> str:
-    """Changes with the files' names, sizes and times, with the options, and with what the builder writes."""
+    """Return a hash of the files' names, sizes and modification times, the options, and the builder's version."""
     paths = gguf_parts(source) if is_gguf(source) else (path for pattern in _READ for path in source.glob(pattern))
     files = sorted(paths)
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

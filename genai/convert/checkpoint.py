@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder: config.json, and safetensors files read through memory maps."""
+"""A Hugging Face checkpoint folder: config.json, and safetensors files that are memory-mapped."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .options import Precision
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Formats that may run code when they are opened, or that other tools read.
+# Pickles, which can run code when they are opened, and the formats of other tools.
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a path is a GGUF file, or a folder that looks like a Hugging Face checkpoint and not like ours."""
+    """Return True if a path is a GGUF file or a Hugging Face checkpoint folder that is not also a model folder."""
     with readable(folder):
         if is_gguf(folder):
             return True
@@ -37,15 +37,18 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 class Checkpoint(TensorFiles[SafetensorsFile]):
-    """Tensors by their names in the files; each look-up maps memory and copies nothing.
+    """The tensors of a checkpoint, by their names in the files. Looking up a tensor memory-maps it without a copy.
 
     Attributes:
-        source: what was given. folder: where the tokenizer's files lie.
-        config: config.json, with generation_config.json's special tokens.
-        remarks: what a user should be told. precision: in which weights are stored unless another is asked for.
+        source: the path as the caller passed it.
+        folder: the folder with the tokenizer's files.
+        config: config.json, with the special tokens of generation_config.json.
+        remarks: remarks to show to the user.
+        precision: the default storage format for the weights.
 
     Raises:
-        ModelFolderError: a file is missing. InputError: a file is malformed.
+        ModelFolderError: a file is missing.
+        InputError: a file is malformed.
     """
 
     precision: Precision = "int4"
@@ -63,44 +66,45 @@ class Checkpoint(TensorFiles[SafetensorsFile]):
 
     @property
     def architecture(self) -> Architecture:
-        """What it is, and where its tensors lie; UnsupportedModelError if it is not known."""
+        """The architecture and its tensor names; raises UnsupportedModelError if the architecture is unknown."""
         return find(self.config.model_type)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, from the header alone."""
+        """Return a tensor's shape, from the header alone."""
         return self._file_of[name].tensors[name][1]
 
     def kind(self, name: str) -> np.dtype[Any]:
-        """The type in which a look-up gives a tensor."""
+        """Return the dtype of the array that a look-up returns."""
         return self._file_of[name].tensors[name][0]
 
     def nbytes(self, name: str) -> int:
-        """The bytes of what a look-up gives."""
+        """Return the size in bytes of the array that a look-up returns."""
         return math.prod(self.shape(name)) * self.kind(name).itemsize
 
     def order(self, name: str) -> NDArray[np.int64] | None:
-        """Where columns of a matrix lie in another order: column i of what a look-up gives is its column order[i]."""
+        """Return the column order of a stored matrix: its column i is the matrix's column order[i]. None: no change."""
         return None
 
 
 class MergedCheckpoint(Checkpoint):
-    """A checkpoint to whose weights an adapter has been added; each is computed when it is looked up.
+    """A checkpoint with an adapter merged into its weights; each weight is computed when it is looked up.
 
     Raises:
-        InputError: also where the adapter changes a module that the checkpoint has not, or has in another size.
+        InputError: the adapter changes a module that the checkpoint lacks or that has another size. Other errors: see
+            Checkpoint.
     """
 
     def __init__(self, folder: str | Path, adapter: AdapterParameters, weight: float = 1.0) -> None:
         if is_gguf(Path(folder)):
             raise UnsupportedModelError(
-                f"{folder}: adapters are not merged into GGUF files", "its weights are quantised already",
-                f"use it beside the model, with --lora NAME={adapter.source}; or merge it into the float checkpoint",
+                f"{folder}: adapters cannot be merged into GGUF files", "the weights are already quantised",
+                f"load it with the model (--lora NAME={adapter.source}), or merge it into the float checkpoint",
             )  # fmt: skip
         super().__init__(folder)
         spec = self.architecture.describe(self.config)
         adapter = in_our_order(adapter, spec.num_attention_heads, spec.num_key_value_heads)
         self._adapter, self._weight = adapter, weight
-        # An adapter from a graph calls modules as the graph does.
+        # An adapter for an ONNX graph uses the graph's module names.
         names = {module: module if f"{module}.weight" in self else checkpoint_name(module) for module in adapter.pairs}
         self._changed = {f"{name}.weight": module for module, name in names.items()}
         for name, module in self._changed.items():
@@ -114,8 +118,8 @@ class MergedCheckpoint(Checkpoint):
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object from a file; ModelFolderError if there is no such file, InputError if it is no JSON object."""
-    fix = f"give a folder downloaded from Hugging Face, with {name} and *.safetensors"
+    """Read a JSON object from a file. Raise ModelFolderError if the file is missing, InputError if it is malformed."""
+    fix = f"use a folder downloaded from Hugging Face that contains {name} and *.safetensors"
     return folder_json(
         folder, name, InputError, lambda path: ModelFolderError(f"{path}: no {name}", "there is no such file", fix),
         not_a_checkpoint,
@@ -123,7 +127,7 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _tensor_files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():  # first, as transformers does where a folder has both
+    if (folder / SINGLE).is_file():  # if a folder has both, transformers also prefers the single file
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         return _shards(folder)
@@ -131,13 +135,13 @@ def _tensor_files(folder: Path) -> list[Path]:
     if pickles:
         raise ModelFolderError(
             f"{folder}: the weights are in {pickles[0]}, which is a pickle",
-            "opening a pickle runs whatever code it holds, so it is never opened here",
-            "get the checkpoint as safetensors (most have both), or convert it with the tool you trust",
+            "a pickle can run any code when it is opened, so pickles are not supported",
+            "download the checkpoint as safetensors (most exist in both forms), or convert it with a tool you trust",
         )
     raise ModelFolderError(
         f"{folder}: no {SINGLE} and no {INDEX}",
-        "the weights are read from safetensors files",
-        "download the checkpoint whole",
+        "weights are read from safetensors files only",
+        "download the complete checkpoint",
     )
 
 
@@ -148,18 +152,18 @@ def _shards(folder: Path) -> list[Path]:
         or not weight_map
         or not all(isinstance(name, str) for name in weight_map.values())
     ):
-        raise InputError(f"{INDEX} has no weight_map", "it says which file holds which tensor", "download it again")
+        raise InputError(f"{INDEX} has no weight_map", "it maps each tensor to its file", "download the file again")
     shards = []
     for name in sorted(set(weight_map.values())):
         if Path(name).name != name or "\\" in name or name in ("", ".", ".."):
             raise InputError(
-                f"{INDEX} names the file {name!r}", "shards lie beside the index, nowhere else", "download it again"
+                f"{INDEX} names the file {name!r}", "shards must be in the folder of the index", "download it again"
             )
         shards.append(folder / name)
     if missing := [path.name for path in shards if not path.is_file()]:
         raise ModelFolderError(
             f"{folder}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}",
-            f"{INDEX} names them",
+            f"{INDEX} lists them",
             "finish the download",
         )
     return shards

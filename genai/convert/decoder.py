@@ -18,7 +18,7 @@ from .write_prequantized import as_stored, write_prequantized_embedding
 
 
 def write_decoder(export: Export) -> None:
-    """Write every node of the graph, in an order in which it can run."""
+    """Write all nodes of the graph in topological order."""
     _write_inputs(export)
     lengths = write_lengths(export)
     residual = Residual(write_embedding(export))
@@ -48,7 +48,7 @@ def _write_layer(export: Export, layer: int, residual: Residual, lengths: Length
 
 
 def _write_post_norm(export: Export, path: str, update: str) -> str:
-    """What a part of the layer adds to the stream."""
+    """Write the norm and the scaling of an update that is later added to the residual stream."""
     if export.spec.post_norms:
         update = write_plain_norm(export, update, path)
     return _write_scaled(export, path, update)
@@ -72,7 +72,7 @@ def _write_inputs(export: Export) -> None:
 
 
 def _write_caches(export: Export, prefix: str, length: str) -> None:
-    """All keys, then all values; a layer whose cache stops at its window has a length of its own name."""
+    """Declare all keys, then all values; the length of a windowed cache has a separate dimension name."""
     spec, graph = export.spec, export.graph
     declare = graph.input if length == "past" else graph.output
     for kind in ("key", "value"):
@@ -88,13 +88,13 @@ _PATH = "/model/embed_tokens"
 
 
 def head_projection(export: Export) -> Projection:
-    """The matrix from hidden vectors to logits."""
+    """Return the projection from hidden vectors to logits."""
     weight = TABLE if export.spec.tie_word_embeddings else "lm_head"
     return Projection("/lm_head", (weight,), (export.spec.vocab_size,), export.spec.hidden_size, ("lm_head",))
 
 
 def write_embedding(export: Export) -> str:
-    """Look up the vectors of input_ids; a matrix shared with the head is written here and found there."""
+    """Write the embedding of input_ids. If the head shares the matrix, the head later finds it by name."""
     vectors, spec, graph, dims = _write_vectors(export), export.spec, export.graph, hidden_dims(export.spec.hidden_size)
     if spec.embedding_scale != 1:
         vectors = graph.node("Mul", [vectors, graph.float32(spec.embedding_scale)], f"{_PATH}/Mul", dims)
@@ -107,7 +107,7 @@ def write_embedding(export: Export) -> str:
 
 
 def write_head(export: Export, root: str) -> None:
-    """From normed vectors to the graph's output `logits`."""
+    """Write the graph's output `logits` from normalised vectors."""
     spec, options = export.spec, export.options
     sequence: int | str = "sequence_length"
     if options.prune_lm_head:
@@ -116,7 +116,7 @@ def write_head(export: Export, root: str) -> None:
         root = graph.node("Unsqueeze", [root, graph.int64([1])], f"{path}/Unsqueeze", hidden_dims(size, sequence=1))
     dims = hidden_dims(spec.vocab_size, sequence=sequence)
     export.graph.output("logits", FLOAT, dims)
-    # Operator, name and second operand of what is done to the logits: scale, then cap * tanh(x / cap).
+    # Operator, name and second operand of each step that changes the logits: the scale, then cap * tanh(x / cap).
     steps: list[tuple[str, str, float | None]] = [("Mul", "scale", spec.logit_scale)] if spec.logit_scale != 1 else []
     if cap := spec.logit_softcap:
         steps += [("Div", "softcap", cap), ("Tanh", "softcap", None), ("Mul", "softcap", cap)]

@@ -1,8 +1,8 @@
-"""The feed-forward layer: one for all tokens, or a mixture of experts, of which each token is sent to a few.
+"""The feed-forward layer: one for all tokens, or a mixture of experts with a few experts per token.
 
-A mixture is a router, and one MoE or QMoE operator that computes the chosen experts of each token, weighed by a softmax
-over these experts' scores. Other weighings are written around it: what the operator gives is multiplied with the sum
-that the weights have in the model.
+A mixture is a router and one MoE or QMoE operator, which computes the selected experts of each token and weights their
+outputs by a softmax over their scores. If the model's weights for the selected experts do not sum to 1, the operator's
+output is multiplied by their sum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .write_prequantized import common_format, expert_block, expert_blocks, expe
 
 
 def write_feed_forward(export: Export, layer: int, root: str) -> str:
-    """One layer's on normed vectors; returns what is to be added to the residual stream."""
+    """Write the feed-forward layer of a layer and return its output, to be added to the residual stream."""
     if (experts := export.spec.routed(layer)) is not None:
         return _write_experts(export, layer, experts, root)
     return _write_mlp(
@@ -36,7 +36,7 @@ def write_feed_forward(export: Export, layer: int, root: str) -> str:
 
 
 def _write_mlp(export: Export, root: str, path: str, source: str, width: int) -> str:
-    """Args: path in the graph, source of the weights, width between the projections."""
+    """Write the up, gate and down projections; `source` is the prefix of their weights and `width` their inner size."""
     spec, graph, wide = export.spec, export.graph, hidden_dims(width)
 
     def project(which: str, value: str, rows: int, columns: int) -> str:
@@ -52,7 +52,7 @@ def _write_mlp(export: Export, root: str, path: str, source: str, width: int) ->
 
 
 def _write_activation(export: Export, path: str, root: str, width: int) -> str:
-    """The architecture's activation on values of this width."""
+    """Write the architecture's activation function for values of this width."""
     graph, wide, kind = export.graph, hidden_dims(width), export.spec.hidden_activation
     if kind == "silu":
         sigmoid = graph.node("Sigmoid", [root], f"{path}/Sigmoid", wide)
@@ -65,7 +65,7 @@ def _write_activation(export: Export, path: str, root: str, width: int) -> str:
     return graph.node("Gelu", [root], name, wide, approximate="tanh" if tanh else "none")
 
 
-# Far below any score, and far from overflow when softmax subtracts from it.
+# Far below any score, but not so large in magnitude that subtractions in the softmax overflow.
 _NEVER = -1e30
 
 
@@ -92,7 +92,7 @@ def _write_experts(export: Export, layer: int, experts: ExpertsSpec, root: str) 
 
 
 def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str | None]:
-    """Scores [tokens, experts] that the operator's softmax turns into weights, and what their sum is if not 1."""
+    """Write the scores [tokens, experts] for the operator's softmax; return them, and the weights' sum if not 1."""
     if experts.routing == "sparse_mixer":
         return _write_sparse_mixer(export, f"{path}/sparse_mixer", scores, experts)
     if experts.normalized:
@@ -104,7 +104,7 @@ def _write_routing(export: Export, path: str, scores: str, experts: ExpertsSpec)
 
 
 def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[str, str]:
-    """The best scores of each token, and their experts."""
+    """Write the top-k selection for each token; return the scores and the indices of the selected experts."""
     graph, outputs = export.graph, (f"{path}/TopK/output_0", f"{path}/TopK/output_1")
     graph.nodes("TopK", [scores, graph.int64([count])], outputs, f"{path}/TopK", axis=-1)
     for output, element in zip(outputs, (FLOAT, INT64), strict=True):
@@ -113,7 +113,7 @@ def _write_top_k(export: Export, path: str, scores: str, count: int) -> tuple[st
 
 
 def _write_sparse_mixer(export: Export, path: str, scores: str, experts: ExpertsSpec) -> tuple[str, str]:
-    """Each of the two best experts is weighed against those whose scores lie within 2 * jitter of its own."""
+    """Write a weight for each of the two best experts: a softmax over the experts with scores within 2 * jitter."""
     graph, every, one_row = export.graph, _rows(experts.count), _rows(1)
     outputs = _write_top_k(export, path, scores, 2)
     size = graph.node("Abs", [scores], f"{path}/Abs", every)
@@ -176,7 +176,7 @@ def _write_operator(export: Export, layer: int, experts: ExpertsSpec, root: str,
 
 
 def _inputs(names: list[str], matrices: list[list[str]], biases: list[str]) -> list[str]:
-    """Inputs of QMoE: integers, scales and biases of both layers, and behind a third layer's the zero points."""
+    """Return QMoE's inputs: integers, scales and biases of two layers, three empty inputs, then the zero points."""
     first, second = matrices
     points = [*first[2:], *second[2:]]
     return [
@@ -193,7 +193,7 @@ _MATRICES = ("gate_up_proj", "down_proj")
 
 
 def _write_expert_biases(export: Export, layer: int, experts: ExpertsSpec, which: str) -> str:
-    """Biases [experts, rows] of a layer; those of gate and up alternate, as their rows do."""
+    """Write a layer's biases [experts, rows]; the biases of gate and up are interleaved in the order of their rows."""
     size = export.spec.hidden_size if which == "down_proj" else experts.intermediate_size
     names = [name.removesuffix(".weight") + ".bias" for name in _expert_names(layer, experts, which)]
     vectors = np.stack([export.weights.vector(name, size) for name in names])
@@ -209,14 +209,14 @@ def _expert_names(layer: int, experts: ExpertsSpec, which: str) -> Iterator[str]
 
 def _stored_experts(
     export: Export, layer: int, experts: ExpertsSpec, which: str
-) -> tuple[tuple[int, int], Matrices]:  # the rows and columns of a matrix, and all of them as they are stored
+) -> tuple[tuple[int, int], Matrices]:  # the shape of a matrix, and all matrices as they are stored
     hidden, wide = export.spec.hidden_size, experts.intermediate_size
     shape = (hidden, wide) if which == "down_proj" else (wide, hidden)
     return shape, ((one, in_own_order(export, one, shape)) for one in _expert_names(layer, experts, which))
 
 
 def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
-    """Experts of blocks that the operator holds as they are; returns the names of what `_write_matrices` returns."""
+    """Write experts whose blocks the operator supports; return the same names as `_write_matrices`."""
     (rows, _), matrices = _stored_experts(export, layer, experts, which)
     parts = 2 if which == "gate_up_proj" else 1
     name, beside = f"model.layers.{layer}.moe.experts.{which}", ([], [])  # type: tuple[str, tuple[list[Any], list[Any]]]
@@ -238,7 +238,7 @@ def _write_blocks(export: Export, layer: int, experts: ExpertsSpec, which: str) 
 
 
 def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str, block_size: int) -> list[str]:
-    """Experts that are quantised already as integers of 8 bits; returns the names of these and of their scales."""
+    """Write quantised experts as 8-bit integers; return the names of the integers and of the scales."""
     (rows, columns), matrices = _stored_experts(export, layer, experts, which)
     name, graph, scales = f"model.layers.{layer}.moe.experts.{which}", export.graph, []
     parts = 2 if which == "gate_up_proj" else 1
@@ -255,7 +255,7 @@ def _write_integers(export: Export, layer: int, experts: ExpertsSpec, which: str
 
 
 def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> Matrices:
-    """Each expert's matrix [rows, columns]; rows of gate and up alternate, as the operators want them."""
+    """Yield each expert's matrix [rows, columns]; the rows of gate and up are interleaved, as the operators expect."""
     hidden, wide = export.spec.hidden_size, experts.intermediate_size
     for expert in range(experts.count):
         source = f"model.layers.{layer}.mlp.experts.{expert}"
@@ -268,7 +268,10 @@ def _expert_matrices(export: Export, layer: int, experts: ExpertsSpec, which: st
 
 
 def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str) -> list[str]:
-    """Names of floats, or of integers [experts, rows, bytes], scales [experts, rows, blocks], zero points if any."""
+    """Write experts as floats, or as integers [experts, rows, bytes], scales [experts, rows, blocks] and zero points.
+
+    Returns the names of the initializers.
+    """
     options, hidden, wide = export.options, export.spec.hidden_size, experts.intermediate_size
     rows, columns = (hidden, wide) if which == "down_proj" else (2 * wide, hidden)
     name = f"model.layers.{layer}.moe.experts.{which}"
@@ -285,7 +288,7 @@ def _write_matrices(export: Export, layer: int, experts: ExpertsSpec, which: str
         dims = (experts.count, rows, columns)
         return [write_float_tensor(export, f"{name}.weight", dims, chunks, precision)]
     bits = BITS[options.precision]
-    row_bytes = -(-columns * bits // 8)  # the operator wants no more, even where columns do not fill their last block
+    row_bytes = -(-columns * bits // 8)  # the operator expects rows whose last block is not padded
     names = [f"{name}.{part}" for part in ("qweight", "scales", "zero_points")]
     return write_quantized(export, names, (experts.count, rows, row_bytes), matrices(), bits, np.stack, row_bytes)
 
@@ -304,5 +307,5 @@ def _write_shared_expert(export: Export, layer: int, experts: ExpertsSpec, root:
 
 
 def _rows(width: int) -> Dims:
-    """Dimensions of a value with one row per token, of all sequences together."""
+    """Return the dimensions of a value with one row for each token of all sequences."""
     return ["tokens", width]

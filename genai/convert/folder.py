@@ -1,4 +1,4 @@
-"""A model folder, written whole or not at all: model.onnx, model.onnx.data, genai_config.json, tokenizer files."""
+"""Atomic writing of a model folder: model.onnx, model.onnx.data, genai_config.json and tokenizer files."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def write_model_folder(
     search: Mapping[str, Any] | None = None,
     open_data: Callable[[Path], DataFile] = DataFile,
 ) -> Path:
-    """Write a decoder that onnxruntime-genai loads as it is; returns the folder.
+    """Write a decoder in the form that onnxruntime-genai loads, and return the folder.
 
     Args:
-        path: the folder to make; its parent must exist, itself not.
-        weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type.
-            It may load them lazily: they are read one after the other and freed.
-        tokenizer_dir: folder whose tokenizer is taken over, in whatever format it is.
-        search: defaults of genai_config.json's search options, beside greedy search.
-        open_data: makes the file of the tensors.
+        path: the folder to create. Its parent must exist, but the folder itself must not.
+        weights: arrays by Hugging Face name, such as "model.layers.0.self_attn.q_proj.weight", of any float type. The
+            mapping may load them lazily: each array is read and freed before the next one.
+        tokenizer_dir: folder with the tokenizer to copy, in any supported format.
+        search: search options for genai_config.json that override the defaults. The default is greedy search.
+        open_data: creates the file for the tensors.
 
     Raises:
         ModelFolderError: the target exists or cannot be written, or there is no tokenizer.
-        InputError: a tensor is missing, of another shape or type, or not finite.
+        InputError: a tensor is missing, has the wrong shape or type, or contains NaN or infinity.
     """
     target = Path(path)
     if tokenizer_dir is not None:
@@ -70,16 +70,16 @@ def write_model_folder(
         raise ModelFolderError(
             f"cannot write the model folder {target}",
             str(error),
-            "check that the parent folder exists, can be written and has room",
+            "check that the parent folder exists, is writable and has enough free space",
         ) from error
     return target
 
 
 def require_absent(target: Path) -> None:
-    """Raise ModelFolderError if there is anything at a place where a model folder is to be made."""
+    """Raise ModelFolderError if the path of a new model folder already exists."""
     if target.exists() or target.is_symlink():
         raise ModelFolderError(
-            f"{target} exists already", "a model folder is never overwritten", "remove it or choose another place"
+            f"{target} already exists", "a model folder is never overwritten", "delete it, or choose another path"
         )
 
 
@@ -88,9 +88,10 @@ _SUFFIX = ".unfinished"
 
 @contextlib.contextmanager
 def unfinished_folder(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, so that the rename at the end cannot cross file systems.
+    """Yield a new folder in the target's parent folder, so that the final rename stays within one file system.
 
-    It is gone afterwards unless it was renamed. Builds that were killed could not remove theirs: this is done first.
+    Folders that killed builds left behind are deleted first. The new folder is deleted afterwards unless it was
+    renamed.
     """
     _remove_dead(target)
     with temporary_folder(target.parent, f".{target.name}.", _SUFFIX) as folder, locked(folder):
@@ -98,7 +99,7 @@ def unfinished_folder(target: Path) -> Iterator[Path]:
 
 
 def _remove_dead(target: Path) -> None:
-    """Remove what killed builds of the same target left: folders whose lock nobody holds."""
+    """Delete the folders that killed builds of the same target left behind, which nothing locks any more."""
     with contextlib.suppress(OSError):
         for folder in target.parent.iterdir():
             if folder.name.startswith(f".{target.name}.") and folder.name.endswith(_SUFFIX):
@@ -108,7 +109,7 @@ def _remove_dead(target: Path) -> None:
 
 
 def genai_config(spec: DecoderSpec, options: ExportOptions, search: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of genai_config.json; `search` goes before the defaults, which are greedy."""
+    """Return the contents of genai_config.json; `search` overrides the defaults, which select greedy search."""
     eos = list(spec.eos_token_ids)
     bos = {} if spec.bos_token_id is None else {"bos_token_id": spec.bos_token_id}
     return {
@@ -189,30 +190,31 @@ _COPIED = (
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Files of a folder that a model folder takes over as they are."""
+    """Return the tokenizer files that a model folder copies unchanged."""
     return [path for pattern in _COPIED for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Raise ModelFolderError if a folder has no tokenizer that can be read."""
+    """Raise ModelFolderError if a folder has no readable tokenizer."""
     if not has_tokenizer(folder):
         raise ModelFolderError(
             f"{folder}: no {TOKENIZER}, and no other tokenizer",
-            "without a tokenizer the model cannot read text",
-            "download the tokenizer's files, too",
+            "the model cannot tokenise text without a tokenizer",
+            "download the tokenizer's files as well",
         )
 
 
 def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
-    """Load the tokenizer, and compare its ids with the vocabulary, which may be padded beyond them.
+    """Load the tokenizer, and check its ids against the vocabulary size, which may include padding.
 
     Returns:
-        What is odd, in words: special tokens that the model has no vectors for. Text models that share a tokenizer
-        with a model for images have such tokens; nothing but their own text makes them.
+        A remark for each special token without an embedding. Text models that share a tokenizer with a vision model
+        have such tokens; they occur only if a text spells them out.
 
     Raises:
-        ModelFolderError: there is no tokenizer. TokenizerError: it cannot be used.
-        InputError: it has ids that the model has no vectors for.
+        ModelFolderError: there is no tokenizer.
+        TokenizerError: the tokenizer cannot be used.
+        InputError: the tokenizer has ids without an embedding.
     """
     require_tokenizer(folder)
     backend = load_tokenizer(folder).backend
@@ -220,18 +222,19 @@ def check_tokenizer(folder: Path, vocab_size: int) -> list[str]:
     beyond = {id_: token for token, id_ in backend.get_vocab(with_added_tokens=True).items() if id_ >= vocab_size}
     if largest := max(beyond.keys() - special, default=0):
         raise InputError(
-            f"the tokenizer has token {largest}, the model's vocabulary ends at {vocab_size - 1}",
+            f"the tokenizer has token {largest}, but the model's vocabulary ends at {vocab_size - 1}",
             "config.json's vocab_size and the tokenizer contradict each other",
-            "check that tokenizer and weights belong together",
+            "check that the tokenizer and the weights belong to the same model",
         )
     return [f"the tokenizer's {beyond[id_]!r} ({id_}) is not in the model's vocabulary" for id_ in sorted(beyond)]
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:
-    """Copy a tokenizer's files; one in another format is written as tokenizer.json, which everybody reads.
+    """Copy a tokenizer's files. Also convert a tokenizer in another format to tokenizer.json, for other runtimes.
 
     Raises:
-        OSError: a file cannot be read or written. TokenizerError: the tokenizer cannot be used.
+        OSError: a file cannot be read or written.
+        TokenizerError: the tokenizer cannot be used.
     """
     for file in tokenizer_files(source):
         destination = target / file.relative_to(source)
@@ -240,5 +243,5 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     if not (target / TOKENIZER).exists():
         loaded = load_tokenizer(source)
         (target / TOKENIZER).write_text(loaded.backend.to_str(), encoding="utf-8")
-        # The names of <s> and </s> may stand in that other format alone.
+        # The file in the other format may be the only file that names <s> and </s>.
         (target / SPECIAL_TOKENS).write_text(json.dumps(dict(loaded.special), indent=2) + "\n", encoding="utf-8")

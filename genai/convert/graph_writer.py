@@ -1,4 +1,4 @@
-"""What a decoder is written with: a graph with the names of onnxruntime-genai's builder, and its tensors' file."""
+"""Writers for a decoder's graph, with the names of onnxruntime-genai's builder, and for its tensor file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UINT8 = onnx.TensorProto.UINT8
 
 
 class GraphWriter:
-    """Emits a graph in topological order. Large tensors go to the data file as they come, small constants inline."""
+    """A writer of a graph in topological order. Large tensors are streamed to the data file; small ones are inline."""
 
     def __init__(self, data: DataFile) -> None:
         self._data = data
@@ -54,29 +54,29 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, element, dims))
 
     def value(self, name: str, element: int, dims: Dims) -> None:
-        """Say the type of a value inside the graph."""
+        """Declare the type of a value inside the graph."""
         self._values.append(helper.make_tensor_value_info(name, element, dims))
 
     def initializer(
         self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
     ) -> str:
-        """Write a tensor to the data file, chunk by chunk; returns its name."""
+        """Write a tensor to the data file, chunk by chunk, and return its name."""
         self._initializers[name] = self._data.append(name, dims, dtype, chunks)
         return name
 
     def array(self, name: str, array: NDArray[Any]) -> str:
-        """Write an array that is at hand as an initialiser; returns its name."""
+        """Write an array as an initializer and return its name."""
         return self.initializer(name, array.shape, array.dtype.type, [array])
 
     def has_initializer(self, name: str) -> bool:
         return name in self._initializers
 
     def int64(self, value: int | Sequence[int]) -> str:
-        """The name of a constant; written once however often it is asked for."""
+        """Return the name of a constant, which is written only once."""
         return self._constant(f"INT64/{value if isinstance(value, int) else list(value)}", np.array(value, np.int64))
 
     def float32(self, value: float) -> str:
-        """The name of a scalar constant."""
+        """Return the name of a scalar constant, which is written only once."""
         return self._constant(f"FLOAT/{value}", np.array(value, np.float32))
 
     def _constant(self, key: str, array: NDArray[Any]) -> str:
@@ -101,7 +101,7 @@ class GraphWriter:
         domain: str = "",
         **attributes: Any,
     ) -> str:
-        """Append a node with one output, `{name}/output_0` unless said otherwise; returns the output's name."""
+        """Append a node with one output, named `{name}/output_0` by default, and return the output's name."""
         result = output or f"{name}/output_0"
         self.nodes(op_type, inputs, [result], name, domain=domain, **attributes)
         self.value(result, element, dims)
@@ -117,11 +117,11 @@ class GraphWriter:
         domain: str = "",
         **attributes: Any,
     ) -> None:
-        """Append a node with any outputs; their types are not said."""
+        """Append a node with any number of outputs, without declaring their types."""
         self._nodes.append(helper.make_node(op_type, inputs, outputs, name=name, domain=domain, **attributes))
 
     def model(self) -> onnx.ModelProto:
-        """The finished model; its tensors refer to the data file."""
+        """Return the finished model; its tensors refer to the data file."""
         outputs = {value.name for value in self._outputs}
         graph = helper.make_graph(
             self._nodes,
@@ -133,7 +133,7 @@ class GraphWriter:
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         functions = []
-        if any(node.domain == OURS for node in self._nodes):  # others learn from these functions what they mean
+        if any(node.domain == OURS for node in self._nodes):  # other runtimes need these functions
             opsets.append(helper.make_opsetid(OURS, 1))
             functions = list(own_functions(OPSET))
         return helper.make_model(
@@ -141,7 +141,7 @@ class GraphWriter:
         )
 
 
-# Readers map the file into memory: tensors start at a cache line, large ones at a page.
+# Readers memory-map the file, so tensors are aligned to cache lines, and large tensors to pages.
 _SMALL_ALIGNMENT = 64
 _LARGE_ALIGNMENT = 4096
 _LARGE_BYTES = 1 << 20
@@ -167,11 +167,11 @@ class DataFile(AbstractContextManager["DataFile"]):
     def append(
         self, name: str, dims: tuple[int, ...], dtype: type[np.generic], chunks: Iterable[NDArray[Any]]
     ) -> onnx.TensorProto:
-        """Write a tensor whose elements, in row-major order, are those of the chunks; return its description.
+        """Write a tensor from chunks of its elements in row-major order, and return its TensorProto.
 
         Raises:
-            ValueError: the chunks are not of this type, or not as many elements as `dims` says.
-            OSError: the file cannot take them.
+            ValueError: the chunks have another type, or another number of elements than `dims`.
+            OSError: the file cannot be written.
         """
         element = np.dtype(dtype)
         length = element.itemsize * int(np.prod(dims, dtype=np.int64))
@@ -181,7 +181,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         self._write(name, element, length, chunks)
         written = self._file.tell() - offset
         if written != length:
-            raise ValueError(f"{name} {list(dims)} takes {length} bytes, but its chunks hold {written}")
+            raise ValueError(f"{name} {list(dims)} needs {length} bytes, but its chunks hold {written}")
         tensor = onnx.TensorProto(
             name=name, dims=dims, data_type=_DATA_TYPES[element], data_location=onnx.TensorProto.EXTERNAL
         )
@@ -190,7 +190,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         return tensor
 
     def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
-        """Write the chunks of a tensor that takes `length` bytes."""
+        """Write the chunks of a tensor of `length` bytes."""
         for chunk in chunks:
             if chunk.dtype != element:
                 raise ValueError(f"a chunk of {name} is {chunk.dtype}, expected {element}")
@@ -198,10 +198,10 @@ class DataFile(AbstractContextManager["DataFile"]):
 
 
 class HollowFile(DataFile):
-    """A data file with holes in place of large tensors: they take no room, and are made when they are asked for.
+    """A data file with holes, which occupy no disk space, in place of large tensors, which are generated on demand.
 
     Attributes:
-        hollow: by name the chunks of what was left out.
+        hollow: the chunks of the omitted tensors, by name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -209,7 +209,7 @@ class HollowFile(DataFile):
         self.hollow: dict[str, Chunks] = {}
 
     def __exit__(self, *error: object) -> None:
-        self._file.truncate()  # a hole at the end belongs to the file as well
+        self._file.truncate()  # extends the file over a hole at its end
         super().__exit__(*error)
 
     def _write(self, name: str, element: np.dtype[Any], length: int, chunks: Iterable[NDArray[Any]]) -> None:
@@ -225,7 +225,7 @@ POSITIONS = "position_ids"
 
 @dataclass(frozen=True)
 class WrittenWeight:
-    """A matrix that is in the graph: the nodes that use it, without their arrays, and the names of these."""
+    """A matrix in the graph: the nodes for its matmul and its look-up, without arrays, and the names of the arrays."""
 
     product: WeightNode
     lookup: WeightNode
@@ -234,10 +234,15 @@ class WrittenWeight:
 
 @dataclass(frozen=True)
 class Export:
-    """One decoder being written: the graph so far, its architecture, the options, and the weights to read from.
+    """The state of one export.
 
-    `prequantized` has the matrices of quantised blocks that are written, by name; `reordered` the values whose columns
-    were put in another order, by their names and the order's bytes.
+    Attributes:
+        graph: the graph written so far.
+        spec: the architecture.
+        options: the export's options.
+        weights: the weights to read.
+        prequantized: the matrices of quantised blocks that have been written, by name.
+        reordered: names of values with permuted columns, by the original value's name and the order's bytes.
     """
 
     graph: GraphWriter
@@ -249,11 +254,11 @@ class Export:
 
 
 def takes_positions(spec: DecoderSpec, options: ExportOptions) -> bool:
-    """Positions are looked up in a table, or queries and keys rotated outside the attention operator."""
+    """Return True if the graph needs position ids, for a position table or for rotation outside the attention node."""
     rotates = any(spec.rotated(layer) for layer in range(spec.num_layers))
     return spec.position_embeddings or (rotates and not options.fused_rope)
 
 
 def hidden_dims(width: int, *, sequence: int | str = "sequence_length") -> Dims:
-    """Dimensions of a value with one vector per token."""
+    """Return the dimensions of a value with one vector per token."""
     return ["batch_size", sequence, width]

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face checkpoint, asked for typed values one key at a time."""
+"""Typed access to the values of a Hugging Face checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..errors import ConfigError, UnsupportedModelError
 from . import rope_scaling
 from .spec import MAX_CONTEXT, MAX_LAYERS, MAX_NUMBER, MAX_SIZE
 
-# What only training reads, what is about the file itself, what means nothing without another key, and special tokens,
-# which generation_config.json may name instead.
+# Keys that only training uses, keys about the file itself, keys that are meaningful only together with another key, and
+# keys of special tokens, which generation_config.json may override.
 _HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _name_or_path _sliding_window_pattern architectures
@@ -26,18 +26,20 @@ _HARMLESS = frozenset(
 )
 
 
-# No default: the key must be there.
+# Marks a getter without a default: the key must be present.
 REQUIRED: Any = object()
 
 
 class HFConfig:
-    """The values of config.json, and of generation_config.json where it names special tokens.
+    """The values of config.json, and the special tokens of generation_config.json.
 
-    A key may have several names, newest first. Every getter raises ConfigError if a value is missing that has no
-    default, or is of another type.
+    A key may have several names; the getters accept them with the newest name first. Every getter raises ConfigError if
+    a value without a default is missing or a value has the wrong type.
 
     Args:
-        part: of config.json, if these are not all of its values.
+        values: the JSON object.
+        generation: the JSON object of generation_config.json.
+        part: name of the part of config.json that `values` holds, for error messages; "" means the whole file.
     """
 
     def __init__(self, values: Mapping[str, Any], generation: Mapping[str, Any] | None = None, part: str = "") -> None:
@@ -50,13 +52,13 @@ class HFConfig:
         return str(self._typed(("model_type",), REQUIRED, (str,)))
 
     def get(self, *names: str) -> Any:
-        """The value as it is, or None."""
+        """Return the value without a check, or None."""
         self._keys_read.update(names)
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
 
     @property
     def unread(self) -> list[str]:
-        """Keys that say something, that nobody asked for so far, and that are not known to change nothing."""
+        """Keys that have a value, have not been read so far, and are not in the list of harmless keys."""
         return sorted(name for name, value in self.values.items() if value and name not in self._keys_read | _HARMLESS)
 
     @property
@@ -64,15 +66,15 @@ class HFConfig:
         return self.integer("num_hidden_layers", "n_layer", most=MAX_LAYERS)
 
     def integer(self, *names: str, default: int = REQUIRED, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A size or a count."""
+        """Return a size or a count."""
         value = int(self._typed(names, default, (int,)))
         if not least <= value <= most:
-            raise self.wrong(names[0], value, f"a whole number from {least} to {most}")
+            raise self.wrong(names[0], value, f"an integer from {least} to {most}")
         return value
 
     def number(self, *names: str, default: float = REQUIRED, positive: bool = False) -> float:
         value = self._typed(names, default, (int, float))
-        if not abs(value) <= MAX_NUMBER or (positive and value <= 0):  # Python's JSON knows NaN and Infinity
+        if not abs(value) <= MAX_NUMBER or (positive and value <= 0):  # Python's JSON parser accepts NaN and Infinity
             raise self.wrong(names[0], value, "a positive number" if positive else "a finite number")
         return float(value)
 
@@ -83,24 +85,24 @@ class HFConfig:
         return str(self._typed(names, default, (str,)))
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
-        """None where the file says null or 0; the default where it says nothing."""
+        """Return an integer: None if the value is null or 0, the default if the key is missing."""
         if self.get(name) in (None, 0):
             return None if name in self.values else default
         return self.integer(name)
 
     def optional_number(self, name: str, default: float = 0.0) -> float:
-        """0 where the file says null; the default where it says nothing."""
+        """Return a number: 0 if the value is null, the default if the key is missing."""
         return self.number(name, default=0.0 if name in self.values else default)
 
     def layers(self, name: str, count: int) -> list[Any] | None:
-        """A list with one entry per layer, or None."""
+        """Return a list with one entry per layer, or None."""
         value: list[Any] | None = self.get(name)
         if value is not None and (not isinstance(value, list) or len(value) != count):
             raise self.wrong(name, value, f"a list with one entry for each of the {count} layers")
         return value
 
     def numbers(self, name: str) -> list[int]:
-        """A list of integers, empty where the file has none."""
+        """Return a list of integers, empty if the key is missing."""
         value = self.get(name)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(type(number) is int for number in value):
@@ -108,13 +110,13 @@ class HFConfig:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...]:
-        """One special token or several; generation_config.json comes first, because it is what decoding obeys."""
+        """Return one or more special tokens. generation_config.json takes precedence, because it governs decoding."""
         value = self.generation.get(name)
         value = self.get(name) if value is None else value
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int for token in ids):
-            raise self.wrong(name, value, "a token id or a list of them")
-        # -1 is how some checkpoints say "none".
+            raise self.wrong(name, value, "a token id or a list of token ids")
+        # Some checkpoints use -1 for "none".
         return tuple(dict.fromkeys(token for token in ids if token >= 0))
 
     def _typed(self, names: tuple[str, ...], default: Any, types: tuple[type, ...]) -> Any:
@@ -129,22 +131,23 @@ class HFConfig:
         return value
 
     def wrong(self, name: str, value: Any, expected: str) -> ConfigError:
-        """The error for a value that is none of those wanted."""
+        """Return the error for an unexpected value."""
         return ConfigError(f"config.json: {name}{self._part} is {value!r}", f"expected {expected}", "correct the file")
 
 
 def rope_fields(
     config: HFConfig, *, theta: float = 10000.0, partial: float | None = None, kind: str | None = None
 ) -> dict[str, Any]:
-    """Fields of DecoderSpec: rope_theta, rope_scaling, partial_rotary_factor, and the context length that they allow.
+    """Return DecoderSpec's rope_theta, rope_scaling and partial_rotary_factor, and the context length that they allow.
 
     Args:
-        theta, partial: the architecture's defaults; no `partial` means that it rotates whole heads only.
-        kind: of the layers asked for, such as "full_attention", where they differ.
+        theta: the architecture's default base.
+        partial: the architecture's default fraction of a head to rotate; None if it rotates only whole heads.
+        kind: kind of layers to read the values for, such as "full_attention", if the kinds differ.
 
     Raises:
-        ConfigError: a scaling that is not known, or lacks a number.
-        UnsupportedModelError: part of a head is to be rotated, which the architecture does not do.
+        ConfigError: the scaling is unknown or lacks a number.
+        UnsupportedModelError: the file sets a fraction of each head, but the architecture rotates only whole heads.
     """
     values = rope_values(config, kind)
     share = config.number("partial_rotary_factor", "rotary_pct", default=partial or 1.0)
@@ -152,14 +155,14 @@ def rope_fields(
     if partial is None and share != 1:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor is {share}",
-            f"{config.model_type} rotates whole heads",
-            "check that model_type and the weights belong together",
+            f"{config.model_type} rotates only whole heads",
+            "check that model_type is that of the weights",
         )
     context = config.integer("max_position_embeddings", "n_positions", default=2048)
     scaling = _scaling(config, values, context)
     if isinstance(scaling, rope_scaling.DynamicScaling):
         context = math.ceil(context * scaling.factor)
-    elif isinstance(scaling, rope_scaling.YarnScaling):  # some configurations give the length before, some after
+    elif isinstance(scaling, rope_scaling.YarnScaling):  # some give the original length, some the scaled one
         context = max(context, math.ceil(scaling.original_max_position_embeddings * scaling.factor))
     base = config.number("rope_theta", "rotary_emb_base", default=theta)
     return {
@@ -171,17 +174,17 @@ def rope_fields(
 
 
 def rope_values(config: HFConfig, kind: str | None = None) -> HFConfig:
-    """rope_parameters or rope_scaling, of one kind of layers if it tells them apart."""
+    """Return rope_parameters or rope_scaling, or the part for one kind of layers if the kinds differ."""
     values = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(values, dict):
-        raise ConfigError(f"config.json: rope_parameters is {values!r}", "an object is expected", "correct the file")
+        raise ConfigError(f"config.json: rope_parameters is {values!r}", "it must be an object", "correct the file")
     if kind is not None and any(isinstance(value, dict) for value in values.values()):
         values = values.get(kind) or {}
     if any(isinstance(value, dict) for value in values.values()):
         raise UnsupportedModelError(
-            f"config.json has rope_parameters for {', '.join(map(repr, values))}",
-            "here all layers rotate alike",
-            "check that model_type and the weights belong together",
+            f"config.json has separate rope_parameters for {', '.join(map(repr, values))}",
+            "all layers of this architecture use the same rotation",
+            "check that model_type is that of the weights",
         )
     return HFConfig(values, part="the rope scaling")
 
@@ -192,9 +195,9 @@ def _scaling(config: HFConfig, values: HFConfig, context: int) -> rope_scaling.R
         return None
     if not isinstance(kind, str) or kind not in _READERS:
         raise ConfigError(
-            f"config.json: rope scaling {kind!r} is not known",
-            f"known are default, {', '.join(sorted(_READERS))}",
-            "use another checkpoint; with a scaling ignored every long text would come out wrong",
+            f"config.json: unknown rope scaling {kind!r}",
+            f"the supported kinds are default, {', '.join(sorted(_READERS))}",
+            "use another checkpoint; ignoring the scaling would give wrong results for long texts",
         )
     return _READERS[kind](config, values, context)
 
@@ -249,7 +252,7 @@ _READERS: dict[str, Callable[[HFConfig, HFConfig, int], rope_scaling.RopeScaling
 
 
 def _original_length(values: HFConfig, context: int) -> int:
-    """Tokens that the model was first trained on."""
+    """Return the context length that the model was originally trained with."""
     name = "original_max_position_embeddings"
     length = values.number(name, default=context, positive=True)
     if length < 2 or length > MAX_CONTEXT:
@@ -258,7 +261,7 @@ def _original_length(values: HFConfig, context: int) -> int:
 
 
 def _optional(values: HFConfig, name: str) -> float | None:
-    """A number; 0 means the same as none."""
+    """Return a number, or None; 0 also means None."""
     return values.number(name, positive=True) if values.get(name) not in (None, 0) else None
 
 

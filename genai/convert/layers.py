@@ -1,4 +1,4 @@
-"""What a layer is made of: linear ones (MatMul on floats, or a product of block-quantised weights), and norms."""
+"""Parts of a layer: linear layers (MatMul on floats or on block-quantised weights) and norms."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_linear(
     output: str | None = None,
     sequence: int | str = "sequence_length",
 ) -> str:
-    """Apply a projection to `root`; returns the name of the result."""
+    """Write a projection of `root` and return the name of its result."""
     graph, name = export.graph, f"{projection.path}/MatMul"
     dims = hidden_dims(projection.outputs, sequence=sequence)
     precision = as_stored(export, projection, precision)
@@ -63,7 +63,7 @@ def write_linear(
 
 
 def write_matrix(export: Export, projection: Projection, precision: Precision, name: str = "") -> list[str]:
-    """Write a projection's weights unless they are there; returns the names of the matrix, its scales, zero points."""
+    """Write a projection's weights unless they are written; return the names of the matrix, scales and zero points."""
     options, name = export.options, name or projection.weight_name
     if precision not in BITS:
         chunks = Chunks(lambda: _matrices(export, projection), transposed=True)
@@ -77,7 +77,7 @@ def write_matrix(export: Export, projection: Projection, precision: Precision, n
 def write_float_tensor(
     export: Export, name: str, dims: tuple[int, ...], chunks: Iterable[NDArray[np.float32]], precision: Precision
 ) -> str:
-    """Write a matrix as float32, or as float16 that a Cast widens, unless it is there; returns the wide one's name."""
+    """Write a matrix, unless it is written, as float32, or as float16 with a Cast; return the float32 value's name."""
     graph, wide = export.graph, f"{name}/float32"
     if precision != "fp16":
         return name if graph.has_initializer(name) else graph.initializer(name, dims, np.float32, chunks)
@@ -91,12 +91,12 @@ def write_quantized(
     export: Export, names: list[str], dims: tuple[int, ...], matrices: Matrices, bits: int, join: Join,
     row_bytes: int | None = None,
 ) -> list[str]:  # fmt: skip
-    """Quantise matrices [rows, columns] as the options say, and write them unless they are there.
+    """Quantise matrices [rows, columns] according to the options, and write them unless they are already written.
 
     Args:
-        names: of the integers, whose shape is `dims`, the scales, and the zero points, if there are to be any.
-        join: makes one array of those of all matrices.
-        row_bytes: integers of a row that are written; None = whole blocks, the last one filled up.
+        names: names of the integers (of shape `dims`), the scales, and the zero points, if any.
+        join: combines the arrays of all matrices into one.
+        row_bytes: bytes of integers to write per row; None means whole blocks, with the last block padded.
 
     Returns:
         The names that were written.
@@ -136,18 +136,18 @@ _OPERATORS = {"rms": "SimplifiedLayerNormalization", "layer": "LayerNormalizatio
 
 @dataclass(frozen=True)
 class Residual:
-    """The residual stream: `stream` plus `update`, which the next norm adds while it is at it."""
+    """The residual stream: the sum of `stream` and `update`. The addition is fused into the next norm."""
 
     stream: str
     update: str | None = None
 
 
 def write_norm(export: Export, residual: Residual, path: str, *, last: bool = False) -> tuple[str, Residual]:
-    """Add the pending update and norm the sum; returns what a part of the layer reads, and the stream behind it.
+    """Add the pending update and normalise the sum; return the normalised vectors and the new stream.
 
     Args:
-        path: such as "/model/layers.0/input_layernorm".
-        last: the final norm: there is one always, and nothing reads the stream any more.
+        path: path of the norm, such as "/model/layers.0/input_layernorm".
+        last: True for the final norm. Every decoder has this norm, and the stream is not read after it.
     """
     graph, dims = export.graph, hidden_dims(export.spec.hidden_size)
     if residual.update is None:
@@ -172,14 +172,14 @@ def write_norm(export: Export, residual: Residual, path: str, *, last: bool = Fa
 
 
 def write_plain_norm(export: Export, root: str, path: str) -> str:
-    """Norm a value that is not the residual stream."""
+    """Normalise a value other than the residual stream."""
     return _write_bare_norm(
         export, [root, *_write_parameters(export, path)], path, hidden_dims(export.spec.hidden_size)
     )
 
 
 def write_query_key_norm(export: Export, layer: int, root: str, which: str, heads: int) -> str:
-    """Norm queries ("q_norm") or keys ("k_norm"): each head by itself, or all of them together."""
+    """Normalise queries ("q_norm") or keys ("k_norm"), per head or over all heads together."""
     graph, spec, path = export.graph, export.spec, f"/model/layers.{layer}/attn/{which}"
     size, wide = spec.head_size, hidden_dims(heads * spec.head_size)
 
@@ -207,7 +207,7 @@ def _write_bare_norm(export: Export, inputs: list[str], path: str, dims: Dims, *
 
 
 def _write_parameters(export: Export, path: str, *, last: bool = False) -> list[str]:
-    """The names of a norm's weight, and of its bias where it has one."""
+    """Write a norm's parameters; return the name of its weight and, if the norm has a bias, the name of the bias."""
     size, name = export.spec.hidden_size, path[1:].replace("/", ".")
     if not export.spec.norm_weights:
         return [_write_ones(export, size)]
@@ -215,7 +215,7 @@ def _write_parameters(export: Export, path: str, *, last: bool = False) -> list[
 
 
 def _write_learned(export: Export, name: str, source: str, size: int, *, biased: bool) -> list[str]:
-    """A weight, as the operator multiplies with it, and a bias; returns their names."""
+    """Write a norm's weight, including the offset, and its bias; return their names."""
     weight = export.weights.vector(f"{source}.weight", size) + np.float32(export.spec.norm_weight_offset)
     names = [export.graph.array(f"{name}.weight", weight)]
     if biased:
@@ -224,6 +224,6 @@ def _write_learned(export: Export, name: str, source: str, size: int, *, biased:
 
 
 def _write_ones(export: Export, size: int) -> str:
-    """What a norm that learned nothing multiplies with."""
+    """Write a weight of ones for a norm without learned weights, and return its name."""
     name = f"model.constants.ones.{size}"
     return name if export.graph.has_initializer(name) else export.graph.array(name, np.ones(size, np.float32))

@@ -1,4 +1,4 @@
-"""How a decoder is written: precisions, block format and graph variants."""
+"""Options for writing a decoder: precisions, block format and graph variants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from genai.kernels.weights import BLOCKS
 
 from ..errors import OptionError
 
-# "blocks" is what "kept" becomes for matrices that are quantised; nobody asks for it.
+# "blocks" is internal: the precision of matrices that are already quantised when the option is "kept".
 Precision = Literal["fp32", "fp16", "int8", "int4", "kept", "blocks"]
 PRECISIONS = ("fp32", "fp16", "int8", "int4", "kept")
 BITS = {"int8": 8, "int4": 4}
@@ -20,26 +20,29 @@ class ExportOptions:
     """Options of write_model_folder.
 
     Attributes:
-        precision: of the projections as they are stored. Activations, norms and the KV cache are always float32, and
-            products with fp16 weights are computed in float32. "kept" changes nothing: quantised blocks of a GGUF
-            file stay these numbers, and floats are stored as float16 where they are that, else as float32.
-        block_size: consecutive inputs that share a scale: 16, 32, 64, 128 or 256.
-        symmetric: False gives every block a zero point.
-        half_scales: scales are numbers of float16 wherever it holds them well, so that products read a ninth less;
-            False keeps them as they come, and the folder is that of onnxruntime-genai's builder to the bit.
-        accuracy_level: to what products may round activations: 4 int8; 1 float32, as 0 (unset), 2 and 3.
-        head_precision: None means as the projections.
-        embedding_precision: None means the head's if both are one matrix and the projections are int4, else fp32
-            (fp16 if the projections are).
-        packed_qkv: one projection for queries, keys and values.
-        fused_rope: rotation inside the attention operator. False rotates queries and keys before it, at positions
-            that are an input of the graph, and keeps their projections apart; onnxruntime needs it where the rotated
-            part of a head is no multiple of 16.
-        prune_lm_head: logits of the last position only.
-        windowed_kv_cache: layers with a sliding window keep only that many past tokens.
+        precision: storage format of the projections. Activations, norms and the KV cache are always float32, and
+            matmuls with fp16 weights are computed in float32. "kept" changes nothing: quantised blocks of a GGUF file
+            keep their exact values, float16 weights stay float16, and other floats are stored as float32.
+        block_size: number of consecutive inputs that share a scale: 16, 32, 64, 128 or 256.
+        symmetric: True for blocks without zero points, False for a zero point in every block.
+        half_scales: True to store scales as float16 wherever it represents them well, so that matmuls read a ninth
+            less data. False stores them unchanged; the folder is then bit-identical to the one that onnxruntime-genai's
+            builder writes.
+        accuracy_level: precision to which matmuls may round activations: 4 means int8; 1 means float32, and so do
+            0 (unset), 2 and 3.
+        head_precision: precision of the head; None means the precision of the projections.
+        embedding_precision: precision of the embedding table. None means the head's precision if both share one matrix
+            and the projections are int4, fp16 if the projections are fp16, "kept" if they are "kept", and fp32
+            otherwise.
+        packed_qkv: True for one combined projection for queries, keys and values.
+        fused_rope: True for rotation inside the attention operator. If False, queries and keys are rotated before the
+            operator, their positions are an input of the graph, and their projections stay separate; onnxruntime
+            requires False if the size of the rotated part of a head is not a multiple of 16.
+        prune_lm_head: True to compute only the logits of the last position.
+        windowed_kv_cache: True if layers with a sliding window cache only the tokens within it.
 
     Raises:
-        OptionError: a value that is not offered.
+        OptionError: a value is not supported.
     """
 
     precision: Precision = "int4"
@@ -63,15 +66,15 @@ class ExportOptions:
             raise _error("block_size", self.block_size, BLOCKS)
         if self.precision == "kept" and (self.block_size != 32 or not self.symmetric):
             raise OptionError(
-                "block_size and zero points were asked for with precision 'kept'",
-                "what is kept has the blocks of the file", "leave them out, or choose a precision",
+                "block_size and zero points cannot be combined with precision 'kept'",
+                "blocks keep their format from the file", "omit both, or choose another precision",
             )  # fmt: skip
         if self.accuracy_level not in range(5):
             raise _error("accuracy_level", self.accuracy_level, range(5))
 
     @property
     def product_attributes(self) -> dict[str, int]:
-        """What operators that multiply with blocks are told; the accuracy level 0 is their default, and left out."""
+        """The attributes of operators that multiply by blocks, without accuracy_level if it is 0 (the default)."""
         level = {"accuracy_level": self.accuracy_level} if self.accuracy_level else {}
         return {"block_size": self.block_size, **level}
 
@@ -80,7 +83,7 @@ class ExportOptions:
         return self.head_precision or self.precision
 
     def embedding(self, *, tied: bool) -> Precision:
-        """Precision of the embedding table, given whether the head is the same matrix."""
+        """Return the precision of the embedding table; `tied` is True if the head uses the same matrix."""
         if self.embedding_precision is not None:
             return self.embedding_precision
         if self.precision in ("fp16", "kept"):
@@ -90,5 +93,5 @@ class ExportOptions:
 
 def _error(name: str, value: object, known: tuple[object, ...] | range) -> OptionError:
     return OptionError(
-        f"{name} is {value!r}", f"it can be {', '.join(map(repr, known))}", f"choose one of these for {name}"
+        f"{name} is {value!r}", f"the values are {', '.join(map(repr, known))}", f"use a supported value for {name}"
     )

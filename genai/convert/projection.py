@@ -1,4 +1,4 @@
-"""Which matrices of a checkpoint are applied together."""
+"""Matrices of a checkpoint that are applied together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Projection:
-    """Matrices that are applied together, one below the other, and what they are called in the graph.
+    """Matrices that are applied together, concatenated along their rows, and their names in the graph.
 
     Attributes:
-        path: of the layer in the graph, such as "/model/layers.0/attn/qkv_proj".
+        path: path of the layer in the graph, such as "/model/layers.0/attn/qkv_proj".
         weights: Hugging Face names of the matrices, without ".weight".
-        rows: outputs of each. columns: inputs, the same for all.
-        biases: Hugging Face names of the biases, without ".bias"; None means those of the matrices.
+        rows: number of outputs of each matrix.
+        columns: number of inputs, the same for all matrices.
+        biases: Hugging Face names of the biases, without ".bias"; None means the names of the matrices.
     """
 
     path: str
@@ -28,5 +29,5 @@ class Projection:
 
     @property
     def weight_name(self) -> str:
-        """Name of the initialiser, before the suffixes of quantised ones."""
+        """The name of the initializer, without the suffixes for the parts of a quantised matrix."""
         return self.path[1:].replace("/", ".") + ".MatMul.weight"

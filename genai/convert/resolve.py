@@ -1,4 +1,4 @@
-"""From whatever somebody calls a model to a folder that can be loaded: a path, a name in the cache, a name on a hub."""
+"""Resolve a model's name (a path, a name in the cache or a name on a hub) to a folder that can be loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logger(__name__)
 
 @dataclass(frozen=True)
 class BuildHooks:
-    """What is asked and told where a model is built; see `resolve_model_folder`. `build` False refuses to build."""
+    """Callbacks for building a model; see `resolve_model_folder`. If `build` is False, an error is raised instead."""
 
     build: bool = True
     ask: Callable[[str], bool] = lambda question: True
@@ -51,15 +51,16 @@ class BuildHooks:
 def resolve_model(
     name: str | Path, pulling: PullHooks | None, building: BuildHooks, precision: str | None = None
 ) -> Path:
-    """The folder of a model that can be loaded; pulled and built into the cache if need be.
+    """Return the folder of a loadable model. If necessary, pull the model and build it in the cache.
 
     Args:
-        name: a folder of a model or a checkpoint, a name in the cache, or a reference; see docs/models.md.
-        pulling: None = nothing is fetched: what is not here is returned as it is, for the error of whoever reads it.
-        precision: how the weights of a checkpoint are stored; None = as it was built last, else "int4".
+        name: a model folder, a checkpoint, a name in the cache, or a reference; see docs/how-to/get-models.md.
+        pulling: callbacks for pulling. None means that nothing is downloaded; a missing path is then returned
+            unchanged, and the reader reports the error.
+        precision: storage format for a checkpoint's weights; None means the format of the last build, or else "int4".
 
     Raises:
-        OptionError: a precision that there is not, or for a model that is not built here.
+        OptionError: the precision is not supported, or the model cannot be built because it is not a checkpoint.
         GenaiError: see `pull_model` and `resolve_model_folder`.
     """
     options = ExportOptions(precision=precision) if precision else None  # type: ignore[arg-type]  # checked there
@@ -76,20 +77,20 @@ def resolve_model(
 
 
 def find_or_pull(name: str | Path, pulling: PullHooks | None, *, quantised: bool = False) -> Path | PulledModel:
-    """A path as it is; otherwise the model in the cache, where `pulling` puts it if it is not there."""
+    """Return an existing path, or the cached model, which is pulled first if it is missing and `pulling` is given."""
     if (pulled := pulled_model(name)) is not None:
         return pulled
     path, reference = expanded(name), parse(name)
     if reference is None or pulling is None:
         return path
-    # "models/phi" with a folder models/ here is a path with a typo, not a name of somebody called models.
+    # If a folder models/ exists here, "models/phi" is a mistyped path, not a model of an organisation named "models".
     if not reference.explicit and (exists(path) or Path(str(name).split("/")[0]).is_dir()):
         return path
     return pull_model(reference, replace(pulling, check=_check), quantised=quantised)
 
 
 def source_of(name: str | Path, pulling: PullHooks | None) -> Path:
-    """The checkpoint, or whatever else was pulled, where a command wants one to make something of."""
+    """Return the path of a checkpoint or of another kind of pulled model, for a command that converts it."""
     source = find_or_pull(name, pulling, quantised=True)
     return source.path if isinstance(source, PulledModel) else source
 
@@ -113,7 +114,7 @@ def _folder_of(model: PulledModel, building: BuildHooks, options: ExportOptions 
 
 
 def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
-    """Refuse before it is fetched what cannot be quantised as asked."""
+    """Raise before the download if the model's weights cannot be stored with the requested precision."""
     if plan.choice.kind == ONNX:
         raise _built_already(plan.name)
     return ask(plan)
@@ -121,40 +122,42 @@ def _ask_about_weights(ask: Callable[[PullPlan], bool], plan: PullPlan) -> bool:
 
 def _built_already(name: str) -> OptionError:
     return OptionError(
-        f"a precision for {name}",
-        "it is no checkpoint: its weights stay as they are stored",
-        "leave --precision out, or name the repository of its safetensors (`genai rm` first where it has both)",
+        f"a precision cannot be set for {name}",
+        "it is not a checkpoint, so its weights keep their stored format",
+        "omit --precision, or name the repository with its safetensors (if it has both forms, run `genai rm` first)",
     )
 
 
 def _check(kind: str, folder: Path) -> None:
-    """What the small files of a model say already: that nothing here runs it. Raises GenaiError."""
+    """Raise GenaiError if a model's small files show that the model cannot run here."""
     if kind == CHECKPOINT:
         more = read_json(folder, GENERATION_CONFIG) if (folder / GENERATION_CONFIG).is_file() else {}
         read_quantisation(folder)
         config = without_quantisation(HFConfig(read_json(folder, CONFIG), more))
         check_tokenizer(folder, find(config.model_type).describe(config).vocab_size)
     elif kind == ONNX:
-        Config(folder)  # which checks it
+        Config(folder)  # the constructor validates it
 
 
 def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = False) -> Path:
-    """Fetch a model into the cache, unless it is there, and return where it lies.
+    """Download a model to the cache, unless the cache already holds it, and return its path.
 
     Args:
-        reference: "org/name", "org/name@revision", "org/name:Q4_K_M", the same behind "hf:", the address of a file, or
-            a name in the cache.
-        precision: also build a model folder of the checkpoint, with weights stored as "int4", "int8", "fp16" or "fp32",
-            and return that.
-        quiet: report no progress, and log only warnings.
+        reference: "org/name", "org/name@revision" or "org/name:Q4_K_M", each optionally with the prefix "hf:"; the URL
+            of a file; or a name in the cache.
+        precision: if set, also build a model folder from the checkpoint, with weights stored as "int4", "int8", "fp16"
+            or "fp32", and return that folder.
+        quiet: True to report no progress and log only warnings.
 
     Returns:
         The checkpoint's folder, the ONNX model's folder, or the GGUF file; with a precision, the folder that was built.
 
     Raises:
-        AccessError: a token is missing, or a licence has not been accepted. DownloadError: it cannot be fetched.
-        ModelFolderError: it is no reference. OptionError: a precision that there is not.
-        UnsupportedModelError, ConfigError: no model of this kind runs here; nothing was fetched but its configuration.
+        AccessError: a token is missing, or a licence has not been accepted.
+        DownloadError: the download failed.
+        ModelFolderError: `reference` is not a valid reference.
+        OptionError: the precision is not supported.
+        UnsupportedModelError, ConfigError: this kind of model cannot run here; only its configuration was downloaded.
     """
     with quietly(quiet):
         if precision is not None:
@@ -163,21 +166,21 @@ def pull(reference: str | Path, *, precision: str | None = None, quiet: bool = F
 
 
 def source_path(source: Path | PulledModel, name: str | Path) -> Path:
-    """Where it lies. Raises ModelFolderError: it is neither there nor the name of anything."""
+    """Return the path of a model. Raise ModelFolderError if it is neither a path nor in the cache."""
     if isinstance(source, PulledModel):
         return source.path
     if not exists(source):
         known = [model.name for model in models()]
         raise ModelFolderError(
-            f"{str(name)!r:.120}: no name of a model",
-            "it is neither in the cache nor of the form org/name, nor is it a path",
-            did_you_mean(str(name), known, "give it as on its page: org/name, or hf:name where there is no org"),
+            f"{str(name)!r:.120} is not a model name",
+            "it is not in the cache, is not of the form org/name, and is not a path",
+            did_you_mean(str(name), known, "use the name on the model's page: org/name, or hf:name if it has no org"),
         )
     return source
 
 
 def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: bool) -> Path:
-    """What a program loads that names a model: see `genai.LLM`. Nothing is fetched unless `fetch`."""
+    """Return the path to load for a model's name in a program; see `genai.LLM`. Download only if `fetch` is True."""
     if precision is None and not fetch and pulled_model(name) is None:
         return Path(name)
     with quietly(quiet):
@@ -185,13 +188,13 @@ def loadable(name: str | Path, *, fetch: bool, precision: str | None, quiet: boo
 
 
 def pull_task(plan: PullPlan) -> Progress:
-    """The task of a pull; returns what is told the bytes that come."""
+    """Start the progress task of a pull, and return the callback to call with each number of bytes received."""
     unit, name = (1e9, "GB") if plan.missing_bytes >= 1e9 else (1e6, "MB")
     return task("Pulling", plan.missing_bytes, amount=lambda count: f"{count / unit:.2f} {name}").add
 
 
 def build_task(plan: BuildPlan) -> Progress:
-    """The task of a build; returns what is told the bytes that are read."""
+    """Start the progress task of a build, and return the callback to call with each number of bytes read."""
     return task("Building", plan.read_bytes, amount=lambda count: f"{count / 1e9:.2f} GB").add
 
 
@@ -200,7 +203,7 @@ def _said(question: str) -> bool:
     return True
 
 
-# Hooks of a program, which nobody can ask: the log says what comes.
+# Hooks for programs, which cannot prompt the user: the log announces each step instead.
 _PULLING = PullHooks(
     watch=pull_task, notice=_log.info, waiting=lambda folder: _log.info("waiting for another pull (%s)", folder)
 )

@@ -1,7 +1,7 @@
 """Cosines and sines of the rotary embedding, by position and frequency.
 
-Angles are computed in float32, step by step as transformers does: at position 4096 the angle itself is only known to
-about 2e-4, so a more exact table would be further from the model as it was trained.
+Angles are computed in float32, with the same steps as in transformers. At position 4096 the angle has an error of about
+2e-4, so a more exact table would differ more from the table that the model was trained with.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LOCAL_COS, LOCAL_SIN = "cos_cache_local", "sin_cache_local"
 
 
 def table_names(spec: DecoderSpec, layer: int) -> tuple[str, str]:
-    """Names of the tables that a layer rotates with."""
+    """Return the names of the tables that a layer uses for the rotation."""
     return (LOCAL_COS, LOCAL_SIN) if spec.local_rope(layer) else (COS, SIN)
 
 
 def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
-    """Radians per position, [pairs] or [context_length, pairs], and what cosines and sines are multiplied by."""
+    """Return radians per position, [pairs] or [context_length, pairs], and the factor for cosines and sines."""
     frequencies, scaling, factor = _frequencies(spec, spec.rope_theta), spec.rope_scaling, 1.0
     if isinstance(scaling, LinearScaling):
         frequencies = frequencies / np.float32(scaling.factor)
@@ -57,7 +57,7 @@ def scaled_frequencies(spec: DecoderSpec) -> tuple[NDArray[np.float32], float]:
 
 
 def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tables]:
-    """Tables for sequences up to the original context length, and for longer ones."""
+    """Return the tables for sequences up to the original context length, and the tables for longer sequences."""
     factor = long_rope_attention_factor(spec, scaling)
     long_factor = factor if scaling.long_attention_factor is None else scaling.long_attention_factor
     short = _frequencies(spec, spec.rope_theta, scaling.short_factor)
@@ -69,7 +69,7 @@ def long_rope_tables(spec: DecoderSpec, scaling: LongRope) -> tuple[Tables, Tabl
 
 
 def long_rope_attention_factor(spec: DecoderSpec, scaling: LongRope) -> float:
-    """What cosines and sines are multiplied by, to keep attention as sharp over a longer context."""
+    """Return the factor for cosines and sines, which keeps attention as sharp over a longer context."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     original = scaling.original_max_position_embeddings
@@ -77,7 +77,7 @@ def long_rope_attention_factor(spec: DecoderSpec, scaling: LongRope) -> float:
 
 
 def write_rope_tables(export: Export, total_length: str) -> None:
-    """Write the initialisers cos_cache and sin_cache, or for LongRoPE an If on the total length that chooses them."""
+    """Write the initializers cos_cache and sin_cache; for LongRoPE, write an If that selects them by total length."""
     spec, graph = export.spec, export.graph
     layers = [layer for layer in range(spec.num_layers) if spec.rotated(layer)]
     if any(spec.local_rope(layer) for layer in layers):
@@ -105,7 +105,7 @@ def write_rope_tables(export: Export, total_length: str) -> None:
 
 
 def _write_tables(export: Export, names: tuple[str, str], frequencies: NDArray[np.float32], factor: float) -> None:
-    """Some positions at a time, so that a long context takes no memory."""
+    """Write the tables in chunks of positions, so that little memory is used even for a long context."""
     length = export.spec.context_length
     for index, name in enumerate(names):
         starts = range(0, length, _POSITIONS_AT_ONCE)
@@ -123,13 +123,13 @@ def _frequencies(spec: DecoderSpec, theta: float, divisors: tuple[float, ...] = 
 
 
 def _wavelengths(spec: DecoderSpec, theta: float) -> NDArray[np.float32]:
-    """In positions per radian."""
+    """Return the wavelengths in positions per radian."""
     exponents = np.arange(0, spec.rotary_size, 2, dtype=np.float32) / np.float32(spec.rotary_size)
     return np.power(theta, exponents.astype(np.float64)).astype(np.float32)
 
 
 def _dynamic_frequencies(spec: DecoderSpec, scaling: DynamicScaling) -> NDArray[np.float32]:
-    """One row of frequencies per position: those of a sequence that ends there."""
+    """Return one row of frequencies per position: the frequencies for a sequence that ends at that position."""
     original, size = scaling.original_max_position_embeddings, spec.rotary_size
     rows = np.empty((spec.context_length, size // 2), np.float32)
     rows[:original] = _frequencies(spec, spec.rope_theta)
@@ -140,7 +140,7 @@ def _dynamic_frequencies(spec: DecoderSpec, scaling: DynamicScaling) -> NDArray[
 
 
 def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling) -> NDArray[np.float32]:
-    """Stretch wavelengths above original / low_freq_factor, keep those below original / high_freq_factor."""
+    """Stretch wavelengths above original / low_freq_factor; keep wavelengths below original / high_freq_factor."""
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / frequencies)
     share = np.clip((turns - np.float32(low)) / np.float32(high - low), 0, 1)
@@ -149,7 +149,7 @@ def _llama3_frequencies(frequencies: NDArray[np.float32], scaling: Llama3Scaling
 
 
 def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scaling: YarnScaling) -> NDArray[np.float32]:
-    """Keep frequencies that turn beta_fast times within the original length, stretch those below beta_slow turns."""
+    """Keep frequencies over beta_fast turns within the original length; reduce frequencies under beta_slow turns."""
 
     def dimension(turns: float) -> float:
         length = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
@@ -167,7 +167,7 @@ def _yarn_frequencies(spec: DecoderSpec, frequencies: NDArray[np.float32], scali
 
 
 def rotation_tables(frequencies: NDArray[np.float32], at: range, factor: float) -> Tables:
-    """From frequencies [pairs], the same for all positions, or [context_length, pairs]."""
+    """Return cosines and sines; frequencies are [pairs], the same for all positions, or [context_length, pairs]."""
     positions = np.array(at, np.float32)[:, None]
     at_positions = frequencies if frequencies.ndim == 1 else frequencies[at.start : at.stop]
     angles = (positions * at_positions).astype(np.float64)
@@ -176,7 +176,7 @@ def rotation_tables(frequencies: NDArray[np.float32], at: range, factor: float) 
 
 
 def _constant_tables(size: str, tables: Tables) -> onnx.GraphProto:
-    """A branch of the If: two constants, inside the graph because onnxruntime reads them there."""
+    """Return a branch of the If with two constants, which must be in the graph for onnxruntime to read them."""
     nodes, outputs = [], []
     for kind, table in zip((COS, SIN), tables, strict=True):
         name = f"{kind}_{size}"

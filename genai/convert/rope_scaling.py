@@ -1,4 +1,4 @@
-"""How rotary embeddings are stretched beyond the length that a model was first trained on, as data."""
+"""Scalings of the rotary embedding, as data: methods that extend the context beyond the original training length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """Dynamic NTK: beyond `original_max_position_embeddings` the base grows with the length.
+    """Dynamic NTK: beyond `original_max_position_embeddings` tokens the base grows with the length.
 
-    A token at position p is rotated with the base for a sequence of p + 1 tokens, which is what a decoder does that
-    appends token after token: what was cached keeps its rotation.
+    A token at position p is rotated with the base for a sequence of p + 1 tokens. Decoding token by token has the same
+    result, because cached keys keep their rotation.
     """
 
     factor: float
@@ -27,7 +27,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's rotary scaling: long wavelengths are stretched by `factor`, short ones kept, others blended."""
+    """Llama 3.1's scaling: stretches long wavelengths by `factor`, keeps short ones, and blends the two in between."""
 
     factor: float
     low_freq_factor: float
@@ -37,10 +37,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): frequencies that turn often are kept, slow ones stretched, others blended.
+    """YaRN (Peng et al. 2023): keeps high frequencies, divides low ones by `factor`, and blends the two in between.
 
-    attention_factor multiplies cosines and sines; None means 0.1 * ln(factor) + 1. `truncate` rounds the bounds of the
-    blend to whole dimensions.
+    Attributes:
+        attention_factor: factor for cosines and sines; None means 0.1 * ln(factor) + 1.
+        truncate: True to round the bounds of the blend to whole dimensions.
     """
 
     factor: float
@@ -53,10 +54,13 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRope:
-    """LongRoPE: a divisor per frequency, one list up to `original_max_position_embeddings` tokens and one beyond.
+    """LongRoPE: one divisor per frequency, with separate lists for short and long sequences.
 
-    attention_factor multiplies cosines and sines; None means sqrt(1 + ln(context / original) / ln(original)).
-    long_attention_factor is that of the longer tables; None means the same.
+    Attributes:
+        short_factor: divisors for sequences of up to `original_max_position_embeddings` tokens.
+        long_factor: divisors for longer sequences.
+        attention_factor: factor for cosines and sines; None means sqrt(1 + ln(context / original) / ln(original)).
+        long_attention_factor: attention_factor for longer sequences; None means the same value.
     """
 
     short_factor: tuple[float, ...]
@@ -68,9 +72,11 @@ class LongRope:
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyFactors:
-    """A divisor per frequency, whatever the length, as GGUF files have them for Llama 3.
+    """One divisor per frequency, independent of the length, as GGUF files store them for Llama 3.
 
-    attention_factor multiplies cosines and sines.
+    Attributes:
+        divisors: one divisor per frequency.
+        attention_factor: factor for cosines and sines.
     """
 
     divisors: tuple[float, ...]
@@ -81,10 +87,10 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """What the YaRN paper multiplies cosines and sines by."""
+    """Return the YaRN paper's factor for cosines and sines."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def long_rope_magnitude(factor: float, original: int) -> float:
-    """The same for LongRoPE, to keep attention as sharp over a longer context."""
+    """Return LongRoPE's factor for cosines and sines, which keeps attention as sharp over a longer context."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -1,4 +1,4 @@
-"""Every tensor that a decoder reads, by the names of Llama, Qwen and Gemma 2, and the size of its model folder."""
+"""The tensors of a decoder, by their names in Llama, Qwen and Gemma 2, and the size of its model folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 def tensor_shapes(spec: DecoderSpec) -> dict[str, Shape]:
-    """Names and shapes, in the order of the layers."""
+    """Return the names and shapes of all tensors, in the order of the layers."""
     return dict(_tensors(spec))
 
 
@@ -93,15 +93,15 @@ def _linear(name: str, rows: int, columns: int, biased: bool) -> Iterator[tuple[
         yield f"{name}.bias", (rows,)
 
 
-# Graph, configuration, alignment.
+# Graph, configuration and alignment.
 _BESIDE_WEIGHTS = 1 << 20
 
 
 def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str], np.dtype[Any]]) -> int:
-    """Bytes on disk without the tokenizer's files, rounded up a little.
+    """Return a slightly high estimate of the folder's size on disk in bytes, without the tokenizer's files.
 
     Args:
-        kind: the type of a tensor by its name; it decides how those are written that are kept.
+        kind: returns the stored dtype of a tensor by name, for weights that keep their format.
     """
     weights = sum(
         _prequantized_bytes(name, kind(name), shape)
@@ -115,11 +115,11 @@ def folder_bytes(spec: DecoderSpec, options: ExportOptions, kind: Callable[[str]
 
 
 def _prequantized_bytes(name: str, stored: np.dtype[Any], shape: Shape) -> int:
-    """Of a tensor that stays as it is; scales of 32 bits are taken for all blocks."""
+    """Return the size of a tensor that keeps its format, assuming 32-bit scales for all blocks."""
     kind = type_of(np.empty(0, stored))
     if kind is None or len(shape) < 2:
         return math.prod(shape) * (2 if stored == np.float16 and len(shape) > 1 else 4)
-    if ".experts." in name and not kind.is_uniform:  # integers of 8 bits
+    if ".experts." in name and not kind.is_uniform:  # written as 8-bit integers
         return math.prod(shape) * 10 // 8
     return int(math.prod(shape) * kind.format.bits_per_weight(shape[-1], 32) / 8)
 

@@ -1,4 +1,4 @@
-"""Named weights, checked as they are read: one tensor at a time, each with the shape that the architecture asks for."""
+"""Named weights, read one tensor at a time and validated against the shapes that the architecture expects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .checkpoint import Checkpoint
 from .spec import DecoderSpec
 from .tensors import tensor_shapes
 
-# Floats that are converted at once: 16 MiB of float32.
+# Number of floats converted at a time: 16 MiB of float32.
 _CHUNK_FLOATS = 1 << 22
 
 
@@ -28,14 +28,14 @@ class Weights:
     """Reads tensors by their Hugging Face names from a mapping that may load them lazily.
 
     Raises:
-        InputError: a tensor is missing, is not of a float type, has another shape, or holds NaN or infinity.
+        InputError: a tensor is missing, has the wrong shape, is not of a float type, or contains NaN or infinity.
     """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._tensors = tensors
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor as floats; quantised blocks become float32."""
+        """Return the tensor as floats; quantised blocks are dequantised to float32."""
         tensor = self.stored(name, shape)
         if type_of(tensor) is not None:
             try:
@@ -46,11 +46,11 @@ class Weights:
         return tensor if order is None else tensor[:, np.argsort(order)]
 
     def order(self, name: str) -> NDArray[np.int64] | None:
-        """None, or: column i of what is stored is the matrix's column order[i]."""
+        """Return the column order of a stored matrix (its column i is the matrix's column order[i]), or None."""
         return self._tensors.order(name) if isinstance(self._tensors, CheckpointWeights) else None
 
     def kinds(self, names: Iterable[str]) -> set[np.dtype[Any]]:
-        """The types in which tensors are stored."""
+        """Return the dtypes in which tensors are stored."""
         tensors = self._tensors
         if isinstance(tensors, CheckpointWeights):
             return {tensors.kind(name) for name in names}
@@ -58,26 +58,26 @@ class Weights:
 
     @property
     def rounded(self) -> dict[str, tuple[float, float]]:
-        """By the type of what could not be kept exactly: the sums of squares of the errors, and of the values."""
+        """The sum of squared errors and the sum of squared values of the weights that were rounded, by type."""
         return self._tensors.rounded if isinstance(self._tensors, CheckpointWeights) else {}
 
     def note_rounded(self, kind: str, error: float, total: float) -> None:
-        """Note how far weights of a type are off, by sums of squares."""
+        """Add to the sum of squared errors and the sum of squared values of the weights of a type."""
         before = self.rounded.get(kind, (0.0, 0.0))
         self.rounded[kind] = before[0] + error, before[1] + total
 
     @property
     def prequantized(self) -> dict[tuple[str, str], int]:
-        """By the type of blocks and by who reads them: matrices that were written exactly as they were stored."""
+        """The number of matrices written exactly as stored, by block type and by the runtimes that read them."""
         return self._tensors.prequantized if isinstance(self._tensors, CheckpointWeights) else {}
 
     def note_prequantized(self, kind: str, readers: str, count: int) -> None:
-        """Note that matrices of a type were written as they were."""
+        """Count matrices of a type that were written unchanged."""
         self.prequantized[kind, readers] = self.prequantized.get((kind, readers), 0) + count
 
     def stored(self, name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The tensor as it is stored: floats, or quantised blocks of the columns."""
-        try:  # not `in`: a mapping's default test is to load the tensor
+        """Return the tensor as it is stored: floats, or blocks that are quantised along the columns."""
+        try:  # not `in`: the default Mapping.__contains__ would load the tensor
             tensor = np.asarray(self._tensors[name])
         except KeyError as error:
             known = sorted(self._tensors)
@@ -85,27 +85,27 @@ class Weights:
             raise InputError(
                 f"the weights have no tensor {name!r}",
                 f"there are {len(known)} tensors" + (f"; the closest names are {', '.join(close)}" if close else ""),
-                "name tensors as Hugging Face does, and check the configuration's biases, norms and tied embeddings",
+                "use Hugging Face tensor names, and check the configuration's biases, norms and tied embeddings",
             ) from error
-        # bfloat16 and the 8-bit floats of ml_dtypes say "V", or nothing, as their kind.
+        # The dtype.kind of bfloat16 and of ml_dtypes' 8-bit floats is not "f", so the name is compared.
         kind = type_of(tensor)
         if kind is None and tensor.dtype.kind != "f" and "float" not in tensor.dtype.name:
             raise InputError(
                 f"{name} has type {tensor.dtype}",
-                "weights are floating-point numbers",
-                "give the float checkpoint, not a quantised one",
+                "weights must be floating-point numbers",
+                "use the float checkpoint instead of a quantised one",
             )
         actual = tensor.shape if kind is None else (*tensor.shape[:-1], tensor.shape[-1] * kind.columns)
         if actual != shape:
             raise InputError(
                 f"{name} has shape {list(actual)}, expected {list(shape)}",
-                "the sizes follow from the model's configuration",
-                "check that configuration and weights belong together",
+                "sizes follow from the model's configuration",
+                "check that the configuration and the weights belong to the same model",
             )
         return tensor
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        """A norm weight or a bias as float32."""
+        """Return a norm weight or a bias as float32."""
         vector = self.tensor(name, (size,)).astype(np.float32)
         require_finite(name, vector)
         return vector
@@ -113,11 +113,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Chunks(Iterable[NDArray[np.float32]]):
-    """A tensor as float32, piece by piece, which can be read more than once.
+    """A tensor as float32 chunks, which can be iterated over more than once.
 
     Args:
-        matrices: named matrices [n_i, k] that stand below each other, as the weights have them.
-        transposed: the tensor is the transpose of all of them.
+        matrices: returns named matrices [n_i, k], in the weights' layout, to be concatenated along their rows.
+        transposed: True if the tensor is the transpose of the concatenated matrix.
     """
 
     matrices: Callable[[], Iterable[tuple[str, NDArray[Any]]]]
@@ -132,7 +132,7 @@ class Chunks(Iterable[NDArray[np.float32]]):
 
 
 def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Iterator[NDArray[np.float32]]:
-    """A matrix as float32, some rows at a time; InputError if they are to be finite and are not."""
+    """Yield a matrix as float32, some rows at a time. If `finite` is True, raise InputError on NaN or infinity."""
     step = max(1, _CHUNK_FLOATS // matrix.shape[1])
     for first in range(0, len(matrix), step):
         chunk = matrix[first : first + step].astype(np.float32)
@@ -142,7 +142,7 @@ def row_chunks(name: str, matrix: NDArray[Any], *, finite: bool = True) -> Itera
 
 
 def transposed_chunks(named: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[NDArray[np.float32]]:
-    """The transpose of matrices [n_i, k] below each other, as float32 [k, sum of n_i], some rows at a time."""
+    """Yield the transpose of concatenated matrices [n_i, k] as float32 [k, sum of n_i], some rows at a time."""
     matrices = dict(named)
     columns = next(iter(matrices.values())).shape[1]
     rows = sum(len(matrix) for matrix in matrices.values())
@@ -160,49 +160,49 @@ def transposed_chunks(named: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[NDA
 
 
 def narrowed(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Values as float16. Raises InputError: one of them is too large for it."""
+    """Return values as float16. Raise InputError if a value overflows."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float16)
     if not np.isfinite(narrow).all():
         raise InputError(
-            f"{name} holds {float(np.abs(values).max()):g}",
-            f"float16 ends at {float(np.finfo(np.float16).max):g}",
+            f"{name} contains {float(np.abs(values).max()):g}",
+            f"the largest float16 number is {float(np.finfo(np.float16).max):g}",
             "store these weights as fp32, int8 or int4",
         )
     return narrow
 
 
 def require_finite(name: str, values: NDArray[np.float32]) -> None:
-    """Raise InputError if there is NaN or infinity among the values."""
+    """Raise InputError if the values contain NaN or infinity."""
     if not np.isfinite(values).all():
         raise not_finite(name)
 
 
 def not_finite(name: str) -> InputError:
-    """The error for a tensor with NaN or infinity."""
+    """Return the error for a tensor with NaN or infinity."""
     return InputError(
-        f"{name} holds NaN or infinite values",
-        "every token would come out wrong",
-        "check the training run or the download that made these weights",
+        f"{name} contains NaN or infinite values",
+        "they would make all logits wrong",
+        "check the training run or the download that produced these weights",
     )
 
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
-# Stored by older exports, and computed anew by everybody.
+# Buffers that older exports store and every runtime recomputes.
 _DERIVED = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|\.masked_bias|\.attn\.bias|\.attention\.bias)$")
 
 Progress = Callable[[int], None]
 
 
 class CheckpointWeights(Mapping[str, NDArray[Any]]):
-    """What a decoder reads, out of a checkpoint.
+    """The weights of a decoder, read from a checkpoint.
 
     Args:
-        force: NaN and infinity become 0 instead of an error; `replaced` then lists the tensors.
-        progress: told the bytes of every tensor that is read.
+        force: True to replace NaN and infinity with 0 instead of raising; `replaced` then lists the tensors.
+        progress: called with the size in bytes of every tensor that is read.
 
     Raises:
-        InputError: tensors are missing, left over, or a tied head differs from the embeddings.
+        InputError: tensors are missing or unused, or a tied head differs from the embeddings.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
     ) -> None:
         self._checkpoint, self._force, self._progress = checkpoint, force, progress
         prefix, _, rest = (table := architecture.source(spec, TABLE).names[0]).partition(".")
-        # Such as "transformer.", where a checkpoint of the base model alone leaves it out.
+        # Checkpoints of a base model without a head omit a prefix such as "transformer.".
         self._prefix = f"{prefix}." if table not in checkpoint and rest in checkpoint else ""
         self._seen: set[str] = set()
         self.rounded: dict[str, tuple[float, float]] = {}
@@ -236,9 +236,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             tensor = tensor if source.view is None else source.view(tensor)
         except (ValueError, IndexError) as error:
             raise InputError(
-                f"{source.names[0]} has shape {list(tensor.shape)}, which does not hold {name}",
+                f"{source.names[0]} has shape {list(tensor.shape)}, from which {name} cannot be taken",
                 str(error),
-                "check that config.json and the weights belong together",
+                "check that config.json and the weights are of the same model",
             ) from error
         if name not in self._seen:
             self._seen.add(name)
@@ -246,11 +246,11 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         return self._without_gaps(source.names[0], tensor) if self._force else tensor
 
     def kind(self, name: str) -> np.dtype[Any]:
-        """The type in which a tensor is stored, without reading it."""
+        """Return the dtype in which a tensor is stored, without reading it."""
         return self._checkpoint.kind(self._sources[name].names[0])
 
     def order(self, name: str) -> NDArray[np.int64] | None:
-        """Where the columns of what is stored are those of the matrix in another order; see Checkpoint."""
+        """Return the column order of a stored matrix, or None; see Checkpoint.order."""
         return self._checkpoint.order(self._sources[name].names[0])
 
     def __iter__(self) -> Iterator[str]:
@@ -261,12 +261,12 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors that will be read."""
+        """The total size in bytes of the tensors that will be read."""
         names = {name for source in self._sources.values() for name in source.names}
         return sum(self._checkpoint.nbytes(name) for name in names)
 
     def _stored(self, source: TensorSource) -> TensorSource:
-        """The same source by the names in the files, where these leave out the base model's prefix."""
+        """Return the source with the names in the files, which may omit the base model's prefix."""
         return TensorSource(tuple(name.removeprefix(self._prefix) for name in source.names), source.view)
 
     def _check_names(self, tied_head: str) -> None:
@@ -274,24 +274,24 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
         if missing := sorted(needed - set(self._checkpoint)):
             close = get_close_matches(missing[0], list(self._checkpoint), 3)
             raise InputError(
-                f"the checkpoint lacks {len(missing)} tensors that its configuration calls for, first {missing[0]!r}",
-                f"of {len(self._checkpoint)} tensors the closest are {', '.join(close) or 'none'}",
-                "check that config.json and the weights belong together",
+                f"the checkpoint lacks {len(missing)} tensors that its configuration requires, first {missing[0]!r}",
+                f"there are {len(self._checkpoint)} tensors; the closest names are {', '.join(close) or 'none'}",
+                "check that config.json and the weights are of the same model",
             )
         unread = sorted(set(self._checkpoint) - needed - {tied_head})
         if unread := [name for name in unread if not _DERIVED.search(name) and not self._adds_nothing(name)]:
             raise InputError(
-                f"the checkpoint has {len(unread)} tensors that its configuration has no use for, first {unread[0]!r}",
-                "left out, they would change every answer",
-                "check that config.json and the weights belong together; merge adapters, remove extra heads",
+                f"the checkpoint has {len(unread)} tensors that its configuration does not use, first {unread[0]!r}",
+                "ignoring them would change the model's output",
+                "check that config.json and the weights are of the same model; merge adapters, remove extra heads",
             )
 
     def _adds_nothing(self, name: str) -> bool:
-        """Biases of zeros, which older quantisers give to every matrix."""
+        """Return True for biases that are all zero, which older quantisers add to every matrix."""
         return name.endswith(".bias") and not self._checkpoint[name].any()
 
     def _check_tied(self, head: str) -> None:
-        """A head stored beside the embeddings that it is tied to must be the same."""
+        """Raise InputError if a stored head differs from the embeddings that it is tied to."""
         table = self._sources[TABLE].names[0]
         both = (self._checkpoint[name] for name in (table, head))
         table_matrix, head_matrix = (dequantize(matrix) if type_of(matrix) is not None else matrix for matrix in both)
@@ -302,9 +302,9 @@ class CheckpointWeights(Mapping[str, NDArray[Any]]):
             )
         ):
             raise InputError(
-                f"{head} differs from {table}, to which config.json ties it",
-                "with tie_word_embeddings both are one matrix",
-                "set tie_word_embeddings to false in config.json if the head is one of its own",
+                f"{head} differs from {table}, although config.json ties them",
+                "with tie_word_embeddings both are the same matrix",
+                "set tie_word_embeddings to false in config.json if the head is a separate matrix",
             )
 
     def _without_gaps(self, name: str, tensor: NDArray[Any]) -> NDArray[Any]:

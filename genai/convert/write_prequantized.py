@@ -1,4 +1,4 @@
-"""Weights that are quantised already, written as they are: the same numbers, in the operator that holds them."""
+"""Write weights that are already quantised, with unchanged values, for an operator that supports their format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Matrices = Iterable[tuple[str, NDArray[Any]]]
 
 
 def as_stored(export: Export, projection: Projection, precision: Precision) -> Precision:
-    """What "kept" means for matrices: "blocks" that are quantised, or floats; any other precision stays."""
+    """Replace "kept" with "blocks" for quantised matrices and with the float type for others; keep other precisions."""
     if precision != "kept":
         return precision
     kinds = export.weights.kinds(f"{prefix}.weight" for prefix in projection.weights)
@@ -35,7 +35,7 @@ def as_stored(export: Export, projection: Projection, precision: Precision) -> P
 
 
 def alike(export: Export, names: Iterable[str], precision: Precision) -> bool:
-    """Whether matrices can be written as one: those that are kept must be of one type, their columns in one order."""
+    """Return True if matrices can be written as one matrix: if "kept", they must share a type and a column order."""
     if precision != "kept":
         return True
     weights = [f"{name}.weight" for name in names]
@@ -50,7 +50,7 @@ def _order_bytes(export: Export, weight: str) -> bytes:
 def write_prequantized_linear(
     export: Export, projection: Projection, root: str, dims: Dims, output: str | None = None
 ) -> str:
-    """Multiply with a projection of blocks; returns the name of the result."""
+    """Write a matmul by quantised blocks, and return the name of its result."""
     kept, path = _write_matrix(export, projection), projection.path
     root = _in_order(export, root, export.weights.order(f"{projection.weights[0]}.weight"), projection.columns, dims)
     name = f"{path}/MatMul_Q{kept.product.attributes.get('bits', 4)}"
@@ -62,10 +62,10 @@ def write_prequantized_linear(
 
 
 def write_prequantized_embedding(export: Export, projection: Projection, ids: str, path: str) -> str:
-    """Rows of a matrix of blocks by ids; where a product has the same matrix, both read the same arrays."""
+    """Write a look-up of rows in a matrix of quantised blocks. A matmul that uses the matrix reads the same arrays."""
     graph, kept = export.graph, _write_matrix(export, projection, is_table=True)
     names, lookup = dict(kept.names), kept.lookup
-    if lookup.domain == MS:  # it wants its codes as rows
+    if lookup.domain == MS:  # GatherBlockQuantized expects the codes as rows
         shape = [projection.outputs, projection.columns * lookup.attributes["bits"] // 8]
         inputs = [names["codes"], graph.int64(shape)]
         names["codes"] = graph.node("Reshape", inputs, f"{path}/Reshape", shape, element=UINT8)
@@ -79,7 +79,7 @@ def write_prequantized_embedding(export: Export, projection: Projection, ids: st
 
 
 def _in_order(export: Export, value: str, order: NDArray[np.int64] | None, columns: int, like: Dims) -> str:
-    """A value's columns in the order of a matrix's; products of one order read one value."""
+    """Permute a value's columns into the order of a matrix's columns. Matmuls with the same order share the result."""
     if order is None:
         return value
     key = value, order.tobytes()
@@ -105,7 +105,7 @@ def _write_matrix(export: Export, projection: Projection, *, is_table: bool = Fa
         assert kind is not None
         export.weights.note_prequantized(kind.name, product.readers, len(parts))
         lookup = embedding_node(weight)
-        if is_table and product.arrays.keys() != lookup.arrays.keys():  # both are to read the same arrays
+        if is_table and product.arrays.keys() != lookup.arrays.keys():  # both must read the same arrays
             product, lookup = (spell(weight, own=True) for spell in (linear_node, embedding_node))
         names = {part: export.graph.array(f"{name}_{part}", array) for part, array in product.arrays.items()}
         nothing = np.empty(0, np.uint8)
@@ -125,7 +125,7 @@ _QMOE_READERS = "this package, onnxruntime"
 
 
 def common_format(export: Export, names: Iterable[str]) -> WeightFormat | None:
-    """The format of all of a layer's experts, if they have one, and QMoE holds it: integers, scales, zero points."""
+    """Return the format shared by all of a layer's experts if QMoE supports it (integers, scales, zero points)."""
     names = list(names)
     first, *others = export.weights.kinds(names)
     kind = type_of(np.empty(0, first))
@@ -136,24 +136,24 @@ def common_format(export: Export, names: Iterable[str]) -> WeightFormat | None:
 
 
 def in_own_order(export: Export, name: str, shape: tuple[int, int]) -> NDArray[Any]:
-    """A matrix as it is stored, unless its columns are in another order: then as floats, since experts read one x."""
+    """Return a matrix as stored. All experts read the same input, so a matrix with permuted columns becomes floats."""
     is_ordered = export.weights.order(name) is None
     return export.weights.stored(name, shape) if is_ordered else export.weights.tensor(name, shape)
 
 
 def expert_blocks(matrices: Matrices) -> QuantizedWeight:
-    """One expert's matrices, whose rows alternate, as one."""
+    """Return one expert's matrices as one matrix, with their rows interleaved."""
     named = dict(matrices)
     parts = list(named.values())
     return _weight(next(iter(named)), np.stack(parts, axis=1).reshape(-1, parts[0].shape[1]) if parts[1:] else parts[0])
 
 
-# The integers that other mixtures of experts are stored in.
+# Experts in formats that QMoE does not support are converted to integers of this width.
 _BITS, _MIDDLE = 8, 128
 
 
 def expert_block(kinds: Iterable[np.dtype[Any]]) -> int:
-    """Columns that share a scale where experts of these types become integers of 8 bits."""
+    """Return the block size for experts of these types that are converted to 8-bit integers."""
     types = [type_of(np.empty(0, kind)) for kind in kinds]
     return min(
         (kind.format.block_size for kind in types if kind is not None and 0 < kind.format.block_size <= 32), default=32
@@ -163,9 +163,10 @@ def expert_block(kinds: Iterable[np.dtype[Any]]) -> int:
 def expert_integers(
     export: Export, matrices: Matrices, block_size: int
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
-    """Each expert's matrix as integers of 8 bits and scales: exact where its values are integers of blocks.
+    """Yield each expert's matrix as 8-bit integers and scales.
 
-    What is not exact is rounded, and how far it is off is noted in `export.weights.rounded`.
+    Values that are integers times a block scale are represented exactly. Other values are quantised, and the error is
+    added to `export.weights.rounded`.
     """
     for name, matrix in matrices:
         kind = type_of(matrix)
@@ -190,7 +191,7 @@ def expert_integers(
 def _whole_numbers(
     weight: QuantizedWeight, kind: BlockType, block_size: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]] | None:
-    """The same values as whole numbers around 0 times a scale per block; None where they are no such numbers."""
+    """Return the same values as integers around 0 and one scale per block; None if this form cannot represent them."""
     unit = next((unit for unit in (1.0, 0.5, 0.25, 0.125) if not np.any(weight.grid / unit % 1)), None)
     points = _points(weight)
     if points is None or unit is None or np.abs(weight.grid).max() / unit > _MIDDLE:
@@ -212,7 +213,7 @@ def _whole_numbers(
 
 
 def _points(weight: QuantizedWeight) -> NDArray[np.int16] | None:
-    """What is taken from the integers of each block; None where it is no whole number of the scale."""
+    """Return the zero point of each block's integers; None if an offset is not an integer multiple of its scale."""
     if weight.offsets is None:
         return np.zeros((weight.rows, 1), np.int16)
     is_point = weight.offset_scales is not None and np.array_equal(weight.scales, weight.offset_scales)

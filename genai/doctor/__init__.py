@@ -1,10 +1,10 @@
-"""Facts about this machine: processor, kernels, memory bandwidth, GPU, caches; and what follows from them.
+"""Facts about this machine (processor, kernels, memory bandwidth, GPU, caches) and findings based on them.
 
-Each module finds out one thing and says it as a frozen dataclass; `checkup` turns them into findings for people. Files
-of the system are read below a root that the caller may choose, so every machine can be made up in a test. Only
-`model_info` knows models; nothing is changed on disk but by `caches.remove_stale`.
+Each module determines one kind of fact and returns it as a frozen dataclass; `checkup` turns the results into findings
+for users. System files are read below a root folder that the caller can set, so that tests can simulate any machine.
+Only `model_info` reads models, and only `caches.remove_stale` changes anything on disk.
 """
 
-# What a process of this toolkit takes before it loads a model: resident memory with NumPy, onnx, Numba and all kernels;
-# a little above what was measured on Linux.
+# Resident memory of a process before it loads a model, with NumPy, onnx, Numba and all kernels; slightly more than the
+# value that was measured on Linux.
 PROGRAM_BYTES = 160 * 2**20

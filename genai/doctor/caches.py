@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: where it is, whether it serves, and what older versions left in it."""
+"""The folder of compiled kernels: its path, its usability, and leftovers of older versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from genai.kernels.cpu.jit.kernel_cache import cache_root, compile_target, reaso
 from genai.kernels.cuda.kernel_cache import CachedKernel, cached_kernels, unused
 
 _KEY = re.compile(r"[0-9a-f]{32}")
-# A compiled kernel, or what a process that was killed has left of one.
+# A compiled kernel, or the temporary file that a killed process left behind.
 _KERNEL = re.compile(r"\w+\.o(?:\.\d+\.[0-9a-f]{32}\.tmp)?")
 
 
@@ -22,12 +22,13 @@ class KernelCaches:
     """The kernel cache of this user.
 
     Attributes:
-        folder: where kernels of this version are kept; None without a home folder.
-        reason: why they are not kept on disk; empty if they are.
-        num_files, num_bytes: kernels there now.
-        stale: folders with kernels of another version of this toolkit, Python, Numba or processor, and their bytes.
-        for_gpus: kernels that were compiled for GPUs, by any version; none where the folder is a link, or one that
-            compilers refuse.
+        folder: folder of this version's kernels; None if there is no home folder.
+        reason: reason why kernels are not stored on disk; empty if they are stored.
+        num_files: number of kernels in the folder.
+        num_bytes: total size of these kernels.
+        stale: folders with kernels for another version of this toolkit, Python or Numba, or for another processor, and
+            their sizes in bytes.
+        for_gpus: kernels that any version compiled for GPUs; empty if the folder is a link or has unsafe permissions.
     """
 
     folder: Path | None
@@ -39,12 +40,12 @@ class KernelCaches:
 
     @property
     def removable(self) -> dict[Path, int]:
-        """What may go, with its bytes: `stale`, and kernels for GPUs that were not used for long."""
+        """The paths that may be removed, with their sizes in bytes: `stale`, and GPU kernels unused for a long time."""
         return {**self.stale, **{one.path: one.nbytes for one in unused(self.for_gpus)}}
 
 
 def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | None = None) -> KernelCaches:
-    """Look at the cache without making or changing anything; `key` names this version's folder, None computes it."""
+    """Inspect the cache without changing it. `key` is the name of this version's folder; None = compute the name."""
     try:
         kernels = cache_root(environment) / "kernels"
     except RuntimeError:
@@ -59,21 +60,21 @@ def inspect_caches(environment: Mapping[str, str] = os.environ, *, key: str | No
 
 
 def kernel_key() -> str:
-    """Name of the folder that this version's kernels are kept in."""
+    """Return the name of the folder that holds this version's kernels."""
     import genai.kernels
 
     return source_key(Path(next(iter(genai.kernels.__path__))), compile_target())
 
 
 def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]]:
-    """Remove what may go; returns what was removed with its bytes, and what could not be with the reason."""
+    """Remove the removable paths; return the removed paths with their bytes, and all others with the reason."""
     removed, errors = {}, {}
     for path, num_bytes in caches.removable.items():
         try:
             if path in caches.stale:
                 for file in _compiled(path):
                     file.unlink()
-                if _is_empty(path):  # what others put there stays
+                if _is_empty(path):  # files of other programs are kept
                     path.rmdir()
             else:
                 path.unlink()
@@ -84,7 +85,7 @@ def remove_stale(caches: KernelCaches) -> tuple[dict[Path, int], dict[Path, str]
 
 
 def _reason_unusable(folder: Path) -> str:
-    """Why the engine cannot keep kernels in a folder, which may not exist yet; empty if it can."""
+    """Return the reason why kernels cannot be stored in a folder, which need not exist; empty if they can be."""
     try:
         if reason := reason_to_refuse(folder):
             return reason
@@ -99,7 +100,7 @@ def _reason_unusable(folder: Path) -> str:
 
 
 def _for_gpus(folder: Path) -> Sequence[CachedKernel]:
-    """What lies in a folder of ours; what a link leads to, or others may have put there, is not ours to remove."""
+    """Return the cached GPU kernels; none if the folder is a link or is open to other users, who may own its files."""
     try:
         return () if folder.is_symlink() or reason_to_refuse(folder) else cached_kernels(folder)
     except OSError:
@@ -107,7 +108,7 @@ def _for_gpus(folder: Path) -> Sequence[CachedKernel]:
 
 
 def _is_of_a_version(path: Path) -> bool:
-    """Whether it is a folder that the engine made and would use: no link, and not open to others."""
+    """Return True if the path is a folder of this toolkit that is safe to use: not a link, not open to others."""
     try:
         return (
             bool(_KEY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink() and not reason_to_refuse(path)
@@ -124,7 +125,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _compiled(folder: Path) -> list[Path]:
-    """The files of compiled kernels in it."""
+    """Return the compiled kernels in a folder."""
     return [path for path in _files(folder) if _KERNEL.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode)]
 
 

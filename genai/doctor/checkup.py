@@ -1,6 +1,6 @@
-"""All checks of `genai doctor`, in the order in which they are shown.
+"""The checks of `genai doctor`, in the order in which the report lists them.
 
-What needs NumPy or Numba is imported inside its check, so that a broken installation is reported, not raised.
+Modules that need NumPy or Numba are imported inside their checks, so that a broken installation becomes a finding.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .processor import KernelPath, find_gpus, find_kernel_path, read_processor
 
 
 class Mark(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """It works, but there is something to know."""
+    """Models run, but the user should know about the finding."""
     PROBLEM = "problem"
-    """Models cannot be run before this is repaired."""
+    """Models cannot run until this is fixed."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: what was looked at.
-        mark, text: the result.
-        fix: what to do about it; empty where nothing is to be done.
-        facts: the figures, as str, int, float, bool, None, and lists and dicts of these.
+        name: name of the check.
+        mark: severity.
+        text: the result.
+        fix: instruction for the user; empty if there is nothing to do.
+        facts: the figures, as str, int, float, bool, None, and lists and dicts of these types.
     """
 
     name: str
@@ -55,14 +56,14 @@ class Finding:
 
 
 def usable(findings: Iterable[Finding]) -> bool:
-    """Whether models can be run: no finding is a problem."""
+    """Return True if no finding is a problem, so that models can run."""
     return all(finding.mark is not Mark.PROBLEM for finding in findings)
 
 
 PACKAGES = ("numpy", "numba", "llvmlite", "onnx", "tokenizers", "safetensors", "jinja2", "ml_dtypes", "typer")
 _OLDEST_PYTHON = (3, 11)
 _MODEL_FILES = ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json")
-# The bundled model with its activations and full context, above the program itself.
+# Memory of the bundled model with its activations and full context, excluding the program.
 _SMALLEST_MODEL_BYTES = 16 * 2**20
 _EXAMPLE_WEIGHT_BYTES = 4e9
 _MEASURING_SECONDS = 0.3
@@ -71,14 +72,14 @@ _IMPORT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that checks look at; everything may be made up.
+    """The machine that the checks examine; tests can simulate every part of the machine.
 
     Attributes:
-        root: where /proc, /sys and /dev are.
-        environment: the process's variables.
-        output: where the report goes.
+        root: folder that contains /proc, /sys and /dev.
+        environment: environment variables of the process.
+        output: stream to which the report is written.
         model_folder: the bundled model.
-        threads: threads that read memory; None = as many as kernels use.
+        threads: number of threads that read memory; None = the number that kernels use.
     """
 
     root: Path = Path("/")
@@ -89,19 +90,19 @@ class Machine:
 
 
 def examine(machine: Machine | None = None) -> list[Finding]:
-    """Run every check. None of them raises: what could not be found out is a note that says so."""
+    """Run every check. A check that fails becomes a note with the error; no exception is raised."""
     machine = machine or Machine()
     findings = []
     for name, check in CHECKS.items():
         try:
             findings.append(check(machine))
         except Exception as error:
-            findings.append(Finding(name, Mark.NOTE, f"could not be found out: {type(error).__name__}: {error}"))
+            findings.append(Finding(name, Mark.NOTE, f"the check failed: {type(error).__name__}: {error}"))
     return findings
 
 
 def check_versions(machine: Machine) -> Finding:
-    """Python, this toolkit and what it stands on; a package that is missing or broken is a problem."""
+    """Check Python, this toolkit and its dependencies; a missing or broken package is a problem."""
     versions = {name: _version(name) for name in PACKAGES}
     python = platform.python_version()
     facts = {"genai": genai.__version__, "python": python, "platform": platform.platform(), **versions}
@@ -135,7 +136,7 @@ def _version(name: str) -> str | None:
 
 
 def check_processor(machine: Machine) -> Finding:
-    """Name and cores, and what of them this process may use."""
+    """Report the processor's name and cores, and the share of the cores that this process may use."""
     cpu = read_processor(machine.root)
     hardware = "" if cpu.physical_cores == cpu.logical_cores else f" with {cpu.logical_cores} hardware threads"
     text = f"{cpu.name} ({cpu.architecture}), {cpu.physical_cores} cores{hardware}; {_threads(cpu.threads)}"
@@ -143,27 +144,27 @@ def check_processor(machine: Machine) -> Finding:
     if cpu.allowed_cores < cpu.logical_cores:
         limits.append(f"affinity allows {cpu.allowed_cores} of {cpu.logical_cores} logical cores")
     if cpu.quota is not None and cpu.quota < cpu.physical_cores:
-        limits.append(f"the control group grants {cpu.quota:g} cores' time")
+        limits.append(f"the control group allows the CPU time of {cpu.quota:g} cores")
     if limits:
         return Finding("processor", Mark.NOTE, f"{text}; {' and '.join(limits)}", facts=asdict(cpu))
     return Finding("processor", Mark.OK, text, facts=asdict(cpu))
 
 
 def check_features(machine: Machine) -> Finding:
-    """Instruction sets, and whether the kernel grants AMX tiles."""
+    """Report the instruction sets, and whether the operating system grants AMX tiles."""
     cpu = read_processor(machine.root)
     facts: dict[str, Any] = {"features": list(cpu.features), "missing": list(cpu.missing_features)}
-    text = ", ".join(cpu.features) or "none that are known"
+    text = ", ".join(cpu.features) or "no known ones"
     if any(name.startswith("AMX") for name in cpu.features):
         granted = facts["amx_tiles_granted"] = request_tiles()
         text += f"; AMX tiles {'granted' if granted else 'refused by the system'}"
     if cpu.missing_features:
-        text += f"; not {', '.join(cpu.missing_features)}"
+        text += f"; missing: {', '.join(cpu.missing_features)}"
     return Finding("features", Mark.OK, text, facts=facts)
 
 
 def check_kernels(machine: Machine) -> Finding:
-    """What the kernels are compiled for."""
+    """Report the registers and the processor for which kernels are compiled."""
     try:
         path = find_kernel_path(machine.environment)
     except Exception as error:
@@ -179,12 +180,12 @@ def check_kernels(machine: Machine) -> Finding:
 def _kernel_finding(path: KernelPath) -> Finding:
     facts = asdict(path)
     halves = "by instructions" if path.half_instructions else "by integer arithmetic (portable path)"
-    origin = "set by NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in path.overrides else "as LLVM calls this processor"
+    origin = "set by NUMBA_CPU_NAME" if "NUMBA_CPU_NAME" in path.overrides else "LLVM's name for this processor"
     text = f"{path.registers} for {path.processor} ({origin}): {path.lanes}; float16 {halves}"
     if path.overrides:
         text += f"; set: {', '.join(f'{name}={value}' for name, value in path.overrides.items())}"
     if not path.compiled:
-        return Finding("kernels", Mark.PROBLEM, f"{text}; the compiler is off", "unset NUMBA_DISABLE_JIT", facts)
+        return Finding("kernels", Mark.PROBLEM, f"{text}; Numba's compiler is off", "unset NUMBA_DISABLE_JIT", facts)
     if path.vector_bits < path.host_vector_bits:
         text += f"; the processor itself has registers of {path.host_vector_bits} bits"
         fix = f"unset {' and '.join(path.overrides)}" if path.overrides else "see Numba's .numba_config.yaml"
@@ -193,7 +194,7 @@ def _kernel_finding(path: KernelPath) -> Finding:
 
 
 def check_memory(machine: Machine) -> Finding:
-    """Total, available, and the limit that is nearest."""
+    """Report the total and available memory, and the tightest limit."""
     bounds = memory_bounds(machine.root)
     nearest = tightest_bound(bounds)
     free = max(nearest.free, 0)
@@ -205,19 +206,19 @@ def check_memory(machine: Machine) -> Finding:
         fix = f"free memory, or raise the limit of the {nearest.source}: even the bundled model needs {needed}"
         return Finding("memory", Mark.PROBLEM, text, fix, facts)
     if nearest.source != "system":
-        return Finding("memory", Mark.NOTE, f"{text}; the limit that counts is the {nearest.source}", facts=facts)
+        return Finding("memory", Mark.NOTE, f"{text}; the tightest limit is the {nearest.source}", facts=facts)
     return Finding("memory", Mark.OK, text, facts=facts)
 
 
 def check_bandwidth(machine: Machine) -> Finding:
-    """Measured speed of reading memory, and what it allows."""
-    from .speeds import buffer_size, measure_bandwidth  # takes Numba, which other findings do without
+    """Measure the memory read bandwidth, and report the decode speed that it allows."""
+    from .speeds import buffer_size, measure_bandwidth  # needs Numba, unlike other checks
 
     cpu = read_processor(machine.root)
     free = max(tightest_bound(memory_bounds(machine.root)).free, 0)
     size = buffer_size(cpu.last_level_cache, free)
     if size < 2**20:
-        return Finding("bandwidth", Mark.NOTE, "not measured: too little memory is free")
+        return Finding("bandwidth", Mark.NOTE, "not measured: too little free memory")
     bandwidth = measure_bandwidth(size, threads=machine.threads or cpu.threads, seconds=_MEASURING_SECONDS)
     ceiling = bandwidth.tokens_per_second(_EXAMPLE_WEIGHT_BYTES)
     text = (
@@ -227,12 +228,12 @@ def check_bandwidth(machine: Machine) -> Finding:
     )
     facts = {**asdict(bandwidth), "last_level_cache": cpu.last_level_cache}
     if bandwidth.slowest < bandwidth.fastest / 2:
-        text += f"; passes varied from {bandwidth.slowest / 1e9:.1f} to {bandwidth.fastest / 1e9:.1f} GB/s: something "
-        text += "else runs"
+        text += f"; passes varied from {bandwidth.slowest / 1e9:.1f} to {bandwidth.fastest / 1e9:.1f} GB/s: other "
+        text += "programs are running"
     if cpu.last_level_cache >= size // 2:
         text += (
             f"; the cache of {format_bytes(cpu.last_level_cache)} may hold part of the {format_bytes(size)} read, "
-            "so memory may be slower"
+            "so the memory may be slower"
         )
     return Finding("bandwidth", Mark.OK, text, facts=facts)
 
@@ -242,21 +243,21 @@ def _threads(count: int) -> str:
 
 
 def _end_of_importing_cupy() -> str:
-    """How a process ends that does nothing else, where that cannot be caught; "" = it does not."""
+    """Import cupy in a separate process; return a description of that process's crash, or "" if it did not crash."""
     code = "try:\n import cupy\nexcept BaseException:\n pass\nprint('alive')"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, timeout=_IMPORT_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return f"nothing in {_IMPORT_SECONDS} seconds"
+        return f"no result in {_IMPORT_SECONDS} seconds"
     if b"alive" in done.stdout:
         return ""
     return f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
 
 
 def check_gpu(machine: Machine) -> Finding:
-    """GPUs found, or why none can be used, in the words of whoever asks for one."""
+    """Report the GPUs, or the reason why no GPU can be used, in the words of the error that using a GPU would raise."""
     gpus = find_gpus(machine.root)
     facts, named = asdict(gpus), f"{', '.join(gpus.names)} (driver {gpus.driver})" if gpus.names else "none"
     if not gpus.cupy:
@@ -264,24 +265,24 @@ def check_gpu(machine: Machine) -> Finding:
         fix = "pip install cupy-cuda13x (or cupy-cuda12x, for a driver older than 580), then --device cuda"
         return Finding("gpu", Mark.NOTE, text, fix, facts) if gpus.names else Finding("gpu", Mark.OK, text, facts=facts)
     if how := _end_of_importing_cupy():
-        text = f"{named}: importing cupy ends the process with {how}; models run on the CPU without it"
-        return Finding("gpu", Mark.NOTE, text, "pip uninstall that cupy, or install it again", facts)
+        text = f"{named}: importing cupy fails with {how}; models run on the CPU without cupy"
+        return Finding("gpu", Mark.NOTE, text, "uninstall cupy with pip, or reinstall it", facts)
     from genai.kernels.cuda.driver import NoDevice
 
-    from ..devices import first_gpu  # takes Numba
+    from ..devices import first_gpu  # needs Numba
 
     try:
         device = first_gpu()
     except NoDevice as error:
         text = f"{named}: {'; '.join([*gpus.hints, str(error)])}; models run on the CPU"
         return Finding("gpu", Mark.NOTE if gpus.names else Mark.OK, text, facts=facts)
-    if not gpus.names:  # such as in a container
-        named = "a GPU of NVIDIA's"
-    return Finding("gpu", Mark.OK, f"{named}; models run there with --device {device}", facts=facts)
+    if not gpus.names:  # for example in a container
+        named = "an NVIDIA GPU"
+    return Finding("gpu", Mark.OK, f"{named}; models run on it with --device {device}", facts=facts)
 
 
 def check_cache(machine: Machine) -> Finding:
-    """Where compiled kernels are kept."""
+    """Report the folder of compiled kernels and its contents."""
     from genai.kernels.cuda.kernel_cache import UNUSED_DAYS, unused
 
     from .caches import inspect_caches
@@ -302,35 +303,33 @@ def check_cache(machine: Machine) -> Finding:
     }
     text = f"{caches.folder or 'no folder'}: {caches.num_files} kernels, {format_bytes(caches.num_bytes)}"
     if caches.reason:
-        fix = (
-            "set GENAI_CACHE_DIR to a folder that you own and only you can write; without it every start compiles anew"
-        )
-        return Finding("cache", Mark.NOTE, f"{text}; kernels are not kept: {caches.reason}", fix, facts)
+        fix = "set GENAI_CACHE_DIR to a folder that you own and only you can write; otherwise every start recompiles"
+        return Finding("cache", Mark.NOTE, f"{text}; kernels are not stored: {caches.reason}", fix, facts)
     if not caches.num_files:
         text += " (the first start compiles them)"
     if caches.for_gpus:
         text += f"; for GPUs: {len(caches.for_gpus)} kernels, {format_bytes(gpu_bytes)}"
     if old:
-        text += f", of which {len(old)} were not used for {UNUSED_DAYS} days, {format_bytes(sum(old))}"
+        text += f", of which {len(old)} have not been used for {UNUSED_DAYS} days, {format_bytes(sum(old))}"
     if caches.stale:
         text += f"; {len(caches.stale)} folders of other versions, {format_bytes(stale_bytes)}"
     if caches.removable:
-        return Finding("cache", Mark.NOTE, text, "genai doctor --clean-cache removes those", facts)
+        return Finding("cache", Mark.NOTE, text, "genai doctor --clean-cache removes these", facts)
     return Finding("cache", Mark.OK, text, facts=facts)
 
 
 def check_model(machine: Machine) -> Finding:
-    """The bundled model, which commands without MODEL use."""
+    """Check the bundled model, which commands use if no MODEL is specified."""
     missing = [name for name in _MODEL_FILES if not (machine.model_folder / name).is_file()]
     facts = {"folder": str(machine.model_folder), "missing": missing}
     if missing:
         text = f"{machine.model_folder}: {', '.join(missing)} missing"
-        return Finding("bundled model", Mark.NOTE, text, "install again, or name a model folder in each command", facts)
+        return Finding("bundled model", Mark.NOTE, text, "reinstall, or name a model folder in each command", facts)
     return Finding("bundled model", Mark.OK, str(machine.model_folder), facts=facts)
 
 
 def check_terminal(machine: Machine) -> Finding:
-    """Whether output can show every character."""
+    """Check that the output can show every character."""
     encoding = getattr(machine.output, "encoding", None) or "unknown"
     locale = next(
         (machine.environment[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if machine.environment.get(name)), ""
@@ -340,7 +339,7 @@ def check_terminal(machine: Machine) -> Finding:
     facts = {"encoding": encoding, "locale": locale or None, "is_terminal": is_terminal}
     text = f"{encoding}, locale {locale or 'not set'}, stdout is {kind}"
     if encoding.lower().replace("-", "").replace("_", "") != "utf8":
-        fix = "set LANG=C.UTF-8 or PYTHONUTF8=1, or text beyond this encoding cannot be printed"
+        fix = "set LANG=C.UTF-8 or PYTHONUTF8=1, otherwise characters outside this encoding cannot be printed"
         return Finding("terminal", Mark.NOTE, text, fix, facts)
     return Finding("terminal", Mark.OK, text, facts=facts)
 

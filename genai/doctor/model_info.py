@@ -1,4 +1,4 @@
-"""A model folder or an ONNX file in figures, for people and scripts: nothing is loaded, compiled or copied."""
+"""Facts about a model folder or an ONNX file, for people and scripts. No model is loaded, compiled or copied."""
 
 from __future__ import annotations
 
@@ -36,21 +36,22 @@ def describe(
     available_bytes: int | None = None,
     device: str | None = None,
 ) -> dict[str, Any]:
-    """Facts about a model folder, read from its configuration and graph alone.
+    """Return facts about a model folder, which are read only from its configuration and graph.
 
     Args:
         source: the folder, or a Config.
-        context_size: the context for which "memory" says whether it fits; None = the model's whole context.
-        kv_dtype, accuracy: as in genai.Model; they decide on the type of activations and cache.
-        available_bytes: memory to fit into; None = what is free now.
-        device: as in genai.Model; where it has memory of its own, the model is to fit there.
+        context_size: the context for which the "memory" entry is computed; None = the model's whole context.
+        kv_dtype: as in genai.Model; determines the type of the cache.
+        accuracy: as in genai.Model; determines the type of the activations.
+        available_bytes: memory that the model has to fit into; None = the memory that is currently free.
+        device: as in genai.Model; if the device has separate memory, the model has to fit into that memory.
 
     Returns:
-        Names to str, int, float, bool, None, and lists and dicts of these. Sizes are in bytes.
+        A dict from names to str, int, float, bool, None, and lists and dicts of these types. Sizes are in bytes.
 
     Raises:
         GenaiError: the folder cannot be read as a model, as in genai.Model.
-        OptionError: the context_size is beyond the model's; the device has no kernels for the kv_dtype.
+        OptionError: the context_size exceeds the model's context, or the device has no kernels for the kv_dtype.
         DeviceError: the device cannot be used.
     """
     config = source if isinstance(source, Config) else Config(source)
@@ -65,7 +66,7 @@ def describe(
     if context_size is not None:
         check_limit(plan, context_size)
     if executor is not None:
-        # With memory that is made up, somebody wants to know about that device.
+        # A caller that passes available_bytes needs the facts for this device, so the CPU does not replace it.
         may_move = chosen.cpu_serves_too and kv_dtype in (*kv_types_on("cpu"), "auto") and available_bytes is None
         try:
             plan, free = _plan_on(executor, decoder, config, context_size, must_fit=may_move) or (plan, None)
@@ -110,7 +111,7 @@ def describe(
 
 
 def _full_cache(plan: MemoryPlan) -> dict[str, Any]:
-    """What the cache takes with the model's whole context, and how much of it the layers of each kind."""
+    """Return the size of the cache for the model's whole context, in total and by kind of layer."""
     groups = [
         {
             "name": str(group),
@@ -127,10 +128,11 @@ def _full_cache(plan: MemoryPlan) -> dict[str, Any]:
 def _plan_on(
     executor: Executor, decoder: DecoderGraph, config: Config, context_size: int | None, *, must_fit: bool
 ) -> tuple[MemoryPlan, int] | None:
-    """What a model takes of a device's own memory, and what is free of it; None = it has none.
+    """Return a model's memory plan on a device with separate memory, and its free bytes; None for other devices.
 
     Raises:
-        DeviceError: the device fails. CacheCapacityError: the model must fit, and does not.
+        DeviceError: the device fails.
+        CacheCapacityError: `must_fit` is True and the model does not fit.
     """
     with refused_by(executor):
         free = executor.free_bytes()
@@ -143,18 +145,19 @@ def _plan_on(
 
 
 def _sizes_on(device: str, decoder: DecoderGraph) -> dict[str, int]:
-    """Cache bytes per token, by the types that a device has kernels for."""
+    """Return the cache bytes per token for each cache type that the device has kernels for."""
     return {name: size for name, size in decoder.kv_bytes_per_token.items() if name in kv_types_on(device)}
 
 
 def memory_verdict(
     plan: MemoryPlan, context_size: int | None, available_bytes: int, program_bytes: int = PROGRAM_BYTES
 ) -> dict[str, Any]:
-    """Whether a context fits into memory, and what to change if it does not.
+    """Return facts about the fit of a context into memory, and the changes to make if it does not fit.
 
     Args:
-        context_size: the context asked for; None = the model's whole context.
-        available_bytes: memory free before the program starts. program_bytes: what it takes there itself.
+        context_size: the requested context; None = the model's whole context.
+        available_bytes: memory that is free before the program starts.
+        program_bytes: memory of the program without a model.
     """
     context = context_size or plan.context_limit
     needed = plan.needed(context) + program_bytes
@@ -188,12 +191,13 @@ def _verdict(plan: MemoryPlan, context: int, missing: int, largest: int) -> str:
     if not missing:
         return f"fits with {whole}{context} tokens of context"
     if largest:
-        return f"fits with --ctx-size {largest}; {whole or 'the asked '}{context} needs {format_bytes(missing)} more"
+        wanted = f"{whole or 'the requested '}{context}"
+        return f"fits with --ctx-size {largest}; {wanted} needs {format_bytes(missing)} more"
     return f"does not fit: {format_bytes(missing)} more memory is needed, or a smaller or more strongly quantised model"
 
 
 def _text_interface(config: Config) -> dict[str, Any]:
-    """The chat template, and what its text says about replies."""
+    """Return facts about the chat template, and the reply format that it implies."""
     template = ChatTemplates(config.folder).text()
     if not template:
         return {"chat_template": False, "reply_format": None, "reasoning": False, "tool_calls": False}
@@ -202,14 +206,14 @@ def _text_interface(config: Config) -> dict[str, Any]:
     return {
         "chat_template": True,
         "reply_format": name,
-        # gpt-oss writes its reasoning into a channel of its own, always.
+        # gpt-oss always writes its reasoning to a separate channel.
         "reasoning": marks_reasoning or name == "gpt_oss",
         "tool_calls": name not in ("none", "think"),
     }
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    """Regular files of the folder, largest first."""
+    """Return the sizes of the regular files in the folder, largest first."""
     try:
         sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     except OSError as error:
@@ -218,11 +222,11 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 
 
 def describe_onnx(path: Path) -> dict[str, Any]:
-    """Facts about a model file: names to plain values. Nothing is compiled or run.
+    """Return facts about a model file as a dict of plain values, without compiling or running the model.
 
     Raises:
         ModelFolderError: there is no such file.
-        GraphError: it is not an ONNX model.
+        GraphError: the file is not an ONNX model.
     """
     model = read_model(path)
     graph = model.graph

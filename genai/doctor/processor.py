@@ -1,4 +1,4 @@
-"""The processor: name, cores, what this process may use of them, instructions that matter to kernels; and GPUs."""
+"""The processor (name, usable cores, instruction sets that kernels use) and the GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from genai.common.cores import (
 
 Sysctl = Callable[[str], str]
 
-# What people call an instruction set -> what Linux calls it in /proc/cpuinfo.
+# The usual names of instruction sets, and their flags in Linux's /proc/cpuinfo.
 _X86_FLAGS = {
     "AVX2": "avx2",
     "FMA": "fma",
@@ -36,7 +36,7 @@ _X86_FLAGS = {
 }
 _ARM_FLAGS = {"NEON": "asimd", "FP16": "asimdhp", "dotprod": "asimddp", "i8mm": "i8mm", "BF16": "bf16", "SVE": "sve"}
 _MAC_ARM_KEYS = {"FP16": "FEAT_FP16", "dotprod": "FEAT_DotProd", "i8mm": "FEAT_I8MM", "BF16": "FEAT_BF16"}
-# Linux on ARM gives numbers for names: (implementer, part), from Arm's manuals.
+# Linux on ARM identifies a processor by the numbers (implementer, part); the names are from Arm's manuals.
 _ARM_PARTS = {
     ("0x41", "0xd08"): "Cortex-A72",
     ("0x41", "0xd0b"): "Cortex-A76",
@@ -51,18 +51,19 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclass(frozen=True)
 class Processor:
-    """The processor as this process sees it.
+    """The processor from the point of view of this process.
 
     Attributes:
-        name: the maker's name, or "unknown".
-        architecture: such as "x86_64" or "arm64".
-        logical_cores, physical_cores: of the machine.
+        name: the manufacturer's name, or "unknown".
+        architecture: for example "x86_64" or "arm64".
+        logical_cores: logical cores of the machine.
+        physical_cores: physical cores of the machine.
         allowed_cores: logical cores that this process may run on (affinity).
-        quota: cores' worth of time that its control group grants; None = no limit.
+        quota: CPU time that the process's control group allows, in cores; None = no limit.
         threads: threads that kernels use by default.
-        features: instruction sets it has, of those that matter here.
-        missing_features: those it lacks.
-        last_level_cache: bytes of the largest cache; 0 = unknown.
+        features: instruction sets that kernels can use and that the processor supports.
+        missing_features: instruction sets that kernels can use but that the processor lacks.
+        last_level_cache: size in bytes of the largest cache; 0 = unknown.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Processor:
 def read_processor(
     root: Path = Path("/"), *, architecture: str | None = None, sysctl: Sysctl = read_sysctl
 ) -> Processor:
-    """Ask the system: /proc and /sys below `root`, or else macOS's sysctl."""
+    """Read the processor's properties from /proc and /sys below `root`, or from sysctl on macOS."""
     architecture = architecture or platform.machine() or "unknown"
     is_x86 = architecture.lower() in _X86_MACHINES
     cpuinfo = _cpuinfo(root)
@@ -104,7 +105,7 @@ def read_processor(
 
 
 def _cpuinfo(root: Path) -> dict[str, str]:
-    """The first processor's entries of /proc/cpuinfo."""
+    """Return the first processor's entries in /proc/cpuinfo."""
     pairs = (line.partition(":") for line in reversed(system_file(root / "proc/cpuinfo").splitlines()))
     return {key.strip(): value.strip() for key, _, value in pairs if key.strip()}
 
@@ -145,18 +146,18 @@ _SWITCHES = ("CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "OPT", "DISABLE_JIT", "LO
 
 @dataclass(frozen=True)
 class KernelPath:
-    """What kernels are compiled for: vectors of TILE_ROWS numbers, which LLVM cuts into registers of a processor.
+    """The target of compiled kernels, whose vectors of TILE_ROWS numbers LLVM splits into a processor's registers.
 
-    That is the processor at hand, unless NUMBA_* variables say otherwise.
+    The target is the host processor unless NUMBA_* variables override it.
 
     Attributes:
-        processor: LLVM's name of it.
-        registers: such as "AVX-512".
+        processor: LLVM's name of the target processor.
+        registers: for example "AVX-512".
         vector_bits: width of a register.
-        half_instructions: whether float16 is converted by instructions; else by integer arithmetic.
-        host_vector_bits: the width that the processor itself has.
-        overrides: NUMBA_* variables that steer code generation, as set.
-        compiled: False if Numba's compiler is switched off, so that kernels cannot run.
+        half_instructions: True if instructions convert float16, False if integer arithmetic converts float16.
+        host_vector_bits: register width of the host processor.
+        overrides: NUMBA_* variables that are set and control code generation.
+        compiled: False if Numba's compiler is disabled, so that kernels cannot run.
     """
 
     processor: str
@@ -169,7 +170,7 @@ class KernelPath:
 
     @property
     def lanes(self) -> str:
-        """How a kernel's vector lies in registers."""
+        """A description of the registers that hold a kernel's vector."""
         from genai.kernels.weight_layout import TILE_ROWS
 
         count = TILE_ROWS * 32 // self.vector_bits
@@ -177,7 +178,7 @@ class KernelPath:
 
 
 def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
-    """Ask Numba and LLVM; nothing is compiled. Raises ImportError: Numba or llvmlite is missing or broken."""
+    """Query Numba and LLVM without compiling. Raise ImportError if Numba or llvmlite is missing or broken."""
     import llvmlite.binding
     import numba
     from numba.core.registry import cpu_target
@@ -200,7 +201,7 @@ def find_kernel_path(environment: Mapping[str, str]) -> KernelPath:
 
 
 def vector_registers(triple: str, features: Collection[str]) -> tuple[str, int]:
-    """Name and width in bits of the widest vector registers that LLVM may use."""
+    """Return the name and width in bits of the widest vector registers that LLVM may use."""
     if triple.startswith(("aarch64", "arm64")):
         return "NEON", 128
     for feature, name, bits in (("avx512f", "AVX-512", 512), ("avx2", "AVX2", 256), ("avx", "AVX", 256)):
@@ -211,13 +212,13 @@ def vector_registers(triple: str, features: Collection[str]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What was found.
+    """The GPUs of the machine and the software for them.
 
     Attributes:
         names: models of the NVIDIA GPUs that the driver sees.
-        driver: version of NVIDIA's driver; empty if it is not loaded.
-        cupy: whether cupy is installed.
-        hints: why there may be none, or other GPUs seen.
+        driver: version of NVIDIA's driver; empty if the driver is not loaded.
+        cupy: True if cupy is installed.
+        hints: reasons why no GPU may be usable, and unsupported GPUs.
     """
 
     names: tuple[str, ...]
@@ -227,7 +228,7 @@ class Gpus:
 
 
 def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = find_spec) -> Gpus:
-    """Look below `root` for drivers, and among the installed packages for cupy."""
+    """Search for drivers below `root`, and for cupy among the installed packages."""
     driver = _driver_version(root / "proc/driver/nvidia/version")
     names = tuple(map(_model, sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))))
     hints = []
@@ -236,9 +237,9 @@ def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = fin
     elif not names and not (root / "dev/nvidia0").exists():
         hints.append("the NVIDIA driver shows no GPU to this process")
     if (root / "dev/kfd").exists():
-        hints.append("an AMD GPU is there, which is not supported")
+        hints.append("there is an AMD GPU, but AMD GPUs are not supported")
     if (root / "dev/dxg").exists():
-        hints.append("this is WSL: the GPU's driver belongs to Windows")
+        hints.append("this is WSL: Windows provides the GPU's driver")
     try:
         cupy = find_module("cupy") is not None
     except (ImportError, ValueError):
@@ -247,7 +248,7 @@ def find_gpus(root: Path = Path("/"), *, find_module: Callable[[str], Any] = fin
 
 
 def _driver_version(path: Path) -> str:
-    """Such as 550.54: the first word of the first line that looks like a version."""
+    """Return the driver's version, for example 550.54: the first word of the first line that looks like a version."""
     words = system_file(path).partition("\n")[0].split()
     return next((word for word in words if word[:1].isdigit() and "." in word), "unknown" if words else "")
 

@@ -1,4 +1,4 @@
-"""The ceilings of this machine: reading memory bounds decoding, multiplying bounds the reading of prompts."""
+"""The ceilings of this machine: memory bandwidth, which limits decoding, and arithmetic, which limits prefill."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from .processor import Processor, read_processor
 _SMALLEST, _LARGEST = 256 * 2**20, 512 * 2**20
 _CACHES = 4
 _SHARE_OF_FREE = 8
-# Items that are worth a thread: 1 MiB.
+# Number of items that justify an extra thread: 1 MiB.
 _GRAIN = 2**20 // ceilings.ITEM_BYTES
-# Work that all threads share.
+# The estimated duration of a run, which is large enough that all threads take part.
 _SHARED_NANOSECONDS = 1e6
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A measurement.
+    """A bandwidth measurement.
 
     Attributes:
         bytes_per_second: median over the passes.
-        slowest, fastest: of the passes, bytes per second.
-        buffer_bytes: what each pass read.
-        threads: how many read it together.
+        slowest: bytes per second of the slowest pass.
+        fastest: bytes per second of the fastest pass.
+        buffer_bytes: bytes that each pass read.
+        threads: number of threads that read the buffer.
     """
 
     bytes_per_second: float
@@ -46,19 +47,19 @@ class Bandwidth:
     threads: int
 
     def tokens_per_second(self, weight_bytes: float) -> float:
-        """The most tokens per second that a model of so many bytes can decode, one sequence at a time."""
+        """Return the maximum decode speed of one sequence, for a model whose weights have `weight_bytes` bytes."""
         return self.bytes_per_second / weight_bytes
 
 
 def buffer_size(last_level_cache: int, free_bytes: int) -> int:
-    """Four times the last-level cache within 256 to 512 MiB, and at most an eighth of the free memory."""
+    """Return 4 times the last-level cache, limited to 256 to 512 MiB and to at most 1/8 of the free memory."""
     return min(max(_SMALLEST, min(_CACHES * last_level_cache, _LARGEST)), max(free_bytes, 0) // _SHARE_OF_FREE)
 
 
 def measure_bandwidth(buffer_bytes: int, *, threads: int | None = None, seconds: float = 0.3) -> Bandwidth:
-    """Read a buffer again and again for `seconds`, with the threads that kernels use.
+    """Read a buffer repeatedly for `seconds`, with the threads that kernels use.
 
-    The pages are huge where the system grants it, as those of packed weights are.
+    The buffer uses huge pages where the system grants them, as packed weights do.
 
     Raises:
         ValueError: the buffer is smaller than 4 KiB.
@@ -68,9 +69,9 @@ def measure_bandwidth(buffer_bytes: int, *, threads: int | None = None, seconds:
         raise ValueError(f"buffer_bytes is {buffer_bytes}, expected at least {ceilings.ITEM_BYTES}")
     readers = Threads(threads)
     buffer = huge_array((items * ceilings.ITEM_BYTES,), np.uint8)
-    buffer.fill(1)  # pages that nobody wrote to are one and the same
+    buffer.fill(1)  # all pages that were never written to map to the same zero page
     program = program_of([[ceilings.read_call(buffer, items, _GRAIN)]])
-    readers.run(program, nanoseconds=_SHARED_NANOSECONDS)  # compiles it where that is still to be done
+    readers.run(program, nanoseconds=_SHARED_NANOSECONDS)  # compiles the program if necessary
     speeds: list[float] = []
     end = time.perf_counter() + seconds
     while not speeds or time.perf_counter() < end:
@@ -80,7 +81,7 @@ def measure_bandwidth(buffer_bytes: int, *, threads: int | None = None, seconds:
     return Bandwidth(statistics.median(speeds), min(speeds), max(speeds), buffer.nbytes, readers.count)
 
 
-# A thread's loop: calibrated to take this long, and repeated.
+# The duration in seconds to which a thread's loop is calibrated.
 _LOOP_SECONDS = 0.02
 _FIRST_ROUNDS = 10_000
 
@@ -90,16 +91,17 @@ TimedLoop = Callable[[int], None]
 def measure_products(
     *, threads: int | None = None, repeat: int = 5, processor: Processor | None = None, only: str | None = None
 ) -> dict[str, float]:
-    """Operations per second (a multiplication and an addition are two) of registers alone, memory left out.
+    """Measure operations per second on registers only; a multiplication and an addition count as two operations.
 
     Args:
-        threads: how many threads multiply at once; None = as many as kernels use.
-        repeat: the median of so many runs counts.
-        processor: whose instructions are tried; None = this one.
-        only: one kind of product, as named below; None = all that the machine has.
+        threads: number of threads that multiply simultaneously; None = the number that kernels use.
+        repeat: number of runs; the result is the median of the runs.
+        processor: processor whose instruction sets are measured; None = this machine's processor.
+        only: one of the names below; None = all names that the machine supports.
 
     Returns:
-        "fp32", and where the machine has the instructions "vnni int8", "amx bf16" and "amx int8".
+        The operations per second by name: "fp32" and, if the machine has the instructions, "vnni int8", "amx bf16" and
+        "amx int8".
 
     Raises:
         ValueError: threads or repeat is below 1.
@@ -119,7 +121,7 @@ def measure_products(
 
 
 def _loops(processor: Processor) -> dict[str, tuple[TimedLoop, int]]:
-    """Per kind of number: a loop of so many rounds, and the operations of one round."""
+    """Return for each arithmetic a loop over a number of rounds, and the number of operations in one round."""
     config, numbers = ceilings.TILE_CONFIG.ctypes.data, np.full(LANES, 1e-3, np.float32)
     loops: dict[str, tuple[TimedLoop, int]] = {
         "fp32": (lambda rounds: ceilings.multiply_float32(rounds, numbers.ctypes.data), ceilings.FLOAT32_OPERATIONS)
@@ -134,15 +136,15 @@ def _loops(processor: Processor) -> dict[str, tuple[TimedLoop, int]]:
 
 
 def _calibrated(loop: TimedLoop) -> int:
-    """Rounds that take about _LOOP_SECONDS."""
-    loop(1)  # compiled before the clock runs
+    """Return the number of rounds that take about _LOOP_SECONDS."""
+    loop(1)  # compiles the loop before the measurement
     begin = time.perf_counter()
     loop(_FIRST_ROUNDS)
     return max(1, int(_FIRST_ROUNDS * _LOOP_SECONDS / (time.perf_counter() - begin)))
 
 
 def _together(loop: TimedLoop, rounds: int, threads: int) -> float:
-    """Seconds from the first thread's start to the last one's end; all begin at once."""
+    """Return the seconds from the first thread's start to the last thread's end; all threads start together."""
     start = threading.Barrier(threads)
     spans: list[tuple[float, float]] = []
 

@@ -1,6 +1,6 @@
-"""The engine: sequences go in, logits and tokens come out.
+"""The inference engine, which computes sequences of token ids and generates new tokens.
 
-`scheduler` decides which tokens are computed in a step (pure policy, no arrays); a decoder (`paged`, or `unbatched` for
-graphs that cannot be flattened) computes them; `sampling` picks the next tokens. The engine knows token ids only:
-nothing here knows text.
+`scheduler` plans which tokens each step computes (pure policy, no arrays). A decoder (`paged`, or `unbatched` for
+graphs that cannot be flattened) computes them. `sampling` chooses the next tokens. The engine handles only token ids,
+never text.
 """

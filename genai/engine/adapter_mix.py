@@ -1,4 +1,4 @@
-"""Which adapters a sequence goes through, and how much of each."""
+"""The adapters that a sequence is computed with, and their weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from genai.kernels.device import DeviceAdapter
 
 @dataclass(frozen=True, eq=False)
 class AdapterMix:
-    """Adapters in a device's memory, each with its weight; whoever holds the mix keeps them there.
+    """Adapters in a device's memory, each with a weight. A reference to the mix keeps the adapters loaded.
 
     Attributes:
-        parts: in an order that depends on what they are alone, so that equal mixes give equal bits.
-        key: the same for mixes that compute the same, and for no others: keys and values of tokens that were computed
-            with one are found by it.
+        parts: adapters and weights, sorted by content so that equal mixes produce bit-identical results.
+        key: identifies what the mix computes: two mixes have the same key exactly if they compute the same results.
+            It is part of the keys of the prefix cache.
     """
 
     parts: tuple[tuple[DeviceAdapter, float], ...]
@@ -25,7 +25,7 @@ class AdapterMix:
 
     @staticmethod
     def of(parts: Sequence[tuple[DeviceAdapter, bytes, float]]) -> AdapterMix:
-        """From adapters, the hashes of their content, and weights."""
+        """Create a mix from tuples of an adapter, the hash of its content, and its weight."""
         ordered = sorted(parts, key=lambda part: (part[1], part[2]))
         digest = hashlib.sha256(b"".join(key + struct.pack("<d", weight) for _, key, weight in ordered))
         return AdapterMix(tuple((adapter, weight) for adapter, _, weight in ordered), digest.digest())

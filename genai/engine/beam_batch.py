@@ -1,4 +1,4 @@
-"""Beam searches of several prompts side by side: their sequences, forked copy-on-write, and candidates from logits."""
+"""Beam searches over several prompts in one batch: copy-on-write forks of sequences, and candidates from logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sequence import DecoderSequence, Logits
 
 @dataclass
 class Beam:
-    """A running beam: its sequence, what may not come next there, its score so far, and its tokens' probabilities."""
+    """A running beam: its sequence, sampler (with masks and penalties), score and log-probabilities."""
 
     sequence: DecoderSequence
     row: RowSampler
@@ -33,8 +33,9 @@ class BeamOutput:
     """A finished output.
 
     Attributes:
-        tokens: those that were generated, without the one that ended it. logprobs: one for each, where asked for.
-        stopped_by: the stop token; None = the limit of length.
+        tokens: the generated tokens, without a stop token.
+        logprobs: log-probabilities of the tokens, if requested.
+        stopped_by: the stop token that ended the output; None = the length limit ended it.
     """
 
     tokens: tuple[int, ...]
@@ -43,12 +44,14 @@ class BeamOutput:
 
 
 class BeamSearch:
-    """The search of one prompt.
+    """The beam search for one prompt.
 
     Args:
-        decoder: whose sequences the beams are; log-probabilities come from `sampler`, of its device.
-        sequence: that holds the prompt; the search closes it.
-        plan: of the request. policy: of this prompt.
+        decoder: the decoder of the beams' sequences.
+        sampler: computes log-probabilities on the decoder's device.
+        sequence: the sequence that holds the prompt; the search closes it.
+        plan: the request's sampling plan.
+        policy: the search policy for this prompt.
     """
 
     def __init__(
@@ -67,10 +70,14 @@ class BeamSearch:
         return Beam(sequence, row, score, logprobs)
 
     def advance(self, logits: Logits) -> list[Continuation]:
-        """One step: from the logits after each running beam [beams, V] to the beams that run then, or to the end.
+        """Perform one step with the logits that follow each running beam, [beams, V].
+
+        Returns:
+            The beams to run next; empty when the search has ended.
 
         Raises:
-            SamplingError: no token can be chosen. LogitsProcessorError: a function of the request failed.
+            SamplingError: no token can be chosen.
+            LogitsProcessorError: a logits processor of the request failed.
         """
         scores, best = self._scores(logits)
         candidates = self._candidates(scores, best)
@@ -78,7 +85,7 @@ class BeamSearch:
             return self._over()
         if not candidates:
             raise SamplingError(
-                "no beam has a next token", "every token is masked", "forbid fewer tokens: all have the logit -inf"
+                "no beam has a next token", "every token is masked", "mask fewer tokens: all logits are -inf"
             )
         chosen = list(self.policy.advance(candidates, lambda one: self._output(one, logits)))
         if self.policy.is_done or not chosen:
@@ -87,13 +94,13 @@ class BeamSearch:
         return chosen
 
     def _over(self) -> list[Continuation]:
-        """No beam goes on: what is finished is the result."""
+        """End the search; the finished outputs are its result."""
         self.policy.is_done = True
         self.close()
         return []
 
     def _scores(self, logits: Logits) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Per beam the best tokens [beams, K], after masks and penalties, and their log-probabilities."""
+        """Return log-probabilities and ids of each beam's best next tokens, [beams, K], after masks and penalties."""
         every, top = np.arange(len(logits)), min(self.policy.num_candidates, logits.shape[1])
         scores = logits = np.asarray(logits) if self._changes_scores else logits
         if not self._changes_scores:
@@ -101,7 +108,7 @@ class BeamSearch:
         elif self.policy.processes_logits:
             scores = self._processed(logits)
             normalizers, best = self._sampler.log_normalizers(scores, every, top)
-            is_closed = np.isneginf(scores).all(1) & ~np.isneginf(logits).all(1)  # everything is forbidden there
+            is_closed = np.isneginf(scores).all(1) & ~np.isneginf(logits).all(1)  # beams in which every token is masked
             normalizers = np.where(is_closed, 0.0, normalizers)
         else:
             normalizers, _ = self._sampler.log_normalizers(logits, every, 0)
@@ -110,9 +117,9 @@ class BeamSearch:
             normalizers = np.where(np.isnan(normalizers), normalizers, 0.0)
         if np.isnan(normalizers).any():
             raise SamplingError(
-                "the logits of a beam have no log-probabilities",
-                "they hold NaN or infinity, or nothing but -inf",
-                "check the model, and forbid fewer tokens",
+                "the log-probabilities of a beam cannot be computed",
+                "its logits contain NaN or infinity, or they are all -inf",
+                "check the model, and mask fewer tokens",
             )
         kept = scores[every[:, None], np.maximum(best, 0)].astype(np.float64) - normalizers[:, None]
         return np.where(best < 0, -np.inf, kept), best
@@ -143,7 +150,7 @@ class BeamSearch:
         return result
 
     def _candidates(self, scores: NDArray[np.float64], best: NDArray[np.int64]) -> list[Continuation]:
-        """The best continuations of all beams; among equals those of earlier beams, then of lower ids."""
+        """Return the best continuations of all beams. Ties are broken by beam, then by token id."""
         total = scores + np.array([beam.score for beam in self.beams])[:, None]
         beams = np.broadcast_to(np.arange(len(total))[:, None], total.shape)
         order = np.lexsort((best.ravel(), beams.ravel(), -total.ravel()))[: self.policy.num_candidates]
@@ -158,7 +165,7 @@ class BeamSearch:
         return BeamOutput((*tokens, one.token), (*beam.logprobs, *self._logprobs([one], logits)), None)
 
     def _logprobs(self, chosen: Sequence[Continuation], logits: Logits) -> list[TokenLogprob]:
-        """Of tokens in the model's own distribution; none where nobody asked."""
+        """Return the tokens' log-probabilities under the unmodified model; an empty list if they were not requested."""
         top = self.plan.params.logprobs
         if top is None:
             return []
@@ -166,7 +173,7 @@ class BeamSearch:
         return token_logprobs(logits, tokens, top, rows=rows, sampler=self._sampler)
 
     def _fork(self, chosen: Sequence[Continuation], logits: Logits) -> None:
-        """Go on with the chosen beams: the first of each parent in its place, the others as forks of it."""
+        """Continue with the chosen beams. The first continuation of a beam reuses its sequence; the others fork it."""
         before, sequences, used = self.beams, [], set()
         forks: list[DecoderSequence] = []
         try:
@@ -190,7 +197,7 @@ class BeamSearch:
             self.beams.append(self._beam(sequence, one.score, [*before[one.beam].logprobs, *added]))
 
     def conclude(self) -> None:
-        """Nothing more is computed."""
+        """End the search, and consider the running beams as outputs."""
         length = self.policy.prompt_length
         self.policy.conclude(
             [
@@ -202,7 +209,7 @@ class BeamSearch:
         self.close()
 
     def close(self) -> None:
-        """Give the cached state back."""
+        """Release the cached state."""
         for beam in self.beams:
             beam.sequence.close()
         self.beams = []
@@ -211,7 +218,7 @@ class BeamSearch:
 def advance_all(
     decoder: Decoder, searches: Sequence[BeamSearch], token_budget: int | None = None
 ) -> list[list[Continuation]]:
-    """One step of all searches that are not done, computed together; what runs then, per search."""
+    """Compute one step of all unfinished searches together. Return, for each search, the beams to run next."""
     live = [search for search in searches if not search.policy.is_done]
     sequences = [beam.sequence for search in live for beam in search.beams]
     try:
@@ -224,7 +231,7 @@ def advance_all(
 
 
 def _no_room(decoder: Decoder, sequences: Sequence[DecoderSequence], error: CacheCapacityError) -> CacheCapacityError:
-    """The error of beams that do not fit, which says what holds the cache."""
+    """Return the error for beams that do not fit into the cache; it reports how the cache is used."""
     pool = getattr(decoder, "pool", None)
     if pool is None:
         return error
@@ -232,17 +239,17 @@ def _no_room(decoder: Decoder, sequences: Sequence[DecoderSequence], error: Cach
     own = len({block for sequence in paged for block in sequence.cache.held_blocks})
     others = pool.num_blocks - pool.num_free - own
     longest = max(len(sequence.tokens) for sequence in sequences)
-    fix = "ask for fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"
+    fix = "use fewer beams or a smaller max_tokens, or give the model a larger cache (cache_bytes=…)"
     return CacheCapacityError(
         f"the KV cache has no room for {len(sequences)} beams of {longest} tokens",
-        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens these beams hold {own}, "
+        f"of its {pool.num_blocks} blocks of {decoder.block_size} tokens, these beams hold {own}, "
         f"other sequences of this model {others}, and {pool.num_free} are free",
-        f"{fix}; or close what holds the others" if others else fix,
+        f"{fix}; or close the other sequences" if others else fix,
     )
 
 
 def _repeating(tokens: Sequence[int], size: int) -> list[int]:
-    """The tokens with which an n-gram would come again."""
+    """Return the tokens that would complete a repeated n-gram."""
     end = len(tokens) - size + 1
     last = list(tokens[end:])
     return [tokens[i + size - 1] for i in range(max(end, 0)) if list(tokens[i : i + size - 1]) == last]

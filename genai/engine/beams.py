@@ -1,8 +1,8 @@
-"""Beam search: the policy alone. Which candidates go on, which are finished, and when no better one can come.
+"""The policy of beam search: it decides which candidates continue, which outputs are finished, and when to stop.
 
-Two sets of rules differ in what a length is, and when penalties apply: those of transformers (Wolf et al. 2020;
-`_beam_search` of its version 5) and those of onnxruntime-genai (`BeamSearchScorer`). This module knows token ids and
-scores; `beam_batch` has the sequences and logits.
+There are two sets of rules: those of transformers (Wolf et al. 2020; `_beam_search` in version 5) and those of
+onnxruntime-genai (`BeamSearchScorer`). They differ in the definition of a length and in when penalties apply. This
+module handles only token ids and scores; `beam_batch` handles the sequences and logits.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ class BeamOptions:
     """Options of a beam search.
 
     Attributes:
-        num_beams: beams that go on side by side, at least 2.
-        length_penalty: scores are divided by length ** length_penalty; above 0 favours long outputs.
-        early_stopping: True = end when num_beams outputs are finished. False = end when the best running beam, as long
-            as it is now, would not beat the worst of them. "never" = end when it could not, were it as long as allowed.
-        num_return_sequences: how many of the best are wanted, at most num_beams.
+        num_beams: number of parallel beams, at least 2.
+        length_penalty: exponent of the length by which scores are divided; values above 0 favour long outputs.
+        early_stopping: True = stop when num_beams outputs are finished. False = stop when the best running beam, at its
+            current length, would not beat the worst finished output. "never" = stop only when the best running beam
+            could not beat the worst finished output even at the maximum length.
+        num_return_sequences: number of outputs to return, at most num_beams.
 
     Raises:
-        OptionError: a value out of range.
+        OptionError: a value is out of range.
     """
 
     num_beams: int
@@ -43,24 +44,24 @@ class BeamOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
                 said = "num_beams" if name == "num_return_sequences" else str(high)
-                raise OptionError(f"{name} = {value!r:.40}", f"allowed: 1 to {said}", "choose one of these")
+                raise OptionError(f"{name} = {value!r:.40}", f"allowed: 1 to {said}", "use a value in this range")
         penalty = self.length_penalty
         is_number = isinstance(penalty, int | float) and not isinstance(penalty, bool)
         if not is_number or not math.isfinite(penalty) or abs(penalty) > 50:
-            raise OptionError(f"length_penalty = {penalty!r:.40}", "a number from -50 to 50 is expected", "use 1.0")
+            raise OptionError(f"length_penalty = {penalty!r:.40}", "allowed: numbers from -50 to 50", "use 1.0")
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise OptionError(
                 f"early_stopping = {self.early_stopping!r:.40}",
                 'allowed: True, False and "never"',
-                "choose one of them",
+                "use one of these values",
             )
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> BeamOptions | None:
-        """From those that were given by name; None where there are to be no beams.
+        """Create options from a mapping of option names to values; return None if there is only one beam.
 
         Raises:
-            OptionError: out of range, or one that has no meaning without beams.
+            OptionError: an option is out of range, or has no effect without beams.
         """
         found = cls(**{"num_beams": 1, **options})
         if found.num_beams > 1:
@@ -68,13 +69,15 @@ class BeamOptions:
         for name, value in options.items():
             if name != "num_beams" and not (name == "num_return_sequences" and value == 1):
                 raise OptionError(
-                    f"{name} = {value!r:.40} without beams", "it steers a beam search", "set num_beams, or leave it out"
+                    f"{name} = {value!r:.40} without beams",
+                    "the option only affects beam search",
+                    "set num_beams, or remove this option",
                 )
         return None
 
 
 class Continuation(NamedTuple):
-    """A token that a running beam could go on with, and the sum of log-probabilities that the beam would have then."""
+    """A possible next token of a running beam, and the beam's sum of log-probabilities including that token."""
 
     score: float
     beam: int
@@ -82,20 +85,21 @@ class Continuation(NamedTuple):
 
 
 class BeamPolicy(Generic[T]):
-    """The course of one search.
+    """The state of one search.
 
     Args:
-        options: see BeamOptions.
-        prompt_length: tokens of the prompt. max_length: most tokens of an output, prompt included.
+        options: the options of the search.
+        prompt_length: number of prompt tokens.
+        max_length: maximum number of tokens of an output, including the prompt.
         stop_ids: tokens that end an output.
 
     Attributes:
-        length: tokens of each running beam, prompt included.
-        finished: the best outputs that are finished, at most num_beams, each with its score, the best first.
-        is_done: whether nothing better can come.
+        length: number of tokens of each running beam, including the prompt.
+        finished: the best finished outputs, at most num_beams, each with its score, best first.
+        is_done: True if no better output is possible.
     """
 
-    # Whether penalties and masks change logits; otherwise log-probabilities, which are no distribution then.
+    # True if penalties and masks apply to logits; False if they apply to log-probabilities, which are not renormalised.
     processes_logits = False
 
     def __init__(self, options: BeamOptions, prompt_length: int, max_length: int, stop_ids: Collection[int]) -> None:
@@ -107,33 +111,34 @@ class BeamPolicy(Generic[T]):
 
     @property
     def num_candidates(self) -> int:
-        """How many of the best continuations a step looks at: enough that num_beams of them do not end."""
+        """The number of candidates per step: enough that at least num_beams of them do not end."""
         return max(2, 1 + len(self.stop_ids)) * self.options.num_beams
 
     def advance(
         self, candidates: Sequence[Continuation], output: Callable[[Continuation], T]
     ) -> Sequence[Continuation]:
-        """One step.
+        """Perform one step.
 
         Args:
-            candidates: the best continuations of the running beams, the best first.
-            output: makes what `finished` holds of one that ends; its token is a stop token, or the last that fits.
+            candidates: the best continuations of the running beams, best first.
+            output: creates the finished output for a continuation that ends, either with a stop token or at the maximum
+                length.
 
         Returns:
-            The beams that go on, the best first; of no meaning once it is done.
+            The beams that continue, best first; ignore them if `is_done` is True.
         """
         raise NotImplementedError
 
     def conclude(self, running: Sequence[tuple[float, T]]) -> None:
-        """Nothing more is computed: what runs, with its sum of log-probabilities, may be among the best."""
+        """Consider the running beams, each with its sum of log-probabilities, as outputs because the search ends."""
 
     @property
     def is_full(self) -> bool:
-        """Whether num_beams outputs are finished."""
+        """True if num_beams outputs are finished."""
         return len(self.finished) == self.options.num_beams
 
     def _finish(self, score: float, output: T) -> None:
-        """Put an output where it belongs among the best; among equals the older one comes first."""
+        """Insert an output into the sorted list of the best outputs; of equal scores, the older output comes first."""
         index = next((i for i, (other, _) in enumerate(self.finished) if score > other), len(self.finished))
         self.finished.insert(index, (score, output))
         del self.finished[self.options.num_beams :]
@@ -143,7 +148,7 @@ class BeamPolicy(Generic[T]):
 
 
 class TransformersBeams(BeamPolicy[T]):
-    """As transformers: a length is that of the output, its stop token included."""
+    """The rules of transformers: the length is the number of output tokens, including the stop token."""
 
     def advance(
         self, candidates: Sequence[Continuation], output: Callable[[Continuation], T]
@@ -165,10 +170,10 @@ class TransformersBeams(BeamPolicy[T]):
 
 
 class OrtGenaiBeams(BeamPolicy[T]):
-    """As onnxruntime-genai: a length is that of the whole sequence, without its stop token.
+    """The rules of onnxruntime-genai: the length is that of the whole sequence, without its stop token.
 
-    Of a batch it compares the best candidates of other prompts, too, where early_stopping is off; here each prompt's
-    result is its own.
+    In a batch without early_stopping, onnxruntime-genai also considers the best candidates of other prompts. Here the
+    result for each prompt is independent of the other prompts.
     """
 
     processes_logits = True

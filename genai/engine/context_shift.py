@@ -1,4 +1,4 @@
-"""Moving keys of a full context to earlier positions: which models allow it, and how it is done."""
+"""Context shift: moving cached keys to earlier positions, for models that support it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..errors import UnsupportedModelError
 def key_rotator(
     executor: Executor, program: OpProgram, rope_threshold: int | None, layers: Sequence[CacheLayer]
 ) -> Callable[[Sequence[Sequence[int]], int], None]:
-    """A function that moves the keys in some blocks of each cache group so many positions back.
+    """Return a function that lowers the positions of the keys in given blocks of each cache group by a given distance.
 
-    Where it is given no blocks it only makes the device ready for it.
+    If the function is called without blocks, it only prepares the device.
 
     Raises:
-        UnsupportedModelError: positions are known to this model by more than the rotation of keys.
+        UnsupportedModelError: the model uses positions in other ways than by rotating keys.
     """
     ropes = {op.layer: op.rope for op in program.ops if isinstance(op, Attention)}
     if (why := _obstacle(program, rope_threshold, ropes.values())) is not None:
         raise UnsupportedModelError(
-            "the context cannot be shifted with this model", why, "leave ctx_shift out, or use a larger context"
+            "the context cannot be shifted with this model", why, "remove ctx_shift, or use a larger context"
         )
 
     def turn(blocks: Sequence[Sequence[int]], distance: int) -> None:
@@ -45,7 +45,7 @@ def _turn(program: OpProgram, rope: Rope, distance: int) -> KeyRotation:
 
 
 def _obstacle(program: OpProgram, rope_threshold: int | None, ropes: Collection[Rope | None]) -> str | None:
-    """What is in the way, if anything is."""
+    """Return the reason why the context cannot be shifted; None if it can."""
     names = {name for name, (kind, _) in program.ids.items() if kind is Ids.POSITIONS}
     reads_positions = any(
         part.ids is Ids.POSITIONS
@@ -54,9 +54,9 @@ def _obstacle(program: OpProgram, rope_threshold: int | None, ropes: Collection[
         for part in program.parts
     )
     if reads_positions or not any(ropes):
-        return "it does not know positions by the rotation of its keys alone"
+        return "the model uses positions in other ways than by rotating keys"
     if rope_threshold is not None:
-        return f"a sequence of more than {rope_threshold} tokens has other rotary tables than a shorter one"
+        return f"a sequence of more than {rope_threshold} tokens uses different rotary tables from a shorter one"
     try:
         for rope in filter(None, ropes):
             _turn(program, rope, 1)

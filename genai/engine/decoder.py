@@ -1,4 +1,4 @@
-"""A decoder as the engine sees it: it opens sequences and computes logits for their pending tokens."""
+"""The interface of a decoder, which opens sequences and computes logits for their pending tokens."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from .stored import StoredArray, StoredTokens
 
 
 class Decoder(ABC):
-    """Computes logits. Safe to use from several threads, each with its own sequences.
+    """A model that computes logits. Several threads may use a decoder, each with separate sequences.
 
     Attributes:
-        output_names: outputs that give a row per token: the logits, then others, such as hidden states.
-        pool: the blocks that its sequences share, of `block_size` tokens; None = each has memory of its own.
-        num_groups: how many blocks a short sequence takes: one for each cache group.
-        token_budget: in a step of so many tokens it is fastest. most_tokens: more cannot be in one.
-        has_numerics: whether tokens differ in how they round, see DecoderSequence.numerics.
-        verifies: whether sequences may have proposals: tokens then have the same bits in a step with others of their
-            sequence as one by one.
-        runs_ahead: whether `step_ahead` may start anything.
+        output_names: the outputs with a row per token: the logits first, then others, such as hidden states.
+        pool: the pool of blocks, of `block_size` tokens each, that the decoder's sequences share; None = each sequence
+            has separate memory.
+        num_groups: number of blocks that a short sequence uses: one per cache group.
+        token_budget: number of tokens at which a step is most efficient.
+        most_tokens: maximum number of tokens in a step.
+        has_numerics: True if tokens can be rounded differently; see DecoderSequence.numerics.
+        verifies: True if sequences may have draft tokens. The result for a token must then be bit-identical whether it
+            is computed alone or in a step with other tokens of its sequence.
+        runs_ahead: True if `step_ahead` may start a step.
     """
 
     has_numerics = False
@@ -45,12 +47,12 @@ class Decoder(ABC):
 
     @property
     def pools(self) -> Sequence[BlockPool]:
-        """All that its sequences take blocks from, by the numbers that `GroupDemand.pool` names."""
+        """The pools from which the decoder's sequences allocate blocks, indexed by `GroupDemand.pool`."""
         return [] if self.pool is None else [self.pool]
 
     @abstractmethod
     def open(self) -> DecoderSequence:
-        """A new empty sequence."""
+        """Open a new empty sequence."""
 
     @abstractmethod
     def step(
@@ -59,56 +61,60 @@ class Decoder(ABC):
         """Compute pending tokens of some of the sequences.
 
         Args:
-            step: see plan_step.
-            all_rows: indices of sequences of which the logits of every token are wanted.
-            output: one of `output_names` whose rows are wanted in place of the logits.
+            sequences: the sequences.
+            step: the plan of the step, from plan_step.
+            all_rows: indices of sequences for which to return the logits of every token.
+            output: one of `output_names` to return instead of the logits.
 
         Returns:
-            Per sequence float32 [rows, vocab_size], or None. Once all its tokens are computed, the logits after its
-            last token and after each proposal that was computed; with all_rows, a row per token of this step.
+            For each sequence, float32 [rows, vocab_size] or None. If the step completes the sequence, the rows are the
+            logits after its last token and after each computed draft token. With all_rows, there is a row per token of
+            this step.
 
         Raises:
-            CacheCapacityError: no room; the sequences are as they were.
+            CacheCapacityError: the cache is full; the sequences are unchanged.
             StepInterrupted: see interrupt.
         """
 
     def step_ahead(self, sequences: Sequence[DecoderSequence], choice: TokenChoice, rows: Sequence[int]) -> bool:
-        """Start to compute the token that each sequence is about to be given, while it is still being chosen.
+        """Start computing each sequence's next token while that token is still being chosen.
 
-        What a step of a GPU takes from the host are numbers that are known before the token is: its position, its slot,
-        that there will be one. The token itself goes from the sampler's outcomes to the step's tokens inside the
-        device. So the host reads tokens one step behind: while it does, and makes text of them, the device computes.
-        Each sequence notes what was started (`DecoderSequence.ahead`). If the token turns out to be another sequence's
-        end, or is taken back, or anything but that one token is appended, that is dropped like proposals are: a slot
-        behind the end was written to, in the device's order before all that may be written there later.
+        A GPU step needs from the host only numbers that are known before the token is: its position and its slot. The
+        token itself is copied on the device, from the sampler's results to the step's inputs. The host therefore reads
+        tokens one step late, and the device computes while the host reads and detokenises them. Each sequence records
+        the started step (`DecoderSequence.ahead`). If the token turns out to end the sequence, is taken back, or
+        another token is appended, the step is dropped like draft tokens. This is safe because the step only wrote to a
+        slot after the end of the sequence, before anything else is written to that slot.
 
         Args:
-            sequences: each computed to its end, without proposals.
-            choice: what chooses their tokens; rows: the row of each in it.
+            sequences: sequences without pending or draft tokens.
+            choice: the choice of their tokens, in progress.
+            rows: the row of each sequence in `choice`.
 
         Returns:
-            False: nothing was started, and the sequences are as they were. Whatever stands in the way (no room in the
-            cache, a device that failed, a closed model) comes up again, and is dealt with, where the step is made as
-            usual.
+            False if no step was started and the sequences are unchanged. The cause (a full cache, a failed device, a
+            closed model) recurs in the next normal step and is handled there.
         """
         return False
 
-    def interrupt(self, sequences: Collection[DecoderSequence]) -> None:  # noqa: B027 - what cannot be given up is ended
-        """Give up the step in progress if it computes these sequences alone; it raises StepInterrupted soon.
+    def interrupt(self, sequences: Collection[DecoderSequence]) -> None:  # noqa: B027 - optional
+        """Cancel the current step if it computes only these sequences; the step then soon raises StepInterrupted.
 
-        Called from another thread than the step's. Without effect where a step cannot be given up.
+        Call this method from a thread other than the one that runs the step. It has no effect if the decoder cannot
+        cancel steps.
         """
 
     def check_shift(self, shift: ContextShift) -> None:
-        """Raise unless sequences may have this `shift`.
+        """Raise an error if sequences of this decoder cannot use this context shift.
 
         Raises:
-            UnsupportedModelError: keys of this model cannot move. OptionError: too few tokens would be left.
+            UnsupportedModelError: keys of this model cannot be moved.
+            OptionError: too few tokens would remain.
         """
         raise UnsupportedModelError(
             "the context cannot be shifted with this model",
-            "its graph runs sequence by sequence, as it was exported, with a cache of its own",
-            "leave ctx_shift out, or export a graph that can be flattened (info.reason says what is in the way)",
+            "its graph cannot be flattened, so it runs one sequence at a time with a separate cache",
+            "remove ctx_shift, or export a graph that can be flattened (info.reason names the obstacle)",
         )
 
     def restore(
@@ -119,44 +125,45 @@ class Decoder(ABC):
         *,
         earlier: bool = False,
     ) -> DecoderSequence:
-        """A sequence with the tokens of another one, and its state.
+        """Open a sequence with saved tokens and their state.
+
+        The state is not published: only this sequence and its forks use it.
 
         Args:
-            stored: its tokens, and how many of them have their state in arrays.
-            read: fills memory with the bytes of the arrays, one after the other.
-            adapters: what its tokens went through, and will.
-            earlier: whether the arrays are those of `earlier_arrays_for`, instead of `arrays_for`.
-
-        What was read is not published: nobody but this sequence and its forks goes on from it.
+            stored: the tokens, and the number of tokens whose state is in the arrays.
+            read: fills memory with the bytes of the arrays, in order.
+            adapters: the adapters of the saved tokens and of all later ones.
+            earlier: True if the arrays are those of `earlier_arrays_for` instead of `arrays_for`.
 
         Raises:
-            CacheCapacityError: no room. What `read` raises; nothing is kept then.
+            CacheCapacityError: the cache is full.
+            Exception: any error raised by `read`; the sequence is closed.
         """
         raise NotImplementedError
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
-        """The arrays that hold the state of so many tokens; their sizes are settled by the model alone."""
+        """Return the arrays for the state of `num_stored` tokens; their sizes depend only on the model."""
         raise NotImplementedError
 
     def earlier_arrays_for(self, num_stored: int) -> list[StoredArray]:
-        """The arrays in which earlier versions saved the same state."""
+        """Return the arrays in which earlier versions saved the state of `num_stored` tokens."""
         return self.arrays_for(num_stored)
 
-    def close(self) -> None:  # noqa: B027 - where nothing is kept outside the sequences
-        """Give all memory back."""
+    def close(self) -> None:  # noqa: B027 - optional: some decoders store nothing outside sequences
+        """Release all memory."""
 
 
 def check_width(logits: Logits, vocab_size: int) -> None:
-    """Check what a graph gave.
+    """Check the width of a graph's logits.
 
     Raises:
-        ConfigError: its last axis is not the vocabulary.
+        ConfigError: the last axis does not have the size of the vocabulary.
     """
     width = logits.shape[-1] if logits.ndim else 0
     if width != vocab_size:
         raise ConfigError(
-            f"the model gives {width} logits, genai_config.json says vocab_size {vocab_size}",
-            "both must agree",
+            f"the model has {width} logits, but vocab_size in genai_config.json is {vocab_size}",
+            "the two numbers must be equal",
             f"set model.vocab_size to {width}",
         )
 
@@ -172,16 +179,17 @@ def compute(
     """Compute all pending tokens of every sequence.
 
     Args:
+        decoder: the decoder of the sequences.
         sequences: each with at least one pending token.
-        all_rows: whether the logits of every pending token are wanted, or only those of the last one.
-        token_budget: most tokens in one step; None = the decoder's own choice.
-        output: one of the decoder's outputs in place of the logits.
+        all_rows: True to return the logits after every pending token, False to return only those after the last one.
+        token_budget: maximum number of tokens in a step; None = the decoder's default.
+        output: one of the decoder's outputs to return instead of the logits.
 
     Returns:
-        Per sequence float32 [rows, vocab_size]: rows = 1, or the number of pending tokens with all_rows.
+        For each sequence, float32 [rows, vocab_size]: rows = 1, or the number of pending tokens with all_rows.
 
     Raises:
-        CacheCapacityError: no room. Steps that were done count; the tokens of the others are still pending.
+        CacheCapacityError: the cache is full. Completed steps remain; the other tokens are still pending.
     """
     results: list[list[Logits]] = [[] for _ in sequences]
     wanted = range(len(sequences)) if all_rows else ()

@@ -1,4 +1,4 @@
-"""Runs many requests over one decoder: continuous batching. It knows token ids only; requests know what they mean."""
+"""Continuous batching: an engine that runs many requests on one decoder, using only token ids."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .sequence import Logits
 from .speculation.speculator import Speculator, StepOutcome
 
 DEFAULT_MAX_SEQUENCES = 32
-# Logits of every prompt token are wanted only for log-probabilities; a step holds at most this much of them.
+# Prompt logits are needed only for log-probabilities. This limits their size per step.
 _PROMPT_LOGITS_BYTES = 64 * 2**20
 
 
 @dataclass
 class EngineCounts:
-    """What an engine has done since it began; see `genai.llm.stats.Stats`."""
+    """Counters of an engine since its creation; see `genai.llm.stats.Stats`."""
 
     steps: int = 0
     finished: int = 0
@@ -34,7 +34,7 @@ class EngineCounts:
     generated_tokens: int = 0
 
     def count(self, request: EngineRequest, error: BaseException | None) -> None:
-        """Note a request at its end."""
+        """Count a finished request."""
         if error is not None:
             self.failed += 1
         elif request.cancelled:
@@ -44,17 +44,18 @@ class EngineCounts:
 
 
 class Engine:
-    """Takes requests in order and gives each step to all that fit.
+    """Admits requests in order and computes each step for all requests that fit into the cache.
 
-    When the cache is full, the youngest request gives its part back and waits; its tokens are computed again later.
-    That changes no result: a token depends on its own sequence only.
+    When the cache is full, the youngest request returns its blocks and waits; its tokens are recomputed later. The
+    results are the same because a token depends only on its own sequence.
 
     Args:
         decoder: the model.
-        sampler: for its vocabulary.
-        max_sequences: requests that run side by side.
-        speculator: proposes tokens, so that a step may give more than one; None = nobody does. It changes no result:
-            each token is chosen as ever, and a proposal only kept where it is that token.
+        sampler: the sampler for the model's vocabulary.
+        max_sequences: maximum number of requests that run at a time.
+        speculator: proposes draft tokens so that a step can generate several tokens; None = no speculative decoding.
+            The output is unchanged: every token is chosen as it would be without the speculator, and a draft token is
+            kept only if it equals the chosen token.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class Engine:
         self._speculator = speculator
         self._scheduler = Scheduler[EngineRequest](decoder.pools, decoder.block_size, max_sequences, _demand)
         self._prefill_budget = PrefillBudget()
-        # Tokens of prompts in steps since one was waited for, and when the first of these began: a device goes on by
-        # itself until somebody asks for a token.
+        # The number of prompt tokens computed since the engine last waited for results, and the start of the first of
+        # these steps. A device computes asynchronously until a caller reads a token.
         self._read_tokens, self._began = 0, 0.0
-        # What was started ahead has failed: a step is made as usual, which tells whom it is about.
+        # True after a step that was started ahead failed. The next step then runs normally, which attributes the error
+        # to a request.
         self._is_careful = False
         self.counts = EngineCounts()
 
@@ -82,25 +84,25 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place."""
+        """The number of queued requests."""
         return len(self._scheduler.waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that share the steps."""
+        """The number of running requests."""
         return len(self._scheduler.running)
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """True if there are queued or running requests."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
     def step(self) -> None:
-        """Start what fits, compute one step, and choose the tokens of the sequences that are up to date.
+        """Admit requests, compute one step, and choose tokens for the sequences that have no pending tokens.
 
-        What fails for a request is given to its `finish`; the others go on. Where the device can, it computes the next
-        step while this one's tokens are read and made text of (`Decoder.step_ahead`): that step is then the next one's,
-        for the sequences that still want it.
+        A request that fails is finished with its error; the other requests continue. If the device supports it, the
+        next step is computed while this step's tokens are read and detokenised (`Decoder.step_ahead`). The next call to
+        `step` then uses those results for the sequences that still need them.
         """
         if not self._read_tokens:
             self._began = time.perf_counter()
@@ -121,13 +123,13 @@ class Engine:
             self._read_tokens = 0
 
     def interrupt(self, *, everything: bool = False) -> None:
-        """Give up the step in progress if all its requests are cancelled, or in any case; called from other threads."""
+        """Cancel the current step if all its requests are cancelled, or in any case if `everything`. Thread-safe."""
         running = list(self._scheduler.running)
         if everything or all(request.cancelled for request in running):
             self._decoder.interrupt([request.sequence for request in running])
 
     def abandon(self, error: BaseException | None) -> None:
-        """End all requests, with an error or as cancelled."""
+        """Finish all requests, either with an error or as cancelled."""
         for request in [*self._scheduler.running, *self._scheduler.waiting]:
             self._end(request, error)
 
@@ -152,7 +154,7 @@ class Engine:
                 request.sequence.truncate()
 
     def _start(self, request: EngineRequest) -> None:
-        """Begin a request; one that gave its cache back has a sequence and goes on where it was."""
+        """Start a request. A preempted request still has its sequence and resumes where it stopped."""
         if not request.has_sequence:
             sequence = self._decoder.open() if request.origin is None else request.origin.fork()
             sequence.adapt(request.adapters)
@@ -166,7 +168,7 @@ class Engine:
                 request.note_reused(reused)
 
     def _shift(self) -> None:
-        """Make room in sequences whose context is full, and which go on."""
+        """Shift the context of each running sequence whose context is full."""
         for request in list(self._scheduler.running):
             try:
                 while request.sequence.is_full:
@@ -175,8 +177,10 @@ class Engine:
                 self._end(request, error)
 
     def _ready(self) -> list[tuple[EngineRequest, Logits]]:
-        """The requests that can be given a token, with the logits behind their last one: of what was started ahead,
-        where something was; requests that came meanwhile, or whose tokens were others, wait for the step behind it.
+        """Return the requests that can get a token, with the logits after their last token.
+
+        If a step was started ahead, only requests in that step are returned. New requests, and requests with different
+        tokens than expected, wait for the following step.
         """
         ahead = [request for request in self._scheduler.running if request.sequence.ahead is not None]
         computed: list[tuple[EngineRequest, Logits | None]] = [
@@ -187,7 +191,7 @@ class Engine:
         return [(request, rows) for request, rows in computed if rows is not None and _is_up_to_date(request)]
 
     def _compute(self) -> list[tuple[EngineRequest, Logits | None]]:
-        """One step of the running requests; fewer of them if the cache has no room, or if some fail."""
+        """Compute one step of the running requests, or of fewer requests if the cache is full or some of them fail."""
         while self._scheduler.running:
             try:
                 return self._compute_step(list(self._scheduler.running))
@@ -195,19 +199,19 @@ class Engine:
                 if not self._take_back_proposals():
                     self._preempt(error)
             except StepInterrupted:
-                break  # the cancelled requests leave at the next step
+                break  # the cancelled requests are removed at the next step
             except Exception:
                 return self._compute_apart()
         return []
 
     def _compute_apart(self) -> list[tuple[EngineRequest, Logits | None]]:
-        """A sequence that cannot be computed must not end the others."""
+        """Compute each request in a separate step so that a sequence that fails does not fail the others."""
         computed = []
         for request in list(self._scheduler.running):
             try:
                 computed += self._compute_step([request])
             except (CacheCapacityError, StepInterrupted):
-                continue  # its turn comes with the others, in the next step
+                continue  # the next step computes this request with the others
             except Exception as error:
                 self._end(request, error)
         return computed
@@ -233,7 +237,7 @@ class Engine:
         return computed
 
     def _hand_prompt_logits(self, request: EngineRequest, logits: Logits | None) -> bool:
-        """Whether the request goes on."""
+        """Pass prompt logits to the request; return True if the request continues."""
         if not request.wants_prompt_logits or logits is None:
             return True
         try:
@@ -245,7 +249,7 @@ class Engine:
         return True
 
     def _take_back_proposals(self) -> bool:
-        """Whether there were any: they are the first to go where room is scarce."""
+        """Drop all draft tokens to free cache blocks; return True if there were any."""
         found = [request for request in self._scheduler.running if request.sequence.proposed]
         for request in found:
             request.sequence.take_back()
@@ -262,7 +266,7 @@ class Engine:
     # --- choosing tokens -----------------------------------------------------------------------------------------
 
     def _with_siblings(self, ready: list[tuple[EngineRequest, Logits]]) -> list[tuple[EngineRequest, Logits]]:
-        """Also the copies of those whose prompt is computed for the first time."""
+        """Add the copies of each request whose prompt has just been computed for the first time."""
         together = []
         for request, row in ready:
             together.append((request, row))
@@ -273,20 +277,20 @@ class Engine:
                 if self._scheduler.admit_copy(sibling, request):
                     together.append((sibling, row))
                 else:
-                    sibling.sequence.truncate()  # it finds the prompt in the prefix cache later
+                    sibling.sequence.truncate()  # it will reuse the prompt from the prefix cache
         return together
 
     def _choose_ahead(self, ready: list[tuple[EngineRequest, Logits]]) -> bool:
-        """Give each request its next token, and start the step behind it before that is read.
+        """Choose each request's next token, and start the following step before the tokens are read.
 
         Returns:
-            False where nothing was done, because there is nothing to start: the device cannot, or the next step has
-            more to do than a token for each of these requests.
+            False if nothing was done because the device does not support it, or because the next step would not be
+            exactly one token for each of these requests.
         """
         requests = [request for request, _ in ready]
         if self._is_careful or not self._decoder.runs_ahead or not self._goes_on_with(requests):
             return False
-        # A request that is sure to end with this token wants no step behind it.
+        # A request that is certain to end with this token needs no further step.
         going = [i for i, request in enumerate(requests) if len(request.sequence.tokens) + 1 < request.max_length]
         if not going:
             return False
@@ -297,12 +301,12 @@ class Engine:
             return True
         if begun is None:
             return False
-        ready.clear()  # with the logits, which the next step writes over: who held them would have them copied
+        ready.clear()  # also drops the logits, which the next step overwrites: a reference would force a copy
         self._decoder.step_ahead([requests[i].sequence for i in going], begun.choice, going)
         try:
             outcomes = begun.outcomes()
         except BaseException as error:
-            for request in requests:  # their logits are gone: the last token is pending again
+            for request in requests:  # their logits were overwritten, so the last token becomes pending again
                 request.sequence.truncate(len(request.sequence.tokens) - 1)
             self._is_careful = True
             if not isinstance(error, Exception):
@@ -316,14 +320,14 @@ class Engine:
         return True
 
     def _goes_on_with(self, requests: Sequence[EngineRequest]) -> bool:
-        """Whether the next step is one token for each of these requests, as far as is known, and nothing else."""
+        """Return True if, as far as can be predicted, the next step is exactly one token for each of these requests."""
         is_whole = (
             self._speculator is None and len(requests) == self.num_running and self._scheduler.candidate() is None
         )
         return is_whole and not any(request.wants_prompt_logits or request.cancelled for request in requests)
 
     def _choose_all(self, ready: list[tuple[EngineRequest, Logits]]) -> list[StepOutcome]:
-        """A token for each request, and the next one for those whose token was proposed: its logits are there, too."""
+        """Choose a token for each request, and further tokens while the chosen token equals the draft token."""
         outcomes = {
             request: StepOutcome(request, request.sequence.num_computed - len(request.sequence.tokens), 1)
             for request, _ in ready
@@ -336,19 +340,23 @@ class Engine:
             before = {request: len(request.sequence.tokens) for request, _ in going}
             chosen, going = self._choose(going), []
             for request, rows in chosen:
-                # A token, and with it those that a grammar forces: as many as were proposed are computed.
+                # One token, and any tokens that a grammar forces after it. At most the draft tokens are already
+                # computed.
+                # computed.
                 if (kept := min(request.sequence.num_computed, len(request.sequence.tokens)) - before[request]) > 0:
                     outcomes[request] = outcomes[request].with_more(kept)
                     request.note_proposals(0, kept)
                 if _is_up_to_date(request):
                     going.append((request, rows))
                 else:
-                    request.sequence.take_back()  # what the step had no room for
+                    request.sequence.take_back()  # draft tokens that the step did not compute
         return [*outcomes.values()]
 
     def _choose(self, ready: list[tuple[EngineRequest, Logits]]) -> list[tuple[EngineRequest, Logits]]:
-        """Give each request its next token; those that go on. `ready` has the logits from each request's last token
-        on.
+        """Choose and append each request's next token; return the requests that continue.
+
+        Args:
+            ready: the requests, each with logits that start after its last token.
         """
         logits = stacked([rows[_last_row(request)] for request, rows in ready])
         try:
@@ -361,14 +369,14 @@ class Engine:
     def _choose_apart(
         self, ready: list[tuple[EngineRequest, Logits]], error: Exception
     ) -> list[tuple[EngineRequest, Logits]]:
-        """A row without a next token must not end the others."""
+        """Choose each request's token separately so that a row without a next token does not fail the others."""
         if len(ready) == 1:
             self._end(ready[0][0], error)
             return []
         return [going for one in ready for going in self._choose([one])]
 
     def _give(self, request: EngineRequest, token: int, logprob: TokenLogprob | None) -> bool:
-        """Whether the request goes on."""
+        """Pass a token to its request. Return True if the request continues."""
         try:
             self.counts.generated_tokens += 1
             goes_on, error = request.take(token, logprob), None
@@ -396,12 +404,12 @@ class Engine:
 
 
 def _is_up_to_date(request: EngineRequest) -> bool:
-    """Whether the logits after its last token are known."""
+    """Return True if the logits after the request's last token are available."""
     return bool(request.sequence.num_computed >= len(request.sequence.tokens))
 
 
 def _last_row(request: EngineRequest) -> int:
-    """Which row of its logits is that of its last token: proposals stand behind it."""
+    """Return the row of the logits that belongs to the request's last token; later rows belong to draft tokens."""
     return len(request.sequence.tokens) - int(request.sequence.num_computed) - 1
 
 

@@ -1,4 +1,4 @@
-"""The main decoder: a flattened graph over a paged cache, many sequences in one step."""
+"""The main decoder: it runs a flattened graph over a paged cache, with many sequences in one step."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ from .stored import StoredArray, StoredTokens
 
 
 class PagedDecoder(Decoder):
-    """Runs a program of ops over a block pool.
+    """Runs a compiled program over a block pool.
 
     Args:
         executor: the device.
-        program: gives logits for the rows that are wanted.
-        pool, storage: the blocks, and the memory behind them.
-        state_pool: the slots of states, where the program has recurrent layers.
-        files: those that constants may be views of.
-        rope_threshold: total length above which the long RoPE tables apply (None = one table).
-        output_names: the logits, and other outputs of the program, as the graph called them.
+        program: the compiled graph, which computes logits for selected rows.
+        vocab_size: width of the logits.
+        pool, storage: the blocks and their memory.
+        state_pool: the slots of states, if the program has recurrent layers.
+        rope_threshold: length above which the long RoPE tables apply; None = a single table.
+        files: memory-mapped files that constants may be views of.
+        output_names: the graph's names for the program's outputs: the logits first, then others.
     """
 
     pool: BlockPool
@@ -68,16 +69,17 @@ class PagedDecoder(Decoder):
         self.groups, self.state_pool = storage.layout.groups, state_pool
         self.page_groups, self.num_groups = storage.layout.page_groups, max(len(storage.layout.page_groups), 1)
         self._has_windows = any(group.is_bounded for group in self.groups)
-        if self._has_windows:  # they slide between steps: what a step needs was planned for steps of the fast size
+        # Windows only slide between steps, and the number of blocks was planned for steps of the most efficient size.
+        if self._has_windows:
             self.most_tokens = self.token_budget
         self.rope_threshold, self._files, self.output_names = rope_threshold, files, tuple(output_names)
         self._values = dict(zip(self.output_names, program.outputs, strict=True))
         self.run = executor.compile(program, storage.layers)
         self._contexts = StepContextBuilder()
-        self._step_lock = threading.Lock()  # the program's values have one memory
-        self._threads: set[int] = set()  # that have the turn, or wait for it
-        self._running: set[int] = set()  # ids of the sequences of the step in progress
-        self._running_lock = threading.RLock()  # a signal handler may come here while the same thread is here
+        self._step_lock = threading.Lock()  # the program's values use a single memory area
+        self._threads: set[int] = set()  # threads that run a step or wait for one
+        self._running: set[int] = set()  # ids of the sequences in the current step
+        self._running_lock = threading.RLock()  # reentrant: a signal handler may run while its thread holds the lock
         self.closed = self.was_forked = False
         renew_locks(self, "_step_lock", "_running_lock", flag="was_forked")
 
@@ -108,7 +110,7 @@ class PagedDecoder(Decoder):
     @property
     def runs_ahead(self) -> bool:  # type: ignore[override]
         """See Decoder."""
-        run = getattr(self, "run", None)  # it goes when the model is closed, on any thread
+        run = getattr(self, "run", None)  # deleted when the model is closed, on any thread
         return run is not None and run.takes_choices
 
     def step_ahead(self, sequences: Sequence[DecoderSequence], choice: TokenChoice, rows: Sequence[int]) -> bool:
@@ -134,27 +136,29 @@ class PagedDecoder(Decoder):
         return True
 
     def _settle_caches(self, sequences: Sequence[PagedSequence], step: StepPlan) -> None:
-        """Before a step, and behind it: what has left a window goes, and snapshots of states may be found."""
+        """Return blocks that left a window, and publish snapshots of states; called before and after each step."""
         for chunk in step if self._has_windows or self.state_pool is not None else ():
             sequences[chunk.sequence].settle_cache()
 
     def replace_program(self, program: OpProgram) -> None:
-        """Go on with another program over the same values, such as one that has places of adapters: between two steps.
+        """Continue with another program over the same values, such as one with LoRA targets; call only between steps.
 
-        Weights that were packed for the old one are not packed again.
+        Weights that were packed for the old program are not packed again.
         """
         run = self.executor.compile(program, self.storage.layers)
         with self._interruptible(()):  # no step is in progress
             self.program, self.run = program, run
 
     def keep_blocks_in(self, folder: Path, max_bytes: int, identity: bytes) -> None:
-        """Let published blocks be kept in a folder, too, and found there.
+        """Also store published blocks in a folder, and reuse blocks from it.
 
         Args:
-            max_bytes: most bytes of the folder. identity: what blocks depend on besides tokens, numerics and adapters.
+            folder: the folder.
+            max_bytes: maximum number of bytes in the folder.
+            identity: a value that identifies everything that blocks depend on except tokens, numerics and adapters.
 
         Raises:
-            OptionError: the folder cannot be used, or blocks are kept in another one.
+            OptionError: the folder cannot be used, or blocks are already stored in another folder.
         """
         before = self.pool.backing
         if isinstance(before, BlockDirectory) and before.folder.resolve() == folder.resolve():
@@ -162,7 +166,9 @@ class PagedDecoder(Decoder):
             return
         if before is not None:
             raise OptionError(
-                f"prefix cache {folder}", "the model keeps its blocks in another folder", "give the same one, or none"
+                f"prefix cache {folder}",
+                "the model already stores blocks in another folder",
+                "use the same folder, or no folder",
             )
         try:
             self.pool.backing = BlockDirectory(
@@ -174,11 +180,13 @@ class PagedDecoder(Decoder):
                 )
         except DirectoryError as error:
             raise OptionError(
-                f"prefix cache {folder}: the folder cannot be used", str(error), "give a folder that only you can write"
+                f"prefix cache {folder}: the folder cannot be used",
+                str(error),
+                "use a folder that only you can write to",
             ) from error
 
     def key_rotator(self) -> Callable[[Sequence[Sequence[int]], int], None]:
-        """A function that moves the keys in some blocks to earlier positions; see `context_shift.key_rotator`."""
+        """Return a function that moves cached keys to earlier positions; see `context_shift.key_rotator`."""
         return key_rotator(self.executor, self.program, self.rope_threshold, self.storage.layers)
 
     def check_shift(self, shift: ContextShift) -> None:
@@ -187,16 +195,16 @@ class PagedDecoder(Decoder):
         if shift.size < least:
             raise OptionError(
                 f"ctx_shift keeps {shift.keep} tokens of a context of {shift.size}",
-                f"whole blocks of {self.block_size} tokens are kept and forgotten: at least {least} tokens are needed",
+                f"whole blocks of {self.block_size} tokens are kept and dropped, so at least {least} tokens are needed",
                 "keep fewer tokens, or load the model with a larger context",
             )
-        with device_errors("making ready to move keys"):
+        with device_errors("preparing to move keys"):
             move_keys([() for _ in self.page_groups], 1)
 
     def arrays_for(self, num_stored: int) -> list[StoredArray]:
         num_blocks = num_stored // self.block_size
         names = [f"blocks of group {number}" for number in range(len(self.page_groups))]
-        if len(self.groups) == 1 and names:  # as earlier versions called them
+        if len(self.groups) == 1 and names:  # the name that earlier versions used
             names = ["blocks"]
         arrays = [
             StoredArray(name, "uint8", (num_blocks - self._first_block(group, num_stored), self._group_bytes(group)))
@@ -207,28 +215,28 @@ class PagedDecoder(Decoder):
         return arrays
 
     def earlier_arrays_for(self, num_stored: int) -> list[StoredArray]:
-        """As `arrays_for`, of files that were saved before there were cache groups: a block held every layer."""
+        """Return the arrays of files saved before cache groups existed, when a block held all layers."""
         if self.state_pool is not None:
             return self.arrays_for(num_stored)
         whole = sum(end - start for start, end in self.storage.parts.values())
         return [StoredArray("blocks", "uint8", (num_stored // self.block_size, whole))]
 
     def _first_block(self, group: int, num_stored: int) -> int:
-        """The first block that a token behind so many sees."""
+        """Return the index of the first block that a token after `num_stored` tokens attends to."""
         return self.groups[group].first_visible(num_stored) // self.block_size
 
     def _group_bytes(self, group: int) -> int:
-        """Bytes of a block that the layers of a group use."""
+        """Return the number of bytes that the layers of a group use in a block."""
         return max(self.storage.parts[layer][1] for layer in self.groups[group].layers)
 
     def stored_blocks(self, cache: SequenceCache, num_stored: int, group: int) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of a group's blocks, as `arrays_for` lists them."""
+        """Yield the bytes of each block of a group, in the order of `arrays_for`."""
         for block in cache.tables[group].blocks[self._first_block(group, num_stored) : num_stored // self.block_size]:
             with device_errors("copying keys and values to the host"):
                 yield self.executor.read_block(self.storage.blocks, block)[: self._group_bytes(group)]
 
     def stored_state(self, slot: int) -> NDArray[np.uint8]:
-        """The bytes of a slot."""
+        """Return the bytes of the state in a slot."""
         with device_errors("copying states to the host"):
             return self.executor.read_block(self.storage.slots, slot)
 
@@ -254,7 +262,7 @@ class PagedDecoder(Decoder):
         return sequence
 
     def _read_groups(self, cache: SequenceCache, num_stored: int, read: Callable[[memoryview], None]) -> None:
-        """Fill blocks with what `arrays_for` lists."""
+        """Fill blocks with the arrays that `arrays_for` lists."""
         piece = np.zeros(self.storage.block_bytes, np.uint8)
         for number, table in enumerate(cache.tables):
             for block in table.blocks[self._first_block(number, num_stored) :]:
@@ -263,11 +271,11 @@ class PagedDecoder(Decoder):
         for slot in cache.states.slots.values() if cache.states is not None else ():
             state = np.empty(self.storage.layout.bytes_per_state, np.uint8)
             read(state.data)
-            with device_errors("copying states to it"):
+            with device_errors("copying states to the device"):
                 self.executor.write_block(self.storage.slots, slot, state)
 
     def _read_earlier(self, cache: SequenceCache, num_stored: int, read: Callable[[memoryview], None]) -> None:
-        """Fill blocks with what `earlier_arrays_for` lists: the parts of all layers in order."""
+        """Fill blocks with the array that `earlier_arrays_for` lists, which holds the parts of all layers in order."""
         (array,) = self.earlier_arrays_for(num_stored)
         whole, starts, start = np.zeros(array.shape[1], np.uint8), {}, 0
         for layer, (first, end) in sorted(self.storage.parts.items()):
@@ -283,28 +291,30 @@ class PagedDecoder(Decoder):
 
     def _write_block(self, block: int, content: NDArray[np.uint8]) -> None:
         if block != GONE:
-            with device_errors("copying keys and values to it"):
+            with device_errors("copying keys and values to the device"):
                 self.executor.write_block(self.storage.blocks, block, content)
 
     def _run(
         self, sequences: Sequence[PagedSequence], step: StepPlan, context: StepContext, output: str = ""
     ) -> Logits:
-        """Run the program; the rows that a step wants, [rows, width]."""
+        """Run the program and return the rows that the step selects, [rows, width]."""
         wanted = output or self.output_names[0]
         with self._interruptible(sequences[chunk.sequence] for chunk in step) as run:
             try:
                 logits = run.run(context)[self._values[wanted]]
             except StepCancelled:
-                self.check_open()  # close() cancels, too
-                raise StepInterrupted("the step was given up", "its sequences were cancelled", "ask again") from None
+                self.check_open()  # close() also cancels the step
+                raise StepInterrupted(
+                    "the step was cancelled", "all its sequences were cancelled", "submit the request again"
+                ) from None
             except ThreadsRefused as error:
-                self.check_open()  # a signal handler may have forked this process meanwhile
+                self.check_open()  # a signal handler may have forked this process in the meantime
                 raise no_threads(error) from error
             except (MemoryError, DeviceFailed) as error:
-                raise device_error(error, f"a step of {len(context.tokens)} tokens") from error
-            # Other outputs stay in memory that the next step overwrites.
+                raise device_error(error, f"computing a step of {len(context.tokens)} tokens") from error
+            # Other outputs are in memory that the next step overwrites, so they are copied.
             logits = np.array(logits, np.float32) if output else logits
-        self.check_open()  # closed meanwhile, it has read pages that were given back
+        self.check_open()  # if the model was closed in the meantime, the step has read released pages
         if wanted == self.output_names[0] and logits.shape[-1] != self.vocab_size:
             check_width(logits, self.vocab_size)
         return logits.reshape(len(context.logits_indices), logits.shape[-1])
@@ -314,9 +324,9 @@ class PagedDecoder(Decoder):
         thread = threading.get_ident()
         if thread in self._threads:
             raise StateError(
-                "a signal handler interrupted a step of this model, and wants another one",
-                "it would wait for itself",
-                "let the handler take note, and compute where it was noted; an LLM computes on a thread of its own",
+                "a signal handler started a step of a model while it interrupted another step of the same model",
+                "the handler would wait for the step that it interrupted",
+                "set a flag in the handler and compute elsewhere, or use an LLM, which computes on a separate thread",
             )
         try:
             self._threads.add(thread)
@@ -341,7 +351,7 @@ class PagedDecoder(Decoder):
 
     @contextmanager
     def _reserved(self, sequences: Sequence[PagedSequence], step: StepPlan) -> Iterator[StepSlots]:
-        """Where the step's tokens and states go; taken back if the step fails."""
+        """Reserve slots for the step's tokens and states; the reservation is undone if the step fails."""
         taken: list[tuple[SequenceCache, int]] = []
         slots = StepSlots([[] for _ in self.page_groups], [])
         try:
@@ -366,7 +376,7 @@ class PagedDecoder(Decoder):
             slots, copies = cache.append(count)
         except CacheFull:
             for one in beside:
-                one.cache.settle()  # forks hold what they were copied from; the last of its owners needs no copy
+                one.cache.settle()  # forks hold references to blocks they copied; the last owner needs no copy
             with self._room_for(count):
                 slots, copies = cache.append(count)
         if copies:
@@ -376,7 +386,7 @@ class PagedDecoder(Decoder):
 
     @contextmanager
     def _room_for(self, count: int) -> Iterator[None]:
-        """That a pool is full is said as other errors are."""
+        """Convert CacheFull to CacheCapacityError."""
         try:
             yield
         except CacheFull as error:
@@ -384,19 +394,19 @@ class PagedDecoder(Decoder):
             raise CacheCapacityError(
                 f"the KV cache has no room for {count} more tokens",
                 f"{error}{groups if self.num_groups > 1 else ''}; other sequences of this model hold the rest",
-                "close generators that are done, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
+                "close unused generators, shorten the prompt, or give the model a larger cache (cache_bytes=…)",
             ) from error
 
     def check_open(self) -> None:
-        """Raise StateError if the model is closed, or was forked while it computed."""
+        """Raise StateError if the model is closed, or if this process was forked while the model computed."""
         if self.was_forked or self.pool.was_forked:
             raise StateError(
-                "the model computed a step when this process was forked",
-                "a fork does not copy the thread that would end the step",
-                "load the model in the child process, or start it by spawning",
+                "this process was forked while the model computed a step",
+                "a fork does not copy the thread that computes the step",
+                "load the model in the child process, or use the start method 'spawn'",
             )
         if self.closed:
-            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+            raise StateError("the model is closed", "close() released its memory", "load the model again")
 
     def close(self) -> None:
         kept: list[object] = []
@@ -405,22 +415,22 @@ class PagedDecoder(Decoder):
                 self.run.cancel()
                 self.closed, self._running = True, set()
                 kept += self.run, self.program
-                del self.run, self.program  # with their weights, whoever still holds this decoder
+                del self.run, self.program  # frees the weights, even if a caller still holds this decoder
         for pool in self.pools:
             if pool.backing is not None:
                 pool.backing.close()
-        self.executor.close()  # which waits for what was started: it reads what the run keeps, and writes the cache
+        self.executor.close()  # waits for steps in progress, which read the program's data and write the cache
         kept.clear()
         self.storage.close()
 
 
 def _paged(sequences: Sequence[DecoderSequence]) -> list[PagedSequence]:
-    """The sequences, which are a paged decoder's own.
+    """Return the sequences as PagedSequence.
 
     Raises:
-        TypeError: another kind of decoder opened one of them.
+        TypeError: another kind of decoder opened at least one of the sequences.
     """
     own = [sequence for sequence in sequences if isinstance(sequence, PagedSequence)]
     if len(own) != len(sequences):
-        raise TypeError("a sequence of another decoder")
+        raise TypeError("the sequence belongs to another kind of decoder")
     return own

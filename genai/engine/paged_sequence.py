@@ -1,4 +1,4 @@
-"""A sequence of the main decoder: tokens, and the block tables that hold their keys and values."""
+"""A sequence of the main decoder: its tokens, and the block tables that hold their keys and values."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .scheduler import GroupDemand, Pending
 from .sequence import AdapterHistory, DecoderSequence
 from .stored import StoredArray, StoredTokens
 
-if TYPE_CHECKING:  # a sequence and its decoder know each other
+if TYPE_CHECKING:  # avoids an import cycle
     from .paged import PagedDecoder
 
-# Tokens that are appended together in at least this number have prefill numerics.
+# Tokens appended together in at least this number have prefill numerics.
 MIN_PREFILL_TOKENS = 32
 _ONE_TOKEN = Pending(1, False), Pending(1, True)
 
 
 class PagedSequence(DecoderSequence):
-    """Tokens, and the block tables that hold their keys and values.
+    """A sequence's tokens, and the block tables that hold their keys and values.
 
-    Long prompts have prefill numerics, single tokens and short prompts decode numerics: they round differently. Which
-    of the two a token has is settled when it is appended, or where it is found in the prefix cache, by what is there (a
-    reply, part of the next prompt): however it is computed then, in chunks, in company, again after its cache was taken
-    back, its bits are the same.
+    Long prompts have prefill numerics. Single tokens and short prompts have decode numerics, which round differently.
+    A token's numerics are fixed when the token is appended. If the token is found in the prefix cache, the cached block
+    determines its numerics (a reply can be part of the next prompt). The results for a token are therefore
+    bit-identical whether it is computed in chunks, with other sequences, or again after its cache was dropped.
     """
 
     def __init__(self, decoder: PagedDecoder, cache: SequenceCache) -> None:
@@ -45,11 +45,13 @@ class PagedSequence(DecoderSequence):
         self._rope_threshold = decoder.rope_threshold
         self.adapter_history: AdapterHistory[AdapterMix | None] = AdapterHistory()
         self._prefill = bytearray()  # per token
-        # So many tokens were computed once, and stay as they were: blocks that others computed otherwise do not count.
+        # The number of tokens that have been computed and keep their numerics. Cached blocks with different numerics do
+        # not match these tokens.
         self._settled = 0
-        # Whether its keys and values came from outside: others, who have the same tokens, are not given them.
+        # True if keys and values were loaded from outside. They are not published to other sequences with the same
+        # tokens.
         self.is_private = False
-        # So many first tokens stay where tokens are forgotten.
+        # The number of leading tokens to keep when tokens are dropped.
         self._kept = 0
         decoder.pool.release_after(self, cache.release)
 
@@ -63,24 +65,24 @@ class PagedSequence(DecoderSequence):
         other._kept, other.forgotten = self._kept, self.forgotten
         return other
 
-    # --- where in the cache a token is -------------------------------------------------------------------------------
+    # --- the position of a token in the cache ------------------------------------------------------------------------
 
     def _cache_index(self, index: int) -> int:
-        """Where in the cache a token is, or the one behind it that is kept."""
+        """Return a token's index in the cache; for a dropped token, the index of the next retained token."""
         return index if index <= self._kept else max(self._kept, index - self.forgotten)
 
     def _index(self, cache_index: int) -> int:
-        """Which token is there."""
+        """Return the index of the token at an index in the cache."""
         return cache_index if cache_index < self._kept else cache_index + self.forgotten
 
     def computed_end(self) -> int:
-        """The index behind the last token of the cache."""
+        """The index after the last cached token."""
         if not self.forgotten:
             return self.cache.length
         return self._index(self.cache.length - 1) + 1 if self.cache.length else 0
 
     def note_forgotten(self, kept: int, count: int) -> None:
-        """So many tokens behind the first `kept` ones were taken out of the cache."""
+        """Record that `count` tokens after the first `kept` ones were removed from the cache."""
         self._kept, self.forgotten = kept, self.forgotten + count
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
@@ -94,7 +96,7 @@ class PagedSequence(DecoderSequence):
 
     @property
     def rope_table(self) -> int:
-        """Keys are stored rotated, so a sequence that crosses the threshold is computed anew with the other table."""
+        """The number of the RoPE table. Keys are stored rotated, so crossing the threshold recomputes the sequence."""
         return int(self._rope_threshold is not None and len(self.tokens) > self._rope_threshold)
 
     def adapt(self, adapters: AdapterMix | None) -> None:
@@ -105,26 +107,26 @@ class PagedSequence(DecoderSequence):
 
     @property
     def was_switched(self) -> bool:
-        """Whether its adapters changed after tokens were computed, which stay as they are."""
+        """True if the adapters changed after tokens were computed; those tokens are unchanged."""
         return bool(self.adapter_history)
 
     def adapters_of(self, index: int) -> AdapterMix | None:
-        """What a token goes through, or went through when it was first computed."""
+        """Return the adapters of a token: those that it was first computed with, or else the current ones."""
         return self.adapter_history.of(index, self.adapters)
 
     def resume(self, stored: StoredTokens) -> None:
-        """Take tokens that were computed before, of which nothing is cached yet; how they round is settled."""
+        """Set tokens that were computed earlier but are not cached yet; their numerics are fixed."""
         self.tokens, self._prefill = list(stored.tokens), bytearray(stored.numerics)
         self._settled, self.is_private = len(self.tokens), True
 
     @property
     def numerics(self) -> bytes:
-        """Per token 1 where it has prefill numerics, else 0."""
+        """One byte per token: 1 for prefill numerics, else 0."""
         return bytes(self._prefill)
 
     @property
     def _origin(self) -> tuple[int, bytes]:
-        """What its keys and values depend on besides tokens and numerics."""
+        """Everything that keys and values depend on except tokens and numerics."""
         return self.rope_table, b"" if self.adapters is None else self.adapters.key
 
     def pending(self) -> Pending:
@@ -142,7 +144,7 @@ class PagedSequence(DecoderSequence):
         return Pending(self.adapter_history.end_of(first, end) - first, bool(prefill))
 
     def propose(self, tokens: Sequence[int]) -> None:
-        """Propose tokens; what comes after a change of RoPE tables is computed anew, and not proposed."""
+        """Propose draft tokens, but only up to a change of RoPE tables, which recomputes the sequence."""
         super().propose(tokens)
         if self._rope_threshold is not None and not self.rope_table:
             del self.proposed[self._rope_threshold - len(self.tokens) :]
@@ -150,15 +152,13 @@ class PagedSequence(DecoderSequence):
     def reuse(self) -> int:
         if self.forgotten:
             return 0
-        with device_errors("bringing blocks of the prefix cache back"):
+        with device_errors("loading blocks of the prefix cache"):
             return self.cache.reuse(self.tokens, self._origin, self._prefill, self._settled)
 
     def settle_cache(self) -> None:
-        """Give back the blocks that no further token sees, and publish what others may go on from: of these blocks, and
-        snapshots of states.
-        """
+        """Return blocks that no later token attends to; publish the blocks at boundaries, and snapshots of states."""
         if self.cache.length > self._cache_index(len(self.tokens)):
-            return  # of proposals it is not known yet which ones stay
+            return  # some draft tokens may still be rejected
         position = self.cache.length
         if self.cache.has_snapshots:
             self.publish()
@@ -169,7 +169,7 @@ class PagedSequence(DecoderSequence):
 
     @property
     def certain_length(self) -> int:
-        """Where in the cache proposals begin."""
+        """The index in the cache at which draft tokens start."""
         return self._cache_index(len(self.tokens))
 
     def mark_boundary(self, length: int) -> None:
@@ -217,11 +217,11 @@ class PagedSequence(DecoderSequence):
 
     @property
     def can_go_ahead(self) -> bool:
-        """Whether its next token, whichever it is, needs nothing but to be computed."""
+        """True if the next token only needs to be computed, whichever token it is."""
         length, threshold = len(self.tokens), self._rope_threshold
         is_full = self.shift is not None and length + 1 - self.forgotten > self.shift.size
         is_ready = self.num_computed == length and self.ahead is None and not self.proposed
-        return is_ready and not is_full and length != threshold  # there the other RoPE table begins
+        return is_ready and not is_full and length != threshold  # at the threshold the other RoPE table applies
 
     def rewind(self, length: int) -> None:
         before = self.rope_table
@@ -247,11 +247,13 @@ class PagedSequence(DecoderSequence):
     def forget(self) -> None:
         shift, cache, decoder, size = self.shift, self.cache, self.decoder, self.decoder.block_size
         if shift is None:
-            raise StateError("the sequence keeps all its tokens", "it has no shift", "set one before it is full")
+            raise StateError(
+                "the sequence cannot drop tokens", "it has no context shift", "set `shift` before the context is full"
+            )
         move_keys = decoder.key_rotator()
         self.take_back()
         first = (self._kept if self.forgotten else -(-shift.keep // size) * size) // size
-        # What was given back is computed again, without what is forgotten.
+        # If the tokens are no longer cached, the sequence is recomputed without the dropped tokens.
         held = cache.length >= (first + 1) * size
         count = max(1, ((cache.length if held else shift.size) // size - first) // 2)
         held = held and cache.can_forget(first, count)
@@ -267,7 +269,7 @@ class PagedSequence(DecoderSequence):
             try:
                 decoder.executor.copy_blocks(decoder.storage.blocks, copies)
                 move_keys([table.blocks[max(first, table.num_gone) :] for table in cache.tables], count * size)
-            except MemoryError:  # some keys may have moved, and others not
+            except MemoryError:  # some keys may have been moved already
                 self.truncate(first * size)
             except BaseException as error:
                 self.truncate()
@@ -279,17 +281,17 @@ class PagedSequence(DecoderSequence):
         self.note_forgotten(first * size, count * size)
 
     def stored_arrays(self) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
-        """Whole blocks only: the rest of a block may hold what was another sequence's."""
+        """Return whole blocks only: the rest of a partial block may contain data from another sequence."""
         if self.forgotten:
             raise StateError(
-                "this sequence forgot tokens when its context was full",
-                "what is left of its keys and values is not that of its tokens",
+                "this sequence dropped tokens when its context was full",
+                "the remaining keys and values do not match its tokens",
                 "save the state before the context is full, or generate without ctx_shift",
             )
         if self.was_switched:
             raise StateError(
                 "the adapters of this sequence were changed after tokens were computed",
-                "the rest of its last block is computed again from its tokens, which goes through one choice of them",
+                "the rest of its last block would be computed again with a single set of adapters",
                 "choose the adapters before the first token, or rewind to 0 after the change",
             )
         decoder, states = self.decoder, self.cache.states
@@ -307,25 +309,25 @@ class PagedSequence(DecoderSequence):
             lengths = [self.num_computed // size * size]
         else:
             lengths = [length for length in states.slots if length % size == 0 and length <= self.num_computed]
-        # Windows may have given back what the tokens behind it see.
+        # A window may no longer have the blocks that the next token attends to.
         return max((length for length in lengths if self.cache.has_all(length)), default=0)
 
 
 def device_error(error: MemoryError | DeviceFailed, work: str) -> GenaiError:
-    """What a device says of its work, with a way out."""
+    """Convert a device's error to an error that contains a fix."""
     if isinstance(error, DeviceFailed):
-        fix = "load the model again; genai doctor shows what is there"
-        return DeviceError(f"the device failed in {work}", str(error), fix)
+        fix = "load the model again; genai doctor lists the devices"
+        return DeviceError(f"the device failed while {work}", str(error), fix)
     return CacheCapacityError(
         f"the device has no memory left for {work}",
-        str(error) or "it refused to give more",
+        str(error) or "an allocation failed",
         "compute fewer sequences at a time, or load the model with a smaller context_size or cache_bytes",
     )
 
 
 @contextmanager
 def device_errors(work: str) -> Iterator[None]:
-    """That a device fails in some work is said as its other errors are."""
+    """Convert device errors that occur in `work` to errors that contain a fix."""
     try:
         yield
     except (MemoryError, DeviceFailed) as error:

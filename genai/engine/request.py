@@ -1,4 +1,4 @@
-"""What the engine wants of a request, which knows what its tokens mean."""
+"""The interface that a request offers to the engine."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from .sequence import DecoderSequence, Logits
 
 
 class EngineRequest(Protocol):
-    """One sequence to generate. The engine opens `sequence` with the request's tokens and drives it; all calls come
-    from the thread that calls Engine.step.
+    """A sequence to generate. The engine opens `sequence` with the request's tokens and drives it.
+
+    The thread that calls Engine.step makes all calls.
 
     Attributes:
-        sequence: the decoder's state, from `start` or `adopt` to `finish`. has_sequence: whether it is there.
-        row: chooses its tokens; reads `sequence.tokens`.
-        num_prompt: tokens that the sequence starts with. max_length: most tokens that it may have; of one whose context
-            shifts, before that happens again.
-        cancelled: set from any thread; the engine then drops the request at the next step.
-        wants_prompt_logits: whether take_prompt_logits is called.
-        is_watched: somebody reads its tokens as they come.
-        adapters: what its tokens go through; None = none.
-        origin: a sequence that it goes on from, sharing what is cached; None = it starts empty.
-        priority: a higher one is admitted sooner. deadline: of time.monotonic(); None = it has all the time.
-        keeps_sequence: whether `keep` is called.
+        sequence: the decoder's sequence, from `start` or `adopt` until `finish`.
+        has_sequence: True if `sequence` is set.
+        row: chooses the tokens; reads `sequence.tokens`.
+        num_prompt: number of tokens that the sequence starts with.
+        max_length: maximum number of tokens in the sequence; if its context shifts, the maximum before the next shift.
+        cancelled: True if the request was cancelled, from any thread; the engine drops the request at the next step.
+        wants_prompt_logits: True if the engine is to call take_prompt_logits.
+        is_watched: True if the tokens are streamed to a reader.
+        adapters: the adapters that the request's tokens are computed with; None = none.
+        origin: a sequence to continue and to share cached blocks with; None = start empty.
+        priority: requests with a higher priority are admitted first.
+        deadline: a time on the clock of time.monotonic(); None = no deadline.
+        keeps_sequence: True if the engine is to call `keep`.
     """
 
     sequence: DecoderSequence
@@ -42,42 +45,42 @@ class EngineRequest(Protocol):
 
     @property
     def max_length(self) -> int:
-        """See above."""
+        """See the class's attributes."""
 
     @property
     def is_watched(self) -> bool:
-        """See above."""
+        """See the class's attributes."""
 
     @property
     def cancelled(self) -> bool:
-        """See above."""
+        """See the class's attributes."""
 
     def take_siblings(self) -> Sequence[EngineRequest]:
-        """Requests with the same prompt, to be started as copies of this one; given once."""
+        """Return the requests with the same prompt, to be started as copies of this request; only once each."""
 
     def start(self, sequence: DecoderSequence) -> None:
-        """Take an empty sequence, put the prompt in and make `row`."""
+        """Store an empty sequence, append the prompt to it, and create `row`."""
 
     def adopt(self, sequence: DecoderSequence) -> None:
-        """Take a sequence that holds the computed prompt, and make `row`."""
+        """Store a sequence that contains the computed prompt, and create `row`."""
 
     def note_reused(self, num_tokens: int) -> None:
-        """This many prompt tokens need not be computed."""
+        """Record that `num_tokens` prompt tokens were found in the prefix cache."""
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """The logits [rows, V] after the prompt tokens from `start` on; a request that had to wait gets them again."""
+        """Process the logits [rows, V] after the prompt tokens from index `start`; repeated after a preemption."""
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """A token was chosen: append it, or take tokens back. False = the request is done."""
+        """Process a chosen token: append it, or rewind the sequence. Return False if the request is done."""
 
     def expire(self) -> BaseException | None:
-        """Its deadline passed: the error with which it ends; None = what there is counts."""
+        """Return the error to finish with because the deadline passed; None = finish with the tokens so far."""
 
     def keep(self, sequence: DecoderSequence) -> None:
-        """A fork of its sequence at its end, which is the request's."""
+        """Store a fork of the sequence at its end; the request then owns it."""
 
     def note_proposals(self, proposed: int, kept: int) -> None:
-        """So many more tokens were proposed, and so many more are those that were chosen."""
+        """Record that `proposed` more draft tokens were computed and `kept` more were accepted."""
 
     def finish(self, error: BaseException | None) -> None:
-        """Called once, when the request is over; its sequence is closed already."""
+        """Handle the end of the request; called once, after its sequence is closed."""

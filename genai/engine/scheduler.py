@@ -1,7 +1,7 @@
-"""Who runs, and which tokens are computed in the next step: pure policy, no arrays.
+"""Scheduling policy: which requests run, and which tokens the next step computes. No arrays.
 
-A request is admitted when the blocks of the cache will hold what all running requests are expected to grow to, so that
-few are ever preempted. The idea of simulating the coming steps is that of tokasaurus.
+A request is admitted if the cache can hold all running requests at their expected final sizes, so that preemption is
+rare. The simulation of future steps is an idea from tokasaurus.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Generic, NamedTuple, TypeVar
 
 from genai.kvcache.pool import BlockPool
 
-# Limits up to this many tokens are taken at their word; of larger ones most requests use a part.
+# Requests are assumed to use token limits up to this number fully. Most requests use only part of a larger limit.
 _SHORT_LIMIT = 256
-# The part of a larger limit that requests are expected to use before any has ended, and the weight of each one that
-# ends.
+# The expected used fraction of a larger limit before any request has ended, and the weight of each ended request.
 _FIRST_SHARE, _SHARE_WEIGHT = 0.25, 0.1
 
-# Prompts get at least this part of the time.
+# The minimum share of time spent on prompts.
 _LEAST_SHARE = 1 / 3
-# With that share, 21 steps without a prompt for one with: the 95th percentile of the time between two tokens is that of
-# a step without.
+# There are 21 steps without prompt tokens per step with prompt tokens. The 95th percentile of the time between two
+# tokens is therefore the duration of a step without prompt tokens.
 _QUIET_STEPS = 21
-# A step with prompts takes as long as so many without.
+# The duration of a step with prompt tokens, as a multiple of the duration of a step without them.
 _LONGER = _QUIET_STEPS * _LEAST_SHARE / (1 - _LEAST_SHARE)
-# Where nothing is known yet; and at least, so that prompts are read in the end.
+# The initial number of prompt tokens per step, and the minimum, which ensures that prompts make progress.
 _FIRST_TOKENS, _LEAST_TOKENS = 32, 8
-# The fastest of the last few steps count: others held kernels being compiled, or another program's work.
+# The number of recent steps of which the fastest is used. Slower steps may include kernel compilation or another
+# program's work.
 _REMEMBERED = 8
 
 
 class Pending(NamedTuple):
-    """A sequence's next pending tokens of the same numerics: how many, and whether prefill's."""
+    """A run of a sequence's next pending tokens with the same numerics: its length; True for prefill numerics."""
 
     num_tokens: int
     prefill: bool
@@ -46,7 +46,7 @@ _ONE_MORE = Pending(1, False)
 
 
 class Chunk(NamedTuple):
-    """What a step takes of a sequence: its index, how many of its next pending tokens, whether of prefill numerics."""
+    """A sequence's part of a step: its index; the number of its next pending tokens; True for prefill numerics."""
 
     sequence: int
     num_tokens: int
@@ -54,23 +54,23 @@ class Chunk(NamedTuple):
 
 
 StepPlan = list[Chunk]
-"""A part per sequence that takes part, decode numerics first."""
+"""One chunk per participating sequence, decode numerics first."""
 
 
 def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int = sys.maxsize) -> StepPlan:
-    """The next step: at most `token_budget` of the tokens that are not computed yet.
+    """Plan the next step with at most `token_budget` of the pending tokens.
 
-    Sequences with one pending token (decode) go first, so that a long prompt does not hold them up; short chunks and
-    then prompts follow in order, and the last one is cut into a chunk where the budget ends. Repeated until nothing is
-    pending, every token is computed once, in its sequence's order.
+    Sequences with one pending token (decode) come first, so that a long prompt does not delay them. Short chunks and
+    then prompts follow in order, and the last chunk is cut to the budget. If steps are repeated until no token is
+    pending, every token is computed once, in the order of its sequence.
 
     Args:
-        pending: tokens not yet computed, per sequence.
-        token_budget: most tokens in a step, at least 1.
-        prefill_budget: most of them of prefill numerics; 0 leaves those for a later step.
+        pending: the pending tokens of each sequence.
+        token_budget: maximum number of tokens in a step, at least 1.
+        prefill_budget: maximum number of tokens with prefill numerics; 0 postpones all of these to a later step.
 
     Returns:
-        The step; empty if nothing is pending.
+        The step; empty if no token is pending.
     """
     if len(pending) <= token_budget and all(run == _ONE_MORE for run in pending):
         return [Chunk(index, 1, False) for index in range(len(pending))]
@@ -90,13 +90,14 @@ def plan_step(pending: Sequence[Pending], token_budget: int, prefill_budget: int
 
 
 class GroupDemand(NamedTuple):
-    """What a sequence holds of a cache group, and may ask of it.
+    """The blocks of a cache group that a sequence holds and may need.
 
     Attributes:
-        blocks: those it holds and can go on with. own: of these, the ones that nobody else holds.
-        most: most blocks that it holds at a time; None = as many as its tokens need.
-        pool: number of the pool that the blocks are from.
-        fixed: whether it needs `most` blocks however many tokens it has.
+        blocks: number of blocks that the sequence holds and can continue with.
+        own: number of these blocks that no other sequence holds.
+        most: maximum number of blocks that the sequence holds at a time; None = as many as its tokens fill.
+        pool: number of the pool that the blocks belong to.
+        fixed: True if the sequence needs `most` blocks regardless of its number of tokens.
     """
 
     blocks: int = 0
@@ -106,7 +107,7 @@ class GroupDemand(NamedTuple):
     fixed: bool = False
 
     def grown(self, tokens: int, block_size: int) -> int:
-        """Blocks that it will have taken once it has so many tokens."""
+        """Return the number of additional blocks that the sequence needs to reach `tokens` tokens."""
         needed = -(-tokens // block_size)
         if self.most is not None:
             needed = self.most if self.fixed else min(needed, self.most)
@@ -114,11 +115,13 @@ class GroupDemand(NamedTuple):
 
 
 class CacheDemand(NamedTuple):
-    """What a sequence holds of the cache, and may ask of it.
+    """The cache blocks that a sequence holds and may need.
 
     Attributes:
-        tokens: how many it has. prompt: so many of them were given. limit: most that it may have.
-        groups: per cache group.
+        tokens: number of tokens in the sequence.
+        prompt: number of prompt tokens among them.
+        limit: maximum number of tokens in the sequence.
+        groups: demand per cache group.
     """
 
     tokens: int
@@ -127,25 +130,27 @@ class CacheDemand(NamedTuple):
     groups: tuple[GroupDemand, ...] = (GroupDemand(),)
 
     def own(self, pool: int) -> int:
-        """Blocks of a pool that nobody else holds."""
+        """Return the number of blocks of a pool that only this sequence holds."""
         return sum(group.own for group in self.groups if group.pool == pool)
 
     def grown(self, steps: int, block_size: int, pool: int) -> int:
-        """Blocks of a pool that it will have taken after so many more tokens."""
+        """Return the number of additional blocks of a pool that the sequence needs for `steps` more tokens."""
         return sum(group.grown(self.tokens + steps, block_size) for group in self.groups if group.pool == pool)
 
 
 def peak_blocks(held: int, growing: Sequence[tuple[CacheDemand, int]], block_size: int, pool: int = 0) -> int:
-    """The most blocks of a pool that are held at any time, if each sequence gets a token per step until it ends.
+    """Return the maximum number of blocks in use at any time if each sequence gets one token per step until it ends.
 
     Args:
-        held: blocks that are held now.
-        growing: sequences, and how many tokens each will still get.
+        held: number of blocks in use now.
+        growing: the sequences, each with the number of tokens that it has yet to get.
+        block_size: tokens per block.
+        pool: number of the pool.
     """
     ordered = sorted(growing, key=lambda one: one[1])
     most = held
     for index, (ending, steps) in enumerate(ordered):
-        # They grow without pause, so the most is held just before one of them ends.
+        # All sequences grow in every step, so the maximum occurs just before one of them ends.
         grown = sum(one.grown(steps, block_size, pool) for one, _ in ordered[index:])
         most = max(most, held + grown)
         held -= ending.own(pool)
@@ -156,19 +161,20 @@ J = TypeVar("J")
 
 
 class Scheduler(Generic[J]):
-    """Owns who waits and who runs.
+    """The queues of waiting and running requests.
 
-    Requests are admitted by priority, then in the order in which they came; none overtakes another of its priority. The
-    last in this order is preempted first, and keeps its place.
+    Requests are admitted by priority and, within a priority, by arrival. No request overtakes another of the same
+    priority. The request that is last in this order is preempted first, and keeps its place in the order.
 
     Args:
-        pools: the blocks that sequences share; none = there is no bound.
-        block_size: tokens in a block.
-        max_sequences: requests that run side by side.
-        demand: what a request that was started asks of the pools.
+        pools: the pools that the sequences share; empty = no limit.
+        block_size: tokens per block.
+        max_sequences: maximum number of requests that run at a time.
+        demand: returns the cache demand of a started request.
 
     Attributes:
-        waiting: in the order in which they will be admitted. running: in the order in which they were.
+        waiting: waiting requests in the order of admission.
+        running: running requests in the order in which they were admitted.
     """
 
     def __init__(
@@ -180,23 +186,23 @@ class Scheduler(Generic[J]):
         self._order: dict[J, tuple[int, int]] = {}
         self._arrivals = count()
         self._used_share = _FIRST_SHARE
-        # What was refused is not asked about again until a request has left: else the two would take turns at
-        # computing.
+        # After a request was refused, no other request is considered until a request has ended. Otherwise two requests
+        # could alternate and each compute its prompt again every time.
         self._is_full = False
 
     def submit(self, request: J, *, priority: int = 0) -> None:
-        """Queue a request; a higher priority is admitted sooner."""
+        """Queue a request; requests with a higher priority are admitted first."""
         self._order[request] = -priority, next(self._arrivals)
         self._wait(request)
 
     def candidate(self) -> J | None:
-        """The request that may be admitted next, to be started by the caller: only then its demand is known."""
+        """Return the request to admit next, if any. The caller starts it, because its demand is known only then."""
         if not self.waiting or len(self.running) >= self._max_sequences or (self._is_full and self.running):
             return None
         return self.waiting[0]
 
     def admit(self, request: J) -> bool:
-        """Let a candidate run, if the pools will hold all that runs then; a request alone may always try."""
+        """Admit a candidate if the pools can hold all running requests; a lone request is always admitted."""
         self._is_full = bool(self.running) and not self._fits(request)
         if not self._is_full:
             self.waiting.remove(request)
@@ -204,7 +210,7 @@ class Scheduler(Generic[J]):
         return not self._is_full
 
     def admit_copy(self, request: J, of: J) -> bool:
-        """Let a request run that was started as the copy of a running one; else it waits behind that one."""
+        """Admit a request that was started as a copy of a running request, or queue it after that request."""
         self._order[request] = self._order[of]
         if len(self.running) < self._max_sequences and self._fits(request):
             self.running.append(request)
@@ -213,7 +219,7 @@ class Scheduler(Generic[J]):
         return False
 
     def preempt(self) -> J | None:
-        """Take from the running requests the one that is worth least, when the pool is full; None = it runs alone."""
+        """Return the running request that is last in order to the queue because a pool is full; None if one runs."""
         if len(self.running) < 2:
             return None
         request = max(reversed(self.running), key=self._order.__getitem__)
@@ -223,7 +229,7 @@ class Scheduler(Generic[J]):
         return request
 
     def remove(self, request: J) -> None:
-        """A request is over, or was given up."""
+        """Remove a request that has ended or was cancelled."""
         if request in self.running:
             self._learn(self._demand(request))
             self.running.remove(request)
@@ -245,7 +251,7 @@ class Scheduler(Generic[J]):
         )
 
     def _expected(self, demand: CacheDemand) -> int:
-        """How many tokens a sequence will probably still get."""
+        """Return the number of additional tokens that a sequence is expected to get."""
         limit, done = demand.limit - demand.prompt, demand.tokens - demand.prompt
         probable = limit if limit <= _SHORT_LIMIT else max(_SHORT_LIMIT, math.ceil(self._used_share * limit))
         return max(probable - done, min(self._block_size, limit - done), 0)
@@ -258,24 +264,26 @@ class Scheduler(Generic[J]):
 
 
 class PrefillBudget:
-    """Learns from the steps what a prompt's token takes, and says how many of them the next step may compute.
+    """Measures the duration of steps and limits the number of prompt tokens in the next step.
 
-    A step that reads part of a prompt takes longer, and who watches a reply sees it pause. Such steps are therefore
-    kept apart by so many steps without a prompt that fewer than five in a hundred tokens come late, and they are only
-    so long that prompts get a third of the time. Where many prompts wait beside few watched replies, they get more of
-    it: the steps come closer together, and stay as long. Nobody watches a batch, so that its prompts are read at once.
+    A step that includes part of a prompt takes longer, which appears as a pause in streamed replies. Such steps are
+    therefore separated by enough steps without prompt tokens that fewer than 5 % of the tokens are late, and their
+    length is limited so that prompts get a third of the time. If many prompts wait while few replies are streamed,
+    prompts get a larger share: the steps become more frequent but not longer. In a batch no reply is streamed, so
+    prompts are computed without a limit.
     """
 
     def __init__(self) -> None:
-        self._steps = _QUIET_STEPS  # without a prompt since the last one with
+        self._steps = _QUIET_STEPS  # steps without prompt tokens since the last step with prompt tokens
         self._quiet: deque[float] = deque(maxlen=_QUIET_STEPS)
         self._per_token: deque[float] = deque(maxlen=_REMEMBERED)
 
     def tokens(self, *, reading: int, watched: int) -> int:
-        """Most tokens of prompts in the next step.
+        """Return the maximum number of prompt tokens in the next step.
 
         Args:
-            reading: sequences whose prompt is being read. watched: those that generate while somebody watches.
+            reading: number of sequences with a prompt in prefill.
+            watched: number of decoding sequences whose tokens are streamed.
         """
         if not watched or not reading:
             return sys.maxsize
@@ -287,7 +295,7 @@ class PrefillBudget:
         return max(_LEAST_TOKENS, int(_LONGER * self._quiet_seconds / min(self._per_token)))
 
     def note(self, prefill_tokens: int, seconds: float) -> None:
-        """A step was computed, with so many tokens of prompts."""
+        """Record the duration of a step and its number of prompt tokens."""
         if not prefill_tokens:
             self._steps += 1
             self._quiet.append(seconds)

@@ -1,4 +1,4 @@
-"""A sequence as the engine sees it: tokens, how much of them is computed, what may come next."""
+"""The interface of a sequence: its tokens, the part of them that is computed, and the proposed tokens."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .adapter_mix import AdapterMix
 from .scheduler import GroupDemand, Pending
 from .stored import StoredArray
 
-# float32 [rows, vocab_size]: NumPy's, or in a device's memory, from where np.asarray brings them to the host. There
-# they can be cut into rows, stacked and concatenated; `logits[rows, tokens]` are single numbers on the host.
+# float32 [rows, vocab_size]: a NumPy array, or an array in a device's memory that np.asarray copies to the host. A
+# device array can be sliced by rows, stacked and concatenated; `logits[rows, tokens]` copies single values to the host.
 Logits = NDArray[np.float32]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ContextShift:
-    """What becomes of a sequence that has more tokens than the context holds: it forgets half of them, but the first.
+    """Context shift: a sequence longer than the context drops half of its tokens, but never the first ones.
 
     Attributes:
-        keep: so many of the first tokens stay, up to whole blocks. size: most tokens that are cached.
+        keep: number of leading tokens to keep, rounded up to whole blocks.
+        size: maximum number of cached tokens.
     """
 
     keep: int
@@ -34,26 +35,25 @@ class ContextShift:
 
 
 class AdapterHistory(Generic[T]):
-    """What tokens went through that were computed before it changed for those behind them: computed again, they go
-    through the same.
-    """
+    """The adapters (or other inputs) that earlier tokens were computed with, for use when they are recomputed."""
 
     def __init__(self) -> None:
-        # Each entry speaks of the tokens before an index, from the one that the entry before it names on.
+        # Each entry applies to the tokens before its index, starting at the index of the preceding entry.
         self._entries: list[tuple[int, T]] = []
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def copy(self) -> AdapterHistory[T]:
-        """The same, for a sequence that goes its own way."""
+        """Return a copy for a fork of the sequence."""
         other: AdapterHistory[T] = AdapterHistory()
         other._entries = [*self._entries]
         return other
 
     def note(self, num_computed: int, what: T) -> None:
-        """What so many tokens went through that are computed already, but for those that went through something else
-        before; what is not computed goes through what comes now.
+        """Record the value that the first `num_computed` tokens were computed with; tokens with an entry keep theirs.
+
+        Tokens that are not computed yet use the new value.
         """
         if num_computed == 0:
             self._entries.clear()
@@ -61,19 +61,19 @@ class AdapterHistory(Generic[T]):
             self._entries.append((num_computed, what))
 
     def of(self, index: int, now: T) -> T:
-        """What a token goes through; `now` is that of tokens that nothing is noted of."""
+        """Return the value for a token; `now` applies to tokens without an entry."""
         if not self._entries:
             return now
         return next((what for end, what in self._entries if index < end), now)
 
     def end_of(self, first: int, end: int) -> int:
-        """The end of the tokens from `first` on, and before `end`, that go through the same."""
+        """Return the end of the run of tokens in [first, end) that have the same value as `first`."""
         if not self._entries:
             return end
         return min([end, *(changed for changed, _ in self._entries if changed > first)])
 
     def cut(self, length: int) -> None:
-        """Forget tokens from `length` on."""
+        """Drop the entries of tokens from index `length`."""
         starts = [0, *(end for end, _ in self._entries)]
         self._entries = [
             (min(end, length), what)
@@ -84,10 +84,12 @@ class AdapterHistory(Generic[T]):
 
 @dataclass
 class StepAhead:
-    """The token behind a sequence's last one, which a device computes before anybody knows which it is.
+    """A token that follows a sequence's last token, and that a device computes before the host has read it.
 
     Attributes:
-        index: of the token. logits: of the step; row: which of them are behind it.
+        index: index of the token in the sequence.
+        logits: logits of the step that computes the token.
+        row: row of the logits after the token.
     """
 
     index: int
@@ -96,19 +98,19 @@ class StepAhead:
 
 
 class DecoderSequence(ABC):
-    """One growing token sequence and its cached state.
+    """A growing token sequence and its cached state.
 
-    `num_computed` of its `tokens`, and of the proposals behind them, are in the cache.
+    The first `num_computed` of `tokens`, followed by `proposed`, are in the cache.
 
     Attributes:
-        adapters: what its tokens go through from now on (see Decoder.adapt); those that are computed stay as they are.
-        proposed: tokens that may come after `tokens`. They are computed with them; append keeps what was computed of
-            them where it is given the same.
-        shift: what becomes of it when the context is full; None = it has no more tokens than that.
-        forgotten: so many of its tokens, behind the first ones that are kept, are no more seen by those that follow.
-        ahead: what `Decoder.step_ahead` has started, until its logits are taken. The token that it computes counts in
-            `num_computed`, and is the one that is appended next. Whatever else becomes of the sequence takes it back,
-            and leaves it as if nothing had been started.
+        adapters: the adapters for tokens computed from now on (see `adapt`); computed tokens are unchanged.
+        proposed: draft tokens that may follow `tokens`. They are computed together; `append` keeps the computed state
+            of the draft tokens that it receives.
+        shift: the context shift to apply when the context is full; None = the context limits the length.
+        forgotten: number of tokens after the first kept tokens that later tokens no longer attend to.
+        ahead: the step that `Decoder.step_ahead` started, until its logits are taken. The step's token is counted in
+            `num_computed`, and must be the next token to be appended. Any other change of the sequence undoes the step,
+            as if it had not been started.
     """
 
     num_computed: int
@@ -122,13 +124,14 @@ class DecoderSequence(ABC):
         self.proposed: list[int] = []
 
     def append(self, tokens: Sequence[int], *, together: int = 0) -> None:
-        """Add tokens. Many that come together may be computed by other kernels than a few, which round differently.
+        """Append tokens. A large number appended together may be computed by other kernels, which round differently.
 
         Args:
-            together: of how many these are a part, where they are appended in pieces.
+            tokens: token ids.
+            together: total number of tokens if they are appended in several parts.
         """
         if self.ahead is not None and self.ahead.index == len(self.tokens) and len(tokens) == 1:
-            pass  # it is being computed
+            pass  # the token is already being computed
         elif self.proposed and [*tokens] == self.proposed[:1]:
             del self.proposed[0]
         else:
@@ -137,16 +140,16 @@ class DecoderSequence(ABC):
 
     @property
     def numerics(self) -> bytes:
-        """Per token 1 where it has prefill numerics, else 0; empty where there is no difference."""
+        """One byte per token: 1 for prefill numerics, else 0. Empty if the decoder does not distinguish them."""
         return b""
 
     def propose(self, tokens: Sequence[int]) -> None:
-        """Set tokens that may come next, in place of those proposed before; see Decoder.verifies."""
+        """Set draft tokens that may come next, replacing earlier draft tokens; see Decoder.verifies."""
         self.take_back()
         self.proposed.extend(tokens)
 
     def take_back(self) -> None:
-        """Forget the proposals, and what was computed of them; and what was started ahead."""
+        """Drop the draft tokens and their computed state, and undo a step that was started ahead."""
         if self.ahead is not None:
             self.truncate(self.ahead.index)
         if self.proposed:
@@ -154,8 +157,11 @@ class DecoderSequence(ABC):
             self.truncate(len(self.tokens))
 
     def take_ahead(self) -> Logits | None:
-        """The logits behind the token that was computed ahead and appended meanwhile. None if it was not appended, as
-        after an interrupt: those that it was to be chosen from are gone, too, so that the last token is pending again.
+        """Return the logits after the token that was computed ahead and has been appended in the meantime.
+
+        Returns:
+            None if the token was not appended, for example because of an interrupt. The logits to choose it from have
+            been overwritten by then, so the last token becomes pending again.
         """
         ahead, self.ahead = self.ahead, None
         if ahead is None or ahead.index + 1 != len(self.tokens):
@@ -165,42 +171,45 @@ class DecoderSequence(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether it has to forget tokens before more are computed."""
+        """True if tokens must be dropped before more can be computed."""
         return self.shift is not None and len(self.tokens) - self.forgotten > self.shift.size
 
     @abstractmethod
     def pending(self) -> Pending:
-        """The next tokens that are not computed yet and go together."""
+        """Return the next run of pending tokens that can be computed together."""
 
     def demand(self) -> tuple[GroupDemand, ...]:
-        """What it holds of the cache, and may ask of it, per cache group."""
+        """Return the cache blocks that the sequence holds and may need, per cache group."""
         return ()
 
     def rewind(self, length: int) -> None:
-        """Forget all tokens from `length` on. The last one kept becomes pending: its logits may be asked for."""
+        """Drop all tokens from index `length`.
+
+        The last remaining token becomes pending, so that its logits can be computed.
+        """
         self.take_back()
         del self.tokens[length:]
         self.truncate(max(length - 1, 0))
 
     @abstractmethod
     def truncate(self, length: int = 0) -> int:
-        """Give the cached state from `length` on back and keep the tokens, which are pending again.
+        """Drop the cached state from index `length` but keep the tokens, which become pending again.
 
         Returns:
-            How many tokens are still computed: fewer than `length` where the state of some layers reaches back no
-            further, as windows do. The tokens from there on are computed again, which gives the same bits.
+            The number of tokens still computed. It is less than `length` if some layers, such as windows, have no older
+            state. The tokens after that number are computed again, with bit-identical results.
         """
 
     def close(self) -> None:
-        """Give the cached state back."""
+        """Drop the cached state."""
         self.truncate()
 
     @abstractmethod
     def fork(self) -> Self:
-        """A sequence with the same tokens that shares what is cached; each may go its own way."""
+        """Return an independent sequence with the same tokens that shares the cached state."""
 
     def adapt(self, adapters: AdapterMix | None) -> None:
-        """Let tokens that are computed from now on go through adapters; None = through none.
+        """Set the adapters for the tokens that are computed from now on; None = no adapters.
 
         Raises:
             InputError: the decoder has no LoRA targets.
@@ -208,62 +217,64 @@ class DecoderSequence(ABC):
         if adapters is not None:
             raise InputError(
                 "adapters cannot be used with this model",
-                "its graph runs sequence by sequence, as it was exported, without places for them",
-                "export the model so that it can be flattened (info.reason says what is in the way)",
+                "its graph cannot be flattened, so it runs one sequence at a time without LoRA targets",
+                "export the model so that it can be flattened (info.reason names the obstacle)",
             )
 
     def give(self, name: str, value: NDArray[np.generic]) -> None:
-        """Set an input of the graph that is not tokens or state, for this sequence.
+        """Set a graph input that is neither tokens nor state for this sequence.
 
         Raises:
             InputError: the graph has no such input.
         """
         raise InputError(
-            f"there is no input {name!r} to give", "the graph takes tokens and its own state", "leave the call out"
+            f"the graph has no input {name!r} to set",
+            "its inputs are tokens and state, which the engine sets",
+            "remove the call",
         )
 
     def reuse(self) -> int:
-        """Fill the sequence, of which nothing is computed, with the cached beginning of its tokens.
+        """Fill the sequence, which has no computed tokens, with the longest cached prefix of its tokens.
 
         Returns:
-            How many tokens were found; always less than there are.
+            The number of tokens found; always less than the number of tokens in the sequence.
         """
         return 0
 
-    def publish(self) -> None:  # noqa: B027 - where nothing is shared
-        """Let later sequences reuse what this one has computed."""
+    def publish(self) -> None:  # noqa: B027 - optional: some decoders share nothing
+        """Let later sequences reuse the computed state of this sequence."""
 
     def share(self) -> None:
-        """Publish also keys and values that came from outside, such as from a file."""
+        """Also publish keys and values that were loaded, for example from a file."""
         self.publish()
 
     def forget(self) -> None:
-        """Forget half of the tokens behind those that `shift` keeps; the sequence is full.
+        """Drop half of the tokens after those that `shift` keeps; the sequence must be full.
 
-        What is behind the forgotten tokens moves to earlier positions: its keys are rotated anew, and nothing is
-        computed again.
+        The tokens after the dropped ones move to earlier positions. Their keys are rotated, and nothing is recomputed.
         """
         raise NotImplementedError
 
-    def mark_boundary(self, length: int) -> None:  # noqa: B027 - where others can go on from any token
-        """Others may have the same first tokens, up to about here: what they need to go on from there is kept."""
+    def mark_boundary(self, length: int) -> None:  # noqa: B027 - optional: some decoders can continue from any token
+        """Mark a length at which other sequences may diverge; the state needed to continue from it is stored."""
 
-    def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - where others can go on from any token
-        """As `mark_boundary`, behind the first of these tokens, and behind the last two: in a chat they end the system
-        message, and what comes before the last turn.
+    def mark_messages(self, ends: Collection[int]) -> None:  # noqa: B027 - optional, as mark_boundary
+        """Mark boundaries after the first and the last two occurrences of the tokens in `ends`.
+
+        In a chat, these boundaries end the system message and the messages before the last turn.
         """
 
     def num_stored(self) -> int:
-        """How many tokens have their state in `stored_arrays`."""
+        """Return the number of tokens whose state is in `stored_arrays`."""
         return self.num_computed
 
     @abstractmethod
     def stored_arrays(self) -> list[tuple[StoredArray, Iterator[NDArray[np.uint8]]]]:
-        """What of the cached state must be kept to go on with it elsewhere: arrays, and their bytes in pieces.
+        """Return the arrays needed to continue the sequence elsewhere, with their bytes in pieces.
 
-        Tokens whose state is not part of it are computed again, which gives the same bits.
+        Tokens without state in the arrays are computed again, with bit-identical results.
 
         Raises:
-            StateError: parts of it were computed through other adapters than it has now, so that nothing could be
+            StateError: some tokens were computed with adapters other than the current ones, so they could not be
                 computed again.
         """

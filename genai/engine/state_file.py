@@ -1,16 +1,16 @@
-"""Files that hold a sequence: its tokens, its keys and values, what its sampler remembers, and notes of the caller.
+"""Files that hold a sequence: its tokens, keys and values, sampler state, and the caller's notes.
 
     8 bytes       b"genai-st"
     8 bytes       length of the header
     header        JSON: format, model, numerics, adapter, tokens, stored, arrays, sampler, notes
     4 bytes each  token ids
     1 byte each   numerics (none, or one per token)
-    arrays        one after the other, as the header lists them
-    32 bytes      SHA-256 of all before
+    arrays        in the order of the header
+    32 bytes      SHA-256 of everything before
 
-Numbers are little-endian. A file is written beside its place, synced, and renamed: it is there whole, or not at all. It
-is read as data of a stranger: nothing in it is executed, and its sizes must be those that the model and the number of
-tokens settle, and the file's own, before any memory is taken.
+Numbers are little-endian. A file is written under a temporary name, synced and renamed, so it is either complete or
+absent. It is read as untrusted input: nothing in it is executed, and before memory is allocated, its sizes must match
+the file's size and the sizes that the model and the number of tokens determine.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ _KEYS = {"format", "model", "numerics", "adapter", "tokens", "stored", "arrays",
 
 @dataclass(frozen=True)
 class Identity:
-    """What a state depends on besides its tokens and adapters.
+    """The properties, other than tokens and adapters, that a state depends on.
 
     Attributes:
-        model: hash of the files that the model was loaded from. numerics: how it computes and keeps keys and values.
-        vocab_size, context_size: of the model; no state has another token, or more of them.
+        model: hash of the files that the model was loaded from.
+        numerics: a description of how the model computes and stores keys and values.
+        vocab_size, context_size: limits of the model for the token ids and the number of tokens in a state.
     """
 
     model: str
@@ -62,13 +63,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a file holds besides keys and values.
+    """The content of a file, except its tokens, keys and values.
 
     Attributes:
-        adapter: names and weights of the adapters that the tokens went through, as the caller knows them.
-        adapter_key: what tells them from others, in hexadecimal; "" = none.
-        sampler: what chooses the next tokens; None = nothing was generated.
-        notes: of the caller, JSON.
+        adapter: names and weights of the adapters that the tokens were computed with, as the caller named them.
+        adapter_key: a hash that identifies these adapters, in hexadecimal; "" = none.
+        sampler: state of the sampler; None = nothing was generated.
+        notes: the caller's notes, as JSON.
     """
 
     adapter: Mapping[str, float] = field(default_factory=dict)
@@ -78,13 +79,13 @@ class SavedState:
 
 
 def state_path(path: Any) -> Path:
-    """Where a state is to be, with `~` for the home folder. Raises StateFileError: it names no file."""
+    """Return the path of a state file, with `~` expanded; raise StateFileError if the value is not a path."""
     try:
         target = expanded(path)
         if "\0" in str(target):
-            raise ValueError("it has a NUL character")
+            raise ValueError("it contains a NUL character")
     except (TypeError, ValueError) as error:
-        raise StateFileError(f"{path!r:.200} is no path", str(error), "give the name of a file") from None
+        raise StateFileError(f"{path!r:.200} is not a path", str(error), "pass the path of a file") from None
     return target
 
 
@@ -92,10 +93,11 @@ def state_path(path: Any) -> Path:
 
 
 def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identity: Identity, saved: SavedState) -> int:
-    """Write a sequence to a file, which takes the place of one that is there; returns its bytes.
+    """Write a sequence to a file, replacing an existing one; return the number of bytes written.
 
     Raises:
-        StateFileError: it cannot be written, such as where the disk is full. StateError: see Decoder.stored_arrays.
+        StateFileError: the file cannot be written, for example because the disk is full.
+        StateError: see Decoder.stored_arrays.
     """
     arrays = sequence.stored_arrays()
     num_stored = _num_stored(decoder, sequence, [array for array, _ in arrays])
@@ -113,8 +115,8 @@ def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identit
     text = json.dumps(header, ensure_ascii=False).encode()
     if len(text) > _MOST_HEADER:
         raise StateFileError(
-            f"{path}: what is to be saved beside the tokens takes {len(text)} bytes",
-            f"at most {_MOST_HEADER} are read back",
+            f"{path}: the header of the state has {len(text)} bytes",
+            f"a header may have at most {_MOST_HEADER} bytes",
             "save fewer options or notes",
         )
     beginning = _MAGIC + _LENGTH.pack(len(text)) + text + np.asarray(sequence.tokens, "<i4").tobytes()
@@ -132,12 +134,12 @@ def write_state(path: Path, decoder: Decoder, sequence: DecoderSequence, identit
         raise StateFileError(
             f"{path}: the state cannot be saved",
             str(error),
-            "choose another place, or make room; what was there before is as it was",
+            "choose another folder, or free disk space; an existing file is unchanged",
         ) from error
 
 
 def _num_stored(decoder: Decoder, sequence: DecoderSequence, arrays: list[StoredArray]) -> int:
-    """How many tokens' state the arrays hold."""
+    """Return the number of tokens whose state is in the arrays."""
     num_stored = sequence.num_stored()
     assert arrays == decoder.arrays_for(num_stored)
     return num_stored
@@ -152,18 +154,24 @@ def read_state(
     identity: Identity,
     adapters: Callable[[SavedState], AdapterMix | None],
 ) -> tuple[DecoderSequence, SavedState]:
-    """The sequence of a file, in the decoder's cache, and what else was saved with it.
+    """Read a sequence from a file into the decoder's cache. Return the sequence and the other saved data.
 
     Args:
-        adapters: what the tokens go through from now on, by what the file says of it; it is compared with the file's.
+        path: the file.
+        decoder: the decoder that opens the sequence.
+        identity: properties of the loaded model, which must match those in the file.
+        adapters: returns the adapters for the sequence, based on the saved data; their key must match the key in the
+            file.
 
     Raises:
-        StateFileError: there is none, it is damaged, or none of ours. StateMismatchError: it is of another model,
-            format, type of cache, or of other adapters.
-        CacheCapacityError: there is no room for it.
+        StateFileError: the file is missing, damaged, or not a state file.
+        StateMismatchError: the state was saved with another model, format, cache type or other adapters.
+        CacheCapacityError: the cache has too few free blocks.
     """
     if path.exists() and not path.is_file():
-        raise StateFileError(f"{path}: the state cannot be read", "it is a folder, a pipe or a device", "give a file")
+        raise StateFileError(
+            f"{path}: the state cannot be read", "it is a folder, a pipe or a device", "pass the path of a file"
+        )
     try:
         with path.open("rb") as file:
             return _read(path, file, decoder, identity, adapters)
@@ -184,7 +192,7 @@ def _read(
         for start in range(0, len(memory), _PIECE):
             piece = memory[start : start + _PIECE]
             if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-                raise _damaged(path, "it is shorter than it was a moment ago")
+                raise _damaged(path, "it was truncated while it was read")
             digest.update(piece)
 
     def take(count: int) -> bytes:
@@ -202,62 +210,66 @@ def _read(
             header["notes"],
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _damaged(path, f"its header does not say how to go on: {error}") from error
+        raise _damaged(path, f"its header has invalid entries: {error}") from error
     num_tokens, num_stored = header["tokens"], header["stored"]
     if num_stored % decoder.block_size:
-        raise _damaged(path, f"{num_stored} of its tokens are no whole number of blocks of {decoder.block_size}")
+        raise _damaged(path, f"{num_stored} stored tokens are not a multiple of the block size {decoder.block_size}")
     arrays, earlier = decoder.arrays_for(num_stored), decoder.earlier_arrays_for(num_stored)
     is_earlier = header["arrays"] == _as_json(earlier) != _as_json(arrays)
     if is_earlier:
         arrays = earlier
     elif header["arrays"] != _as_json(arrays):
         raise StateMismatchError(
-            f"{path}: its keys and values have another form than this model's",
-            f"it has {str(header['arrays'])[:200]}, this model {str(_as_json(arrays))[:200]}",
-            "load the model as it was when the state was saved, or read the text again",
+            f"{path}: the saved keys and values have a different layout from this model's",
+            f"the file has {str(header['arrays'])[:200]}, and this model has {str(_as_json(arrays))[:200]}",
+            "load the model with the options used when the state was saved, or compute the text again",
         )
-    # Numerics are there for each token or, where there is no difference between them, not at all.
+    # Numerics are stored for every token, or for no token if the decoder does not distinguish them.
     num_numerics = num_tokens if decoder.has_numerics else 0
     expected = file.tell() + 4 * num_tokens + num_numerics + sum(array.nbytes for array in arrays) + _DIGEST_BYTES
     if size != expected:
-        raise _damaged(path, f"it has {size} bytes, and what its header lists takes {expected}")
+        raise _damaged(path, f"it has {size} bytes, but its header requires {expected}")
     mix = adapters(saved)
     if ("" if mix is None else mix.key.hex()) != saved.adapter_key:
         raise StateMismatchError(
-            f"{path}: the state went through {_adapters_said(saved)}",
-            "the adapters that are loaded under these names are others",
-            "load those that it was saved with",
+            f"{path}: the state was computed with {_adapters_said(saved)}",
+            "the adapters loaded under these names are different",
+            "load the adapters that the state was saved with",
         )
     tokens = np.frombuffer(take(4 * num_tokens), "<i4")
     numerics = take(num_numerics)
     if num_tokens and not 0 <= int(tokens.min()) <= int(tokens.max()) < identity.vocab_size:
-        raise _damaged(path, f"it has tokens from {tokens.min()} to {tokens.max()}")
+        raise _damaged(path, f"its token ids range from {tokens.min()} to {tokens.max()}")
     if numerics.strip(b"\0\1"):
-        raise _damaged(path, "it says neither of a token that it has prefill numerics nor that it has not")
+        raise _damaged(path, "the numerics of a token are neither 0 nor 1")
     stored = StoredTokens(tokens.tolist(), numerics, num_stored)
     try:
         sequence = decoder.restore(stored, fill, mix, earlier=is_earlier)
     except CacheCapacityError as error:
-        fix = "give the model a larger cache (cache_bytes=…), or close what holds it"
+        fix = "give the model a larger cache (cache_bytes=…), or close sequences that use it"
         raise CacheCapacityError(f"{path}: {error.what}", error.why, fix) from error
     if file.read(_DIGEST_BYTES + 1) != digest.digest():
         sequence.close()
-        raise _damaged(path, "its content does not have the digest at its end")
+        raise _damaged(path, "its content does not match the digest at its end")
     return sequence, saved
 
 
 def _as_json(arrays: Sequence[StoredArray]) -> list[list[object]]:
-    """As a header lists them."""
+    """Return the arrays in the format of a file header."""
     return [[array.name, array.dtype, [*array.shape]] for array in arrays]
 
 
 def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, Any]:
     beginning = len(_MAGIC) + _LENGTH.size
     if size < beginning + _DIGEST_BYTES or take(len(_MAGIC)) != _MAGIC:
-        raise StateFileError(f"{path}: not a saved state", "it does not begin as one", "give a file of save_state")
+        raise StateFileError(
+            f"{path}: not a saved state",
+            "it does not start with the signature of a saved state",
+            "pass a file that was written by save_state",
+        )
     (length,) = _LENGTH.unpack(take(_LENGTH.size))
     if length > min(_MOST_HEADER, size - beginning - _DIGEST_BYTES):
-        raise _damaged(path, f"its header would have {length} bytes, and the file has {size}")
+        raise _damaged(path, f"its header length is {length} bytes, but the file has only {size} bytes")
     try:
         header = json.loads(take(length))
     except (ValueError, RecursionError) as error:
@@ -265,9 +277,9 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else header
         raise StateMismatchError(
-            f"{path}: a state of format {found!r:.40}",
+            f"{path}: the state has format {found!r:.40}",
             f"this version reads format {FORMAT}",
-            "save it anew with this version: read the text again",
+            "compute the text again and save the state with this version",
         )
     whole = all(type(header.get(name)) is int and 0 <= header[name] < 2**31 for name in ("tokens", "stored"))
     texts = all(isinstance(header.get(name), str) for name in ("model", "numerics"))
@@ -278,26 +290,26 @@ def _header(path: Path, size: int, take: Callable[[int], bytes]) -> dict[str, An
         or not (isinstance(adapter.get("key"), str) and isinstance(adapter.get("weights"), dict))
         or header["stored"] > header["tokens"]
     ):
-        raise _damaged(path, "its header has other entries than a state has")
+        raise _damaged(path, "its header does not have the entries of a state")
     return header
 
 
 def _check_fits(path: Path, header: Mapping[str, Any], identity: Identity) -> None:
     for name, ours, fix in (
-        ("model", identity.model, "load the model that it was saved with"),
+        ("model", identity.model, "load the model that the state was saved with"),
         ("numerics", identity.numerics, "load the model with the same kv_dtype, accuracy, device and GENAI_CPU_ISA"),
     ):
         if header[name] != ours:
             raise StateMismatchError(
-                f"{path}: the state is of another {'model' if name == 'model' else 'way to compute'}",
-                f"its {name}: {header[name]:.80}; of the model that is loaded: {ours}",
-                f"{fix}, or read the text again",
+                f"{path}: the state was saved with another {'model' if name == 'model' else 'arithmetic'}",
+                f"{name}: the state has {header[name]:.80}, but the loaded model has {ours}",
+                f"{fix}, or compute the text again",
             )
     if header["tokens"] > identity.context_size:
         raise StateMismatchError(
             f"{path}: the state has {header['tokens']} tokens",
-            f"the context of the model, as it is loaded, holds {identity.context_size}",
-            "load it with a larger context_size or cache_bytes",
+            f"the context of the loaded model has {identity.context_size} tokens",
+            "load the model with a larger context_size or cache_bytes",
         )
 
 
@@ -307,4 +319,4 @@ def _adapters_said(saved: SavedState) -> str:
 
 
 def _damaged(path: Path, why: str) -> StateFileError:
-    return StateFileError(f"{path}: the saved state is damaged", why, "save it again: read the text anew")
+    return StateFileError(f"{path}: the saved state is damaged", why, "compute the text again and save the state again")

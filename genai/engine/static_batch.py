@@ -1,4 +1,4 @@
-"""Static batching: sequences that advance together, a token each per step, until all of them have ended."""
+"""Static batching: sequences advance together, one token per step, until every sequence has ended."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from .sampling.plan import RowSampler, SamplingPlan
 from .sampling.state import SamplerState
 from .sequence import DecoderSequence, Logits
 
-# What Python keeps of a sequence and its options.
+# The memory that Python uses for a sequence and its options.
 _SEQUENCE_BYTES = 4096
 
 
 class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
-    """Sequences with one plan; requests that come and go are for `Engine`.
+    """A fixed set of sequences with a common sampling plan; `Engine` handles requests that arrive and leave.
 
     Args:
-        decoder: the model. sampler: for its vocabulary.
-        plan: how the tokens of every sequence are chosen.
-        count: of the sequences, which begin empty.
-        seed: of their random numbers, of which each sequence has its own.
-        token_budget: most tokens in one step of a long prompt; None = the decoder's own choice.
+        decoder: the model.
+        sampler: the sampler for the model's vocabulary.
+        plan: the sampling plan of every sequence.
+        count: number of sequences, which start empty.
+        seed: seed of the random numbers; each sequence has a separate stream.
+        token_budget: maximum number of tokens in a step of a long prompt; None = the decoder's default.
 
     Attributes:
-        sequences: of the decoder. rows: what chooses the tokens of each.
-        ended: per sequence, whether a stop token was chosen behind the tokens that were appended last.
-        ranges: of the sequences that were computed last, the tokens [start, end) that were.
-        is_open: False once it was closed.
+        sequences: the decoder's sequences.
+        rows: the samplers of the sequences.
+        ended: per sequence, True if a stop token was chosen after the last appended tokens.
+        ranges: the token range [start, end) that was computed last, by index of the sequence.
+        is_open: False once the batch was closed.
 
     Raises:
-        CacheCapacityError: there is no memory for so many.
+        CacheCapacityError: there is not enough memory for `count` sequences.
     """
 
     def __init__(
@@ -62,16 +64,16 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         self.is_open = True
         self._logits: Logits = np.zeros((count, decoder.vocab_size), np.float32)
         self._no_logits = self._logits
-        # Whether the logits are those that set_logits was given, which cannot be computed again.
+        # True if the logits were set by set_logits, so they cannot be computed again.
         self._is_given = False
 
     # --- tokens --------------------------------------------------------------------------------------------------
 
     def append_tokens(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append tokens to each sequence and compute them; those that had ended go on. If that fails, nothing changes.
+        """Append tokens to each sequence and compute them; ended sequences resume. If this fails, nothing changes.
 
         Raises:
-            CacheCapacityError: no room.
+            CacheCapacityError: the cache is full.
         """
         ended, ranges, starts = self.ended, self.ranges, [len(one.tokens) for one in self.sequences]
         for row, sequence in zip(rows, self.sequences, strict=True):
@@ -86,7 +88,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         self.ranges = {i: (start, start + len(rows[i])) for i, start in enumerate(starts)}
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Cut each sequence to so many tokens; what remains stays cached, and those that had ended go on."""
+        """Cut each sequence to a length. The remaining tokens stay cached, and ended sequences resume."""
         for length, sequence, row in zip(lengths, self.sequences, self.rows, strict=True):
             sequence.rewind(length)
             row.rewind(length)
@@ -96,13 +98,15 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         """Choose the next token of every sequence that has not ended, and append it unless it is a stop token.
 
         Args:
-            is_last: nothing is chosen behind these tokens, so that a device need not begin to compute them.
+            is_last: True if no further step follows, so that the device does not start the next step.
 
         Returns:
-            The token of each of these sequences.
+            The chosen token of each sequence that had not ended, by index.
 
         Raises:
-            StateError: there are no tokens yet. CacheCapacityError: no room. SamplingError: a row has no next token.
+            StateError: a sequence has no tokens yet.
+            CacheCapacityError: the cache is full.
+            SamplingError: a sequence has no possible next token.
         """
         active = [i for i, ended in enumerate(self.ended) if not ended]
         picked = self._pick(active, is_last=is_last)
@@ -113,18 +117,18 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             self.sequences[index].append([token])
             self.rows[index].follow(token)
         if len(going_on) == len(self.ended):
-            self._logits = self._no_logits  # nobody asks for them again: the next step may write over them
+            self._logits = self._no_logits  # these logits are not needed again: the next step may overwrite them
         else:
             self.settle()
         return picked
 
     def _pick(self, active: Sequence[int], *, is_last: bool) -> dict[int, int]:
-        """The next token of each sequence that is active.
+        """Choose the next token of each active sequence.
 
-        Where the device can, it computes these tokens while they are read (`Decoder.step_ahead`). They are then
-        computed when they are appended, and the logits behind them are there for the next call: whoever asks for
-        something else in between takes that back. The logits that the tokens were chosen from are gone, and computed
-        again if somebody asks for them, who can do so for a sequence that has ended.
+        If the device supports it, it computes the chosen tokens while the host reads them (`Decoder.step_ahead`). The
+        tokens are then already computed when they are appended, and the next call finds their logits. Any other
+        operation in between undoes the step. The logits that the tokens were chosen from are overwritten; they are
+        computed again if a caller needs them, for example for a sequence that has ended.
         """
         logits, count = self.logits(active), len(self.ended)
         goes_on = len(active) == count and not is_last and not self._is_given
@@ -149,7 +153,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         return {index: token for index, (token, _) in enumerate(outcomes)}
 
     def settle(self) -> None:
-        """Leave the sequences as if nothing had been started ahead."""
+        """Undo steps that were started ahead."""
         for sequence in self.sequences:
             sequence.take_back()
             if self._logits is self._no_logits and 0 < len(sequence.tokens) <= sequence.num_computed:
@@ -158,13 +162,14 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
     # --- logits --------------------------------------------------------------------------------------------------
 
     def logits(self, indices: Sequence[int]) -> Logits:
-        """Logits [count, V], brought up to date for the sequences `indices` by computing their pending tokens.
+        """Return logits [count, V], after computing the pending tokens of the sequences `indices`.
 
         Raises:
-            StateError: one of these has no tokens. CacheCapacityError: no room.
+            StateError: at least one of these sequences has no tokens.
+            CacheCapacityError: the cache is full.
         """
         if any(not self.sequences[i].tokens for i in indices):
-            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+            raise StateError("there are no tokens yet", "logits are computed from tokens", "call append_tokens first")
         if any(sequence.ahead is not None for sequence in self.sequences):
             self._take_ahead()
         behind = [i for i in indices if self.sequences[i].num_computed < len(self.sequences[i].tokens)]
@@ -174,10 +179,10 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
             if len(behind) == len(self.sequences):
                 self._logits = stacked([logits[-1] for logits in computed])
             else:
-                self._logits = np.array(self._logits)  # a device's logits are not written to
+                self._logits = np.array(self._logits)  # a device's logits are read-only
                 self._logits[behind] = np.stack([logits[-1] for logits in computed])
             self._is_given = False
-            # Of a sequence that has ended only its last logits are wanted again.
+            # If a sequence has ended, only its last logits are computed again.
             self.ranges = {i: own for i, own in ranges.items() if not self.ended[i]} or self.ranges
         return self._logits
 
@@ -188,10 +193,10 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         self._is_given = True
 
     def _take_ahead(self) -> None:
-        """Take the logits of what was started ahead; nothing else is started for some of the sequences alone."""
+        """Take the logits of a step that was started ahead, which always covers all sequences."""
         found = [sequence.take_ahead() for sequence in self.sequences]
         rows = [logits[-1] for logits in found if logits is not None]
-        if len(rows) < len(found):  # an interrupt came between
+        if len(rows) < len(found):  # an interrupt occurred in between
             self.settle()
             return
         self._logits = stacked(rows)
@@ -201,7 +206,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
     # --- other sequences -----------------------------------------------------------------------------------------
 
     def fork(self) -> StaticBatch:
-        """Another batch with the same sequences and random numbers, which shares their blocks."""
+        """Return a batch with the same sequences and random numbers that shares the cached blocks."""
         self.settle()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -216,13 +221,13 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         return other
 
     def replace(self, sequence: DecoderSequence, row: RowSampler) -> None:
-        """Go on with another sequence in place of the only one, which is closed."""
+        """Replace the only sequence, which is closed, with another sequence."""
         (before,) = self.sequences
         before.close()
         self.sequences, self.rows, self.ranges = [sequence], [row], {}
 
     def move_to(self, decoder: Decoder) -> None:
-        """Go on with another decoder of the same weights, which computes anew what was computed."""
+        """Continue with another decoder that has the same weights; it recomputes all computed tokens."""
         if decoder is self.decoder:
             return
         fresh = [decoder.open() for _ in self.sequences]
@@ -238,7 +243,7 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
         self.sequences, self.decoder = fresh, decoder
 
     def close(self) -> None:
-        """Give the cached state back."""
+        """Release the cached state."""
         for sequence in self.sequences:
             sequence.close()
         self.sequences, self.ranges, self.is_open = [], {}, False
@@ -248,10 +253,10 @@ class StaticBatch(Single, AbstractContextManager["StaticBatch"]):
 
 
 def check_batch_size(decoder: Decoder, count: int) -> None:
-    """Whether so many sequences can be kept, before any of them is.
+    """Check, before any sequence is opened, that `count` sequences fit into memory.
 
     Raises:
-        CacheCapacityError: there is no memory for them.
+        CacheCapacityError: there is not enough memory.
     """
     bytes_each = _SEQUENCE_BYTES + 4 * decoder.vocab_size
     most = available_memory() // bytes_each
@@ -260,7 +265,7 @@ def check_batch_size(decoder: Decoder, count: int) -> None:
     if count > most:
         raise CacheCapacityError(
             f"batch_size = {count}",
-            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and a block of "
+            f"at most {most} sequences fit: each needs {bytes_each} bytes for its logits and options, and one block of "
             "the KV cache",
             "use a smaller batch_size, or give the model a larger cache (cache_bytes=…)",
         )

@@ -1,4 +1,4 @@
-"""Steps as arrays: what a paged decoder tells its device. What two steps have in common is made once."""
+"""Conversion of steps to arrays for the device. Arrays that are the same in two steps are built once."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from genai.kvcache.states import NO_STATE
 from .adapter_mix import AdapterMix
 from .scheduler import StepPlan
 
-if TYPE_CHECKING:  # contexts are made of sequences, by the decoder that sequences know
+if TYPE_CHECKING:  # avoids an import cycle: sequences import their decoder, which builds contexts from them
     from .paged_sequence import PagedSequence
 
 
 class StepSlots(NamedTuple):
-    """Where what a step computes goes.
+    """The slots that a step writes to.
 
     Attributes:
-        tokens: per cache group with pages, the slots of the step's tokens.
-        states: per part of the step the slot of the state that it begins from, and by how many tokens they have seen
-            the slots of the states that are kept; none where the model has no states.
+        tokens: slots of the step's tokens, per cache group with pages.
+        states: per part of the step, the slot of its initial state, and a mapping from token counts to the slots that
+            store the states after these tokens; empty if the model has no states.
     """
 
     tokens: list[list[int]]
@@ -41,10 +41,10 @@ class StepSlots(NamedTuple):
 
 
 class StepContextBuilder:
-    """Makes them. Threads may call at the same time: what is kept is replaced as a whole."""
+    """Builds step contexts. Several threads may use a builder at the same time: cached data is only replaced whole."""
 
     def __init__(self) -> None:
-        # Per cache group versions of tables, and what was made of them.
+        # Per cache group, the versions of tables and the array that was built from them.
         self._known: dict[int, tuple[list[int], NDArray[np.int32]]] = {}
 
     def make_ahead(
@@ -54,7 +54,7 @@ class StepContextBuilder:
         choice: TokenChoice,
         rows: Sequence[int],
     ) -> StepContext:
-        """A step of the token behind the last one of each sequence: these rows of a choice."""
+        """Build the step for each sequence's next token; the tokens are the given rows of a choice in progress."""
         caches = [sequence.cache for sequence in sequences]
         count = len(sequences)
         lengths, each = np.array([cache.length for cache in caches], np.int32), np.arange(count)
@@ -79,7 +79,11 @@ class StepContextBuilder:
         slots: StepSlots,
         all_rows: Collection[int],
     ) -> tuple[StepContext, list[tuple[int, int, int]]]:
-        """The step as arrays; `owners` says which rows of the logits belong to which sequence."""
+        """Build the arrays of a step.
+
+        Returns:
+            The context, and `owners`: for each sequence (index, start, end) of its rows in the logits.
+        """
         caches = [sequences[part.sequence].cache for part in step]
         tokens: list[int] = []
         positions: list[int] = []
@@ -91,7 +95,7 @@ class StepContextBuilder:
             sequence, length = sequences[index], len(sequences[index].tokens)
             end = sequence.computed_end()
             adapters.append(sequence.adapters_of(end - count))
-            if count == 1 and end == length and index not in all_rows:  # as most are
+            if count == 1 and end == length and index not in all_rows:  # a shortcut for the most common case
                 owners.append((index, len(wanted), len(wanted) + 1))
                 wanted.append(len(tokens))
                 tokens.append(sequence.tokens[-1])
@@ -128,8 +132,10 @@ class StepContextBuilder:
         return (*tables, _state_slots(caches, slots, starts)) if slots.states else (*tables,)
 
     def _block_tables(self, group: int, caches: Sequence[SequenceCache]) -> NDArray[np.int32]:
-        """Their blocks, int32 [tables, most blocks]. The same array as before where nothing changed: it is never
-        written to again, so that who has seen it need not look at it.
+        """Return the caches' blocks, int32 [tables, max blocks].
+
+        If nothing has changed, the same array is returned. Arrays are never modified, so a consumer can skip arrays
+        that it has already read.
         """
         tables = [cache.tables[group] for cache in caches]
         before, known = self._known.get(group, _NOTHING)
@@ -151,7 +157,7 @@ class StepContextBuilder:
 
 
 def _state_slots(caches: Sequence[SequenceCache], slots: StepSlots, starts: Sequence[int]) -> StateSlots:
-    """A state that has seen `length` tokens is behind the row of the token before."""
+    """Map states to the rows after which they are written; the state of `length` tokens belongs to row `length - 1`."""
     writes = np.full(starts[-1], NO_STATE, np.int32)
     for cache, (_, kept), end in zip(caches, slots.states, starts[1:], strict=True):
         for length, slot in kept.items():
@@ -163,7 +169,7 @@ _NOTHING: tuple[list[int], NDArray[np.int32]] = [], np.zeros((0, 0), np.int32)
 
 
 def _adapter_rows(mixes: Sequence[AdapterMix | None]) -> AdapterRows:
-    """Which adapters the rows of each sequence go through."""
+    """Return the adapters that each sequence's rows are computed with."""
     if not any(mixes):
         return NO_ADAPTERS
     parts = [() if mix is None else mix.parts for mix in mixes]

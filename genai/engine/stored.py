@@ -1,4 +1,4 @@
-"""What a sequence is outside of a decoder: its tokens, how they round, and the form of its state as arrays."""
+"""A sequence outside a decoder: its tokens, their numerics, and the arrays of its cached state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class StoredArray(NamedTuple):
-    """An array of a sequence's cached state: its name, the name of its type, and its shape."""
+    """An array of a sequence's cached state: name, dtype and shape."""
 
     name: str
     dtype: str
@@ -19,17 +19,18 @@ class StoredArray(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The number of bytes of the array."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens, and how much of their state is kept.
+    """Tokens, and the number of tokens whose state is stored.
 
     Attributes:
-        tokens: ids. numerics: per token 1 where it has prefill numerics, else 0; empty where there is no difference.
-        num_stored: so many tokens at the beginning have their state in the arrays.
+        tokens: token ids.
+        numerics: 1 per token with prefill numerics, else 0; empty if the decoder does not distinguish them.
+        num_stored: number of leading tokens whose state is in the arrays.
     """
 
     tokens: Sequence[int]

@@ -1,7 +1,7 @@
-"""The slow decoder: a graph that cannot be flattened, run as it is, one sequence after another.
+"""The slow decoder: it runs a graph that cannot be flattened exactly as exported, one sequence at a time.
 
-Past keys and values are dense arrays that the graph itself grows. Correct for any decoder whose interface is
-input_ids, attention_mask, position_ids and past/present tensors; what else it wants, the caller of a sequence gives.
+Past keys and values are dense arrays that the graph itself extends. This decoder works for any model with the inputs
+input_ids, attention_mask, position_ids and past/present tensors; the caller of a sequence sets any other inputs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .stored import StoredArray, StoredTokens
 
 @dataclass(frozen=True)
 class UnbatchedInput:
-    """A graph input: element type and static shape (None where it varies)."""
+    """A graph input: its element type and static shape (None for dynamic dimensions)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
 
 
 class UnbatchedSequence(DecoderSequence):
-    """Tokens, the graph's own past tensors [..., length, head_size] by input name, and inputs that the caller gave."""
+    """Tokens, the graph's past tensors [..., length, head_size] by input name, and inputs that the caller set."""
 
     def __init__(self, decoder: UnbatchedDecoder, past: dict[str, np.ndarray], given: dict[str, np.ndarray]) -> None:
         super().__init__()
         self.decoder, self.past, self.given = decoder, dict(past), dict(given)
-        # What was given to tokens that were computed before it changed.
+        # Inputs that earlier tokens were computed with, from before the caller changed them.
         self.given_history: AdapterHistory[dict[str, np.ndarray]] = AdapterHistory()
         self.num_computed = 0
 
@@ -58,7 +58,9 @@ class UnbatchedSequence(DecoderSequence):
         wanted = self.decoder.wanted
         if name not in wanted:
             names = ", ".join(wanted) or "none"
-            raise InputError(f"there is no input {name!r} to give", f"inputs to give: {names}", "give one of these")
+            raise InputError(
+                f"the graph has no input {name!r} to set", f"inputs that can be set: {names}", "set one of these"
+            )
         self.given_history.note(self.num_computed, dict(self.given))
         self.given[name] = np.asarray(value, self.decoder.inputs[name].dtype)
 
@@ -70,9 +72,9 @@ class UnbatchedSequence(DecoderSequence):
         given, defaults = self.given, self.decoder.defaults
         if given.keys() != defaults.keys() or any(given[name] is not value for name, value in defaults.items()):
             raise StateError(
-                "inputs of the graph were given to this sequence",
-                "they are no part of a state, and it could not go on without them",
-                "leave set_model_input and such adapters out, or keep the tokens alone",
+                "additional graph inputs were set for this sequence",
+                "a saved state does not include them, and it could not continue without them",
+                "do not use set_model_input or adapters given as inputs, or save only the tokens",
             )
         arrays = self.decoder.arrays_for(self.num_computed)
         pieces = [np.ascontiguousarray(self.past[array.name]) for array in arrays]
@@ -94,10 +96,10 @@ class UnbatchedDecoder(Decoder):
     Args:
         plan: the compiled graph.
         executor: the device of its kernels.
-        inputs: its inputs by name.
-        names: what they mean.
+        inputs: the graph's inputs by name.
+        names: the names of inputs and outputs, by role.
         vocab_size: width of the logits.
-        past_shape: (kv_heads, head_size), where the graph leaves them open.
+        past_shape: (kv_heads, head_size), used where the graph's dimensions are dynamic.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class UnbatchedDecoder(Decoder):
         self.executor = executor
         self.plan, self.inputs, self.names, self.vocab_size = plan, inputs, names, vocab_size
         self._presents = _presents(inputs, names)
-        # What sequences are given before anybody gives them more.
+        # The additional inputs of every new sequence.
         self.defaults: dict[str, np.ndarray] = {}
         self._empty = {name: _empty_past(name, inputs[name], past_shape, names) for name in self._presents}
         known = {*self._presents, names.input_ids, names.attention_mask, names.position_ids}
@@ -153,7 +155,7 @@ class UnbatchedDecoder(Decoder):
     ) -> list[Logits | None]:
         own = [sequence for sequence in sequences if isinstance(sequence, UnbatchedSequence)]
         if len(own) != len(sequences):
-            raise TypeError("a sequence of another decoder")
+            raise TypeError("the sequence belongs to another kind of decoder")
         before = [(sequence.past, sequence.num_computed) for sequence in own]
         results: list[Logits | None] = [None] * len(own)
         try:
@@ -175,8 +177,8 @@ class UnbatchedDecoder(Decoder):
         logits = logits.reshape(-1, logits.shape[-1])
         if all_rows and len(logits) != count:
             raise UnsupportedModelError(
-                f"the graph gave {len(logits)} rows of logits for {count} tokens",
-                "it computes the last row only (prune_lm_head), and it could not be flattened",
+                f"the graph returned {len(logits)} rows of logits for {count} tokens",
+                "it computes only the last row (prune_lm_head), and it could not be flattened",
                 "export the model without prune_lm_head to get every row",
             )
         sequence.past = {past: results[present] for past, present in self._presents.items()}
@@ -188,8 +190,8 @@ class UnbatchedDecoder(Decoder):
             if name not in sequence.given:
                 raise InputError(
                     f"Missing Input: {name}",
-                    "the graph wants it, and what it means is not known",
-                    f"call Generator.set_model_input({name!r}, array) first, or name it in genai_config.json "
+                    "the graph requires this input, and its meaning is unknown",
+                    f"call Generator.set_model_input({name!r}, array) first, or define it in genai_config.json "
                     "(model.decoder.inputs)",
                 )
         values = {
@@ -201,7 +203,7 @@ class UnbatchedDecoder(Decoder):
 
 
 def _presents(inputs: dict[str, UnbatchedInput], names: GraphNames) -> dict[str, str]:
-    """Per past tensor the present tensor that takes its place."""
+    """Return the present tensor that replaces each past tensor."""
     presents: dict[str, str] = {}
     layer = 0
     while (pairs := [(past.replace("%d", str(layer)), present) for past, present in names.pasts.items()])[0][
@@ -212,7 +214,7 @@ def _presents(inputs: dict[str, UnbatchedInput], names: GraphNames) -> dict[str,
     if missing := [past for past in presents if past not in inputs]:
         raise UnsupportedModelError(
             f"the graph has no input {missing[0]!r}",
-            "each layer has past keys and past values",
+            "each layer needs past keys and past values",
             "correct model.decoder.inputs in genai_config.json",
         )
     return presents
@@ -224,8 +226,8 @@ def _empty_past(name: str, value: UnbatchedInput, past_shape: tuple[int, int], n
         expected = "[2, batch" if together else "[batch"
         raise UnsupportedModelError(
             f"past tensor {name!r} has {len(value.shape)} dimensions",
-            f"{expected}, kv_heads, length, head_size] is expected",
-            "export the decoder with separate past keys and values, or with past_names and both in one",
+            f"expected shape: {expected}, kv_heads, length, head_size]",
+            "export the decoder with separate past keys and values, or with past_names and both in one tensor",
         )
     kv_heads, head_size = value.shape[-3] or past_shape[0], value.shape[-1] or past_shape[1]
     return np.zeros((*together, 1, kv_heads, 0, head_size), value.dtype)

@@ -1,4 +1,4 @@
-"""The thread that drives an Engine, so that callers of any kind can wait for it: blocking, interrupted, or async."""
+"""A thread that drives an Engine, so that callers can wait in any way: blocking, interruptible or async."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ..errors import StateError, no_threads
 from .engine import Engine
 from .request import EngineRequest
 
-# The garbage collector may end a worker on any thread, also on one that the worker itself waits for.
+# A time limit is needed because the garbage collector may stop a worker on any thread, even on a thread that the worker
+# waits for.
 _FAREWELL_SECONDS = 5.0
 T = TypeVar("T")
 
 
 class Worker:
-    """Runs an engine while it has work. Requests of several threads share its steps.
+    """Runs an engine for as long as it has work. Requests from several threads share the engine's steps.
 
-    The thread starts with the first request and ends with `close`, with the last reference to the worker, or with the
-    interpreter.
+    The thread starts with the first request. It ends with a call to `close`, when the last reference to the worker is
+    dropped, or when the interpreter exits.
 
     Args:
-        make_engine: called once, in the first submit.
+        make_engine: creates the engine; called once, in the first call to submit.
     """
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
@@ -37,15 +38,14 @@ class Worker:
         self._inbox = _Inbox()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        # Also run at exit: a thread inside a kernel must not outlive the memory that it reads.
+        # Also runs at exit, because a thread inside a kernel must not outlive the memory that it reads.
         self._finalizer = weakref.finalize(self, _stop, self._inbox)
 
     def submit(self, requests: Sequence[EngineRequest]) -> None:
-        """Queue requests; their `finish` is called when they are over.
+        """Queue requests. The `finish` method of each request is called when the request ends.
 
         Raises:
-            StateError: the worker is closed, belongs to the process that this one was forked from, or would have to
-                wait for itself.
+            StateError: the worker is closed, belongs to the parent process of a fork, or would have to wait for itself.
         """
         self.check_usable()
         with self._lock:
@@ -54,22 +54,22 @@ class Worker:
         self._inbox.put(requests)
 
     def check_usable(self) -> None:
-        """Raise if whoever waits for this worker would wait for ever.
+        """Raise an error if waiting for this worker would never end.
 
         Raises:
             StateError: see submit.
         """
         if self._inbox.is_foreign:
             raise StateError(
-                f"this LLM worked in process {self._inbox.process}, and this is process {os.getpid()}",
-                "a fork does not copy the thread that generates",
-                "load the model in the child process, or start it by spawning",
+                f"this LLM belongs to process {self._inbox.process}, and this is process {os.getpid()}",
+                "a fork does not copy the thread that generates tokens",
+                "load the model in the child process, or use the start method 'spawn'",
             )
         if self._thread is threading.current_thread():
             raise StateError(
                 "a logits processor called the LLM that runs it",
-                "it would wait for itself",
-                "use another LLM of the same Model inside the processor",
+                "the call would wait for itself",
+                "use another LLM of the same Model in the logits processor",
             )
 
     def _start(self) -> None:
@@ -77,18 +77,22 @@ class Worker:
         engine = self._inbox.engine = self._make_engine()
         thread = threading.Thread(target=_run, args=(engine, self._inbox), name="genai-worker", daemon=True)
         try:
-            with InterruptsDeferred():  # a thread that was started and is not known would be started again
+            with InterruptsDeferred():  # otherwise an interrupt could hide a started thread, and a second would start
                 start(thread)
-                # Known only now: whoever closes meanwhile must not join a thread that has not begun.
+                # Set only after the start, so that a concurrent close never joins a thread that has not started.
                 self._thread = self._inbox.thread = thread
         except ThreadsRefused as error:
             raise no_threads(error) from error
 
     def ask(self, question: Callable[[], T]) -> T:
-        """What `question` gives, called on the engine's thread between two steps: for what a step changes.
+        """Call `question` on the engine's thread between two steps, because it accesses data that steps change.
+
+        Returns:
+            The result of `question`.
 
         Raises:
-            StateError: see submit. What `question` raises.
+            StateError: see submit.
+            Exception: any error raised by `question`.
         """
         self.check_usable()
         with self._lock:
@@ -114,33 +118,34 @@ class Worker:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, once a request has come."""
+        """The engine; None until the first request is submitted."""
         return self._inbox.engine
 
     def wake(self) -> None:
-        """Something changed that the engine should see, such as a request being cancelled."""
+        """Notify the engine of a change, such as a cancelled request."""
         self._inbox.bell.put(None)
         self._inbox.interrupt()
 
     def close(self) -> None:
-        """End the thread; requests that are not over are dropped as cancelled."""
+        """Stop the thread; unfinished requests end as cancelled."""
         self._finalizer()
-        with self._lock:  # a thread that is being started is known after this
+        with self._lock:  # once the lock is acquired, a thread that was being started is set
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
 
 class _Inbox:
-    """What the callers and the thread share.
+    """The state shared by the callers and the thread.
 
-    The thread sleeps on a bell. A Condition would not do: an interrupt (Ctrl-C) in the middle of its `notify` leaves a
-    sleeper behind that is no longer there, and the next notification goes to that one and is lost. Putting into a
-    SimpleQueue is one uninterruptible call, and a ring too many costs the thread a look.
+    The thread sleeps on `bell`. A Condition would not work: an interrupt (Ctrl-C) in the middle of `notify` leaves a
+    waiter that no longer exists, and the next notification goes to that waiter and is lost. Putting an item into a
+    SimpleQueue is a single uninterruptible call, and an extra item only wakes the thread once more.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # the garbage collector may end the worker while its own thread holds this
+        # Reentrant, because the garbage collector may finalise the worker while its own thread holds the lock.
+        self.lock = threading.RLock()
         self.bell: SimpleQueue[None] = SimpleQueue()
         self.requests: deque[EngineRequest] = deque()
         self.questions: deque[Callable[[], None]] = deque()
@@ -151,7 +156,7 @@ class _Inbox:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the thread was left behind by a fork; it may have held the lock, so nobody may wait for that."""
+        """True in the child process of a fork. The missing thread may have held the lock, so never wait for it."""
         return self.thread is not None and self.process != os.getpid()
 
     def put(self, requests: Sequence[EngineRequest]) -> None:
@@ -166,12 +171,12 @@ class _Inbox:
         self.bell.put(None)
 
     def interrupt(self) -> None:
-        """A step whose results nobody wants ends early."""
+        """Cancel a step if its results are no longer needed."""
         if self.engine is not None and not self.is_foreign:
             self.engine.interrupt(everything=self.stopped)
 
     def pass_on(self, engine: Engine) -> bool:
-        """Give new requests to the engine, and wait for some if it has none. False when it is time to stop."""
+        """Pass new requests to the engine, waiting for requests if it has no work. Return False to stop."""
         while True:
             while self.questions:
                 self.questions.popleft()()
@@ -184,12 +189,12 @@ class _Inbox:
 
 
 def _run(engine: Engine, inbox: _Inbox) -> None:
-    # No request is named here: it would keep its caller, and with it the worker, from being collected.
+    # Requests are not assigned to variables here: a reference would keep the caller alive, and thus the worker.
     while inbox.pass_on(engine):
         try:
             engine.step()
         except BaseException as error:
-            # A failing step leaves no sequence in a known state; the waiting callers must hear of it.
+            # A failed step leaves all sequences in an unknown state, so all requests finish with the error.
             engine.abandon(error)
     engine.abandon(None)
 

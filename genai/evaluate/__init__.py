@@ -1,7 +1,8 @@
-"""How good a model is, and where two runs part: questions, perplexity, KL divergence, and differences value by value.
+"""The quality of a model (questions, perplexity, KL divergence), and the point where two runs diverge (value diffs).
 
-Knows models, texts and the values inside a plan; asks the decoder for logits and never changes what it computes. Does
-not know flags or how results are printed. onnxruntime is imported only where a comparison with it is asked for.
+This package works on models, texts and the values inside a plan. It reads the decoder's logits and never changes the
+decoder's computations. It does not depend on the command line. onnxruntime is imported only for comparisons with
+onnxruntime.
 """
 
 from .divergence import Divergence as Divergence, kl_divergence as kl_divergence

@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergence of one model's next-token distributions from another's."""
+"""Kullback-Leibler divergence between the next-token distributions of two models."""
 
 from __future__ import annotations
 
@@ -23,20 +23,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far OTHER's distributions lie from BASE's, over every scored position of a text. In nats.
+    """The distance of OTHER's distributions from BASE's distributions over all scored positions of a text, in nats.
 
     Attributes:
-        mean, mean_error: mean of KL(base || other), and its standard error.
-        median, p90, p99, maximum: of the same, over positions.
-        top1_agreement: share of positions at which both find the same token most likely.
-        base_perplexity, other_perplexity: on the same positions.
-        log_ratio, log_ratio_error: ln(other_perplexity / base_perplexity), and its standard error over the paired
-            differences; below 0 means that OTHER predicts the text better.
-        rms_probability_difference: root of the mean squared difference of the probabilities that both give to the
-            text's own token, 0 to 1.
-        tokens: scored positions.
-        windows, window, stride, bos: how the text was cut.
-        seconds, tokens_per_second: time taken, and tokens computed per second by each model.
+        mean: mean of KL(base || other).
+        mean_error: standard error of the mean.
+        median: median of KL(base || other) over positions.
+        p90: 90th percentile of KL(base || other).
+        p99: 99th percentile of KL(base || other).
+        maximum: maximum of KL(base || other).
+        top1_agreement: share of positions at which both models have the same most likely token.
+        base_perplexity: BASE's perplexity on these positions.
+        other_perplexity: OTHER's perplexity on the same positions.
+        log_ratio: ln(other_perplexity / base_perplexity); below 0 if OTHER predicts the text better.
+        log_ratio_error: standard error of log_ratio, computed from the paired differences.
+        rms_probability_difference: root mean square of the difference between the probabilities that the two models
+            assign to the text's own token, 0 to 1.
+        tokens: number of scored positions.
+        windows: number of windows that the text was cut into.
+        window: tokens per window.
+        stride: tokens from one window to the next.
+        bos: True if every window began with BOS.
+        seconds: elapsed time.
+        tokens_per_second: tokens computed per second by each model.
     """
 
     mean: float
@@ -70,15 +79,16 @@ def kl_divergence(
     bos: bool | None = None,
     progress: ProgressCallback | None = None,
 ) -> Divergence:
-    """KL(base || other) at every position of a text that perplexity scores; base's tokenizer reads the text.
+    """Compute KL(base || other) at every position that `perplexity` scores, with the tokens of BASE's tokenizer.
 
     Args:
-        base, other: may be one model; both must have the same vocabulary.
-        text, window, stride, bos, progress: see perplexity. A window must fit both models' contexts.
+        base: the reference model, which may be the same object as `other`.
+        other: the model to compare, which must have the same vocabulary.
+        text, window, stride, bos, progress: as in perplexity. A window must fit into the contexts of both models.
 
     Raises:
         VocabularyMismatchError: the vocabularies differ; the message names the first difference.
-        InputError, OptionError, ModelOutputError: see perplexity.
+        InputError, OptionError, ModelOutputError: as in perplexity.
     """
     check_same_vocabulary(base, other)
     context_length = min(model.config.model.context_length for model in (base, other))
@@ -113,10 +123,10 @@ def kl_divergence(
 
 
 def keep_kv_quality(base: Model, other: Model, divergence: Divergence) -> str | None:
-    """If that is all in which they differ, keep what OTHER's 4-bit keys and values cost: loading it asks for that.
+    """Record the measured cost of OTHER's int4 KV cache if the models differ in nothing else, for later loads of OTHER.
 
     Returns:
-        What was kept, in words; None if there is nothing to keep.
+        A sentence about the recorded result, or None if there is nothing to record.
     """
     same = base.folder.resolve() == other.folder.resolve() and base.config.model_data == other.config.model_data
     floats = base.info.kv_dtype in ("fp16", "fp32")
@@ -124,18 +134,22 @@ def keep_kv_quality(base: Model, other: Model, divergence: Divergence) -> str | 
         return None
     quality = KvQuality(divergence.mean, divergence.mean_error, divergence.tokens)
     if record(other.config, quality) is None:
-        return "the measurement could not be kept: the cache folder cannot be written"
+        return "the measurement was not stored: the cache folder is not writable"
     if divergence.tokens < LEAST_TOKENS:
-        return f"still refused: {divergence.tokens} tokens were scored, {LEAST_TOKENS} are needed"
+        return f"still refused: {divergence.tokens} tokens were scored, but at least {LEAST_TOKENS} are needed"
     return (
-        f"allowed from now on, at most {MOST_DIVERGENCE} nats are"
+        f"allowed from now on: the mean divergence is at most {MOST_DIVERGENCE} nats"
         if quality.allows
-        else (f"refused from now on unless forced: more than {MOST_DIVERGENCE} nats")
+        else f"refused from now on unless forced: the mean divergence exceeds {MOST_DIVERGENCE} nats"
     )
 
 
 def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], executor: Executor) -> Float64:
-    """Per position: the divergence, whether the likeliest tokens agree, and both log-probabilities of the token."""
+    """Return per position the divergence, 1 if the top tokens agree, and the target's log-probability in each model.
+
+    Returns:
+        float64 [4, rows].
+    """
     of_base, of_other = normalizers(base, executor), normalizers(other, executor)
     base, other = np.asarray(base), np.asarray(other)
     blocks = []
@@ -148,14 +162,15 @@ def compare_logits(base: Float32, other: Float32, targets: NDArray[np.int64], ex
 
 
 def check_same_vocabulary(base: Model, other: Model) -> None:
-    """Two models whose logits are compared token by token must have the same tokens.
+    """Check that two models have the same tokens, so that their logits can be compared.
 
     Raises:
-        VocabularyMismatchError: naming the first id with another text, or the sizes.
+        VocabularyMismatchError: the sizes differ, or an id represents different text; the error names the first such
+            id.
     """
     sizes = base.config.model.vocab_size, other.config.model.vocab_size
     if sizes[0] != sizes[1]:
-        raise _mismatch(f"{base.folder} gives {sizes[0]} logits per token, {other.folder} gives {sizes[1]}")
+        raise _mismatch(f"{base.folder} computes {sizes[0]} logits per token, {other.folder} computes {sizes[1]}")
     if base.folder.resolve() == other.folder.resolve():
         return
     if difference := first_difference(base.folder, other.folder):
@@ -166,5 +181,5 @@ def _mismatch(difference: str) -> VocabularyMismatchError:
     return VocabularyMismatchError(
         difference,
         "probabilities can be compared only token by token, over one vocabulary",
-        "compare models with the same tokenizer.json, or compare bits per byte (`genai eval ppl`)",
+        "compare models with the same tokenizer.json, or compare the models' bits per byte (`genai eval ppl`)",
     )

@@ -1,4 +1,4 @@
-"""Where two runs part: their values compared one by one, in the order of computation."""
+"""Comparison of two runs, value by value in the order of computation, to find where they diverge."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .values import TracedValue, import_onnxruntime, is_number, onnxruntime_valu
 if TYPE_CHECKING:
     from ..models.model import Model
 
-# Twice what int8 activations add up to over the layers of the bundled model (docs/evaluation.md).
+# Twice the error that int8 activations accumulate over the layers of the bundled model (docs/explanation/numerics.md).
 DEFAULT_TOLERANCE = 0.05
-# float64 copies are made of so many numbers at a time.
+# Maximum number of values that are copied to float64 at a time.
 _BLOCK = 1 << 20
 _LAYER = re.compile(r"(?:^|[./_])(?:layers?|blocks?|h)[._](\d{1,9})(?:[./_]|$)")
 
@@ -30,12 +30,14 @@ class ValueDiff:
     """One value in both runs.
 
     Attributes:
-        name, op_type: the value, and the operator that gives it in the other run.
-        layer: number in its name; None outside the layers.
-        shape, base_shape: in the other run and in base's.
-        relative_rms: ||other - base|| / ||base||; infinite if the shapes do not fit, or where only one is finite.
+        name: name of the value.
+        op_type: operator that computes the value in the other run.
+        layer: layer number in the name; None for values outside the layers.
+        shape: shape in the other run.
+        base_shape: shape in base's run.
+        relative_rms: ||other - base|| / ||base||; infinite if the shapes do not match or only one side is finite.
         max_abs: largest |other - base|.
-        cosine: of the angle between both, as vectors.
+        cosine: cosine of the angle between the two values as vectors.
     """
 
     name: str
@@ -53,12 +55,15 @@ class ModelDiff:
     """All values of two runs of one prompt.
 
     Attributes:
-        base, other: what was compared.
+        base: label of the reference run.
+        other: label of the run that is compared with it.
         tokens: length of the prompt.
-        tolerance: relative RMS error up to which values count as equal.
-        isolated: whether every operator got base's values, so that errors did not add up.
-        values: those in both, in the other's order of computation.
-        only_in_base, only_in_other: names of the rest; fused operators leave such values out.
+        tolerance: maximum relative RMS error at which values count as equal.
+        isolated: True if every operator received base's values, so that errors did not accumulate.
+        values: values that both runs have, in the other run's order of computation.
+        only_in_base: names of the values that only base's run has, usually because the other graph's operators are
+            fused.
+        only_in_other: names of the values that only the other run has.
         first: index of the first value whose error exceeds the tolerance; None if there is none.
     """
 
@@ -74,12 +79,12 @@ class ModelDiff:
 
     @property
     def layers_only_in_base(self) -> tuple[int, ...]:
-        """Layers of which the other run has no value."""
+        """The layers without any value in the other run."""
         return self._layers_without(self.only_in_base, self.only_in_other)
 
     @property
     def layers_only_in_other(self) -> tuple[int, ...]:
-        """Layers of which base's run has no value."""
+        """The layers without any value in base's run."""
         return self._layers_without(self.only_in_other, self.only_in_base)
 
     def _layers_without(self, names: tuple[str, ...], opposite: tuple[str, ...]) -> tuple[int, ...]:
@@ -90,18 +95,19 @@ class ModelDiff:
 def diff_models(
     base: Model, other: Model, tokens: NDArray[np.int64], *, tolerance: float = DEFAULT_TOLERANCE, isolate: bool = False
 ) -> ModelDiff:
-    """Compare what two models compute for one prompt, value by value: names that both graphs use.
+    """Compare the values that two models compute for one prompt, for all names that occur in both graphs.
 
     Args:
-        base, other: two folders, or one folder loaded with other options.
-        tokens: int64 [T], see encode_prompt.
-        tolerance: relative RMS error above which a value counts as parted.
-        isolate: give every operator of `other` the values that base computed, so that errors do not add up.
+        base: the reference model.
+        other: a model from another folder, or from the same folder with other options.
+        tokens: int64 [T]; see encode_prompt.
+        tolerance: relative RMS error above which a value counts as different.
+        isolate: True to run every operator of `other` on base's values, so that errors do not accumulate.
 
     Raises:
         OptionError: the tolerance is not above 0.
-        VocabularyMismatchError: the tokens do not mean the same to both.
-        InputError: no value has the same name in both, or the prompt is too long to keep them.
+        VocabularyMismatchError: the models' vocabularies differ.
+        InputError: no value has the same name in both models, or the prompt's values do not fit into memory.
     """
     check_tolerance(tolerance)
     check_same_vocabulary(base, other)
@@ -118,17 +124,17 @@ def diff_with_onnxruntime(
     isolate: bool = False,
     threads: int | None = None,
 ) -> ModelDiff:
-    """Compare what this engine computes with what onnxruntime computes from the same graph; onnxruntime is the base.
+    """Compare this engine's values with onnxruntime's values for the same graph; onnxruntime is the base.
 
-    Values that only the mask or the past need are not computed here, so they are not compared.
+    This engine does not compute values that only the mask or the past needs, so those values are not compared.
 
     Raises:
-        MissingPackageError, ModelOutputError, UnsupportedModelError: see onnxruntime_values.
-        OptionError, InputError: see diff_models.
+        MissingPackageError, ModelOutputError, UnsupportedModelError: as in onnxruntime_values.
+        OptionError, InputError: as in diff_models.
     """
     check_tolerance(tolerance)
     import_onnxruntime()
-    # Ours first: it is refused if all the values do not fit into memory.
+    # Our run is first, because it raises an error if the values do not fit into memory.
     computed = trace_values(model, tokens)
     expected = onnxruntime_values(model, tokens, computed, threads=threads)
     if isolate:
@@ -138,10 +144,10 @@ def diff_with_onnxruntime(
 
 
 def check_tolerance(tolerance: float) -> None:
-    """Raises OptionError unless it is a finite number above 0."""
+    """Raise OptionError unless the tolerance is a finite number above 0."""
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 < tolerance < math.inf:
         raise OptionError(
-            f"tolerance = {tolerance!r}", "a relative error above 0 is expected", f"use for example {DEFAULT_TOLERANCE}"
+            f"tolerance = {tolerance!r}", "it must be a relative error above 0", f"use for example {DEFAULT_TOLERANCE}"
         )
 
 
@@ -162,8 +168,8 @@ def _compared(
     if not shared:
         raise InputError(
             f"no value has the same name in {labels[0]} and {labels[1]}",
-            "values are compared by name, so both graphs must come from the same exporter",
-            "compare their outputs by `genai eval kld`",
+            "values are compared by name, so the same exporter must have written both graphs",
+            "compare their outputs with `genai eval kld`",
         )
     values = tuple(_value_diff(name, base[name], other[name], num_tokens) for name in shared)
     return ModelDiff(
@@ -175,7 +181,7 @@ def _compared(
         values=values,
         only_in_base=tuple(name for name in base if name not in other),
         only_in_other=tuple(name for name in other if name not in base),
-        # `not <=` also finds NaN.
+        # `not <=` is also True for NaN.
         first=next((i for i, value in enumerate(values) if not value.relative_rms <= tolerance), None),
     )
 
@@ -187,13 +193,13 @@ def _value_diff(name: str, base: NDArray[Any], other: TracedValue, num_tokens: i
 
 
 def layer_of(name: str) -> int | None:
-    """The layer that a value's name tells: 3 for "/model/layers.3/mlp/Mul/output_0"."""
+    """Return the layer number in a value's name: 3 for "/model/layers.3/mlp/Mul/output_0"."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
 
 
 def _aligned(left: NDArray[Any], right: NDArray[Any], num_tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both flat. Where one side has the last token's row only (a pruned head), so has the result."""
+    """Return flat arrays. If one array has only the last token's row (a pruned head), cut the other to that row."""
     left, right = left.reshape(-1), right.reshape(-1)
     if left.size == num_tokens * right.size:
         left = left[left.size - right.size :]
@@ -203,7 +209,7 @@ def _aligned(left: NDArray[Any], right: NDArray[Any], num_tokens: int) -> tuple[
 
 
 def _errors(value: NDArray[Any], base: NDArray[Any]) -> tuple[float, float, float]:
-    """Relative RMS error, largest absolute difference, cosine. Equal infinities, and NaN in both, do not differ."""
+    """Return relative RMS error, largest absolute difference and cosine. Equal infinities and NaN count as equal."""
     largest, sums = 0.0, np.zeros(4)
     for first in range(0, value.size, _BLOCK):
         a, b = (x[first : first + _BLOCK].astype(np.float64) for x in (value, base))

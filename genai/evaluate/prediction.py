@@ -1,4 +1,4 @@
-"""Perplexity of a model on a text, and the log-probabilities that it is made of."""
+"""Perplexity of a model on a text, and log-probabilities of tokens."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """How well a model predicts a text.
+    """The result of scoring a text with a model.
 
     Attributes:
         perplexity: exp(nats_per_token).
-        perplexity_error: its standard error, perplexity * nats_error (first order).
+        perplexity_error: standard error of perplexity, perplexity * nats_error (first order).
         nats_per_token: mean of -ln p(token) over the scored tokens.
-        nats_error: standard error of that mean, NaN for one token. Tokens count as independent, as in llama.cpp.
-        bits_per_byte: all nats / ln 2 / UTF-8 bytes of the scored text; comparable between tokenizers.
-        tokens: scored tokens.
-        num_bytes: their UTF-8 bytes.
-        windows, window, stride: how the text was cut; see plan_windows. With ctx_shift there is one window, and
-            `stride` tokens are forgotten at a time.
-        bos: whether every window began with BOS.
-        ctx_shift: the first tokens that were kept, where the context was shifted in place of windows.
-        seconds, tokens_per_second: time taken, and tokens computed per second, context included.
+        nats_error: standard error of that mean; NaN for one token. Tokens are treated as independent, as in llama.cpp.
+        bits_per_byte: total nats / ln 2 / UTF-8 bytes of the scored text; comparable between tokenizers.
+        tokens: number of scored tokens.
+        num_bytes: UTF-8 bytes of the scored tokens.
+        windows: number of windows that the text was cut into; see plan_windows. With ctx_shift it is 1.
+        window: tokens per window.
+        stride: tokens from one window to the next; with ctx_shift, the number of tokens that each shift drops.
+        bos: True if every window began with BOS.
+        seconds: elapsed time.
+        tokens_per_second: tokens computed per second, including context.
+        ctx_shift: number of first tokens that were kept, if the context was shifted; None if windows were used.
     """
 
     perplexity: float
@@ -66,23 +68,23 @@ def perplexity(
     ctx_shift: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Perplexity:
-    """Perplexity with sliding windows; every token but the first is scored once, given what its window holds before it.
+    """Compute the perplexity with sliding windows. Each token except the first is scored once, in its window's context.
 
-    With `ctx_shift` the text is read once, as a reply that goes on where the context is full: see docs/llm.md.
+    With `ctx_shift`, the text is computed once, like a reply that continues in a full context; see docs/how-to/llm.md.
 
     Args:
-        text: scored as it is; special tokens written in it are read as such.
-        window: tokens of a window, 2 to the model's context_length; None = the context, at most 2048.
+        text: the text, which is scored unchanged; special tokens that are spelled out in it count as special tokens.
+        window: tokens per window, 2 to the model's context_length; None = the context, at most 2048.
         stride: tokens from one window to the next, 1 to window - 1; None = half a window.
-        bos: whether every window begins with BOS; None = if the model's tokenizer puts one before a text.
-        ctx_shift: keep so many first tokens, up to whole blocks; where a window is full, half of what lies behind them
-            is forgotten, and the keys of the rest are rotated anew. None = windows, each read by itself.
+        bos: True to begin every window with BOS; None = the default of the model's tokenizer.
+        ctx_shift: number of first tokens to keep, rounded up to whole blocks. When a window is full, half of the tokens
+            after them are dropped and the keys of the rest are rotated to their new positions. None = separate windows.
         progress: called after each piece.
 
     Raises:
-        InputError: a text of fewer than 2 tokens (BOS counts).
-        OptionError: window, stride, bos or ctx_shift that do not fit the model. UnsupportedModelError: ctx_shift with a
-            model whose keys cannot move.
+        InputError: the text has fewer than 2 tokens (BOS counts).
+        OptionError: window, stride, bos or ctx_shift do not fit the model.
+        UnsupportedModelError: ctx_shift is set, but the model's keys cannot be rotated.
         ModelOutputError: the model computed NaN or infinity.
 
     >>> from genai import Model
@@ -120,38 +122,38 @@ def perplexity(
 
 
 def mean_and_error(values: Float64) -> tuple[float, float]:
-    """Mean, and its standard error: sample standard deviation / sqrt(n); NaN for one value."""
+    """Return the mean and its standard error (sample standard deviation / sqrt(n), or NaN for one value)."""
     with np.errstate(invalid="ignore"):
         error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return float(values.mean()), error
 
 
 def exp(value: float) -> float:
-    """e ** value; infinity where a float cannot hold it."""
+    """Return e ** value, or infinity if the result exceeds the range of a float."""
     return math.exp(value) if value < 709 else math.inf
 
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
-# float64 copies of more logits than this are not made at once.
+# Maximum number of logits that are copied to float64 at a time.
 _BLOCK_LOGITS = 1 << 20
 
 
 def row_blocks(num_rows: int, vocab_size: int) -> Iterator[slice]:
-    """Slices of rows whose float64 copies stay small; they do not change any result."""
+    """Return slices of rows whose float64 copies are small; the slicing does not change any result."""
     step = max(1, _BLOCK_LOGITS // vocab_size)
     return (slice(first, min(first + step, num_rows)) for first in range(0, num_rows, step))
 
 
 def normalizers(logits: Float32, executor: Executor | None = None) -> Float64:
-    """ln(sum(exp(logits))) of each row, float64 [rows].
+    """Return ln(sum(exp(logits))) of each row, float64 [rows].
 
     Args:
         logits: float32 [rows, vocab]. -inf excludes a token.
 
     Raises:
-        ModelOutputError: a row has NaN or infinity, or nothing but -inf.
+        ModelOutputError: a row contains NaN or infinity, or only -inf.
     """
     sampler = (executor or open_executor(threads=1)).sampler(logits.shape[1])
     logits = np.ascontiguousarray(logits) if isinstance(logits, np.ndarray) else logits
@@ -159,29 +161,29 @@ def normalizers(logits: Float32, executor: Executor | None = None) -> Float64:
     if np.isnan(result).any():
         row = int(np.flatnonzero(np.isnan(result))[0])
         raise ModelOutputError(
-            f"row {row} of the logits is no distribution; its maximum is {np.asarray(logits[row]).max()}",
-            "it holds NaN or infinity, or nothing but -inf",
-            "look for the operator: `genai eval diff MODEL --against onnxruntime`",
+            f"row {row} of the logits is not a distribution; its maximum is {np.asarray(logits[row]).max()}",
+            "the row contains NaN or infinity, or only -inf",
+            "find the operator: `genai eval diff MODEL --against onnxruntime`",
         )
     return result
 
 
 def log_softmax(logits: Float32, of_rows: Float64) -> Float64:
-    """ln softmax of each row, float64 [rows, vocab]; of_rows: their normalizers."""
+    """Return the ln softmax of each row, float64 [rows, vocab]; `of_rows` holds the rows' normalizers."""
     result: Float64 = logits.astype(np.float64) - of_rows[:, None]
     return result
 
 
 def target_logprobs(logits: Float32, targets: NDArray[np.int64], executor: Executor | None = None) -> Float64:
-    """The natural log-probability of one token per row, float64 [rows]; raises as normalizers does."""
+    """Return the natural log-probability of one token per row, float64 [rows]; raises as `normalizers` does."""
     result: Float64 = logits[np.arange(len(targets)), targets].astype(np.float64) - normalizers(logits, executor)
     return result
 
 
 def kl_rows(base: Float64, other: Float64) -> Float64:
-    """KL(base || other) in nats per row of log-probabilities: sum of p_base (ln p_base - ln p_other).
+    """Return KL(base || other) in nats per row of log-probabilities: sum of p_base (ln p_base - ln p_other).
 
-    Tokens that `base` excludes add nothing; one that only `other` excludes makes the row infinite.
+    Tokens that `base` excludes add nothing. A token that only `other` excludes makes the row's divergence infinite.
     """
     possible = base > -np.inf
     with np.errstate(invalid="ignore"):

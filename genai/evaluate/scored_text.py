@@ -1,4 +1,4 @@
-"""A text cut into tokens and windows, and the logits that score it, in pieces that fit into memory."""
+"""A text cut into tokens and windows, and the logits that score it, in chunks that fit into memory."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
     from ..models.model import Model
 
 
-# Logits kept at once: 150k tokens of vocabulary allow 223 rows.
+# Maximum size in bytes of the logits in memory: 223 rows with a vocabulary of 150k tokens.
 _MOST_LOGITS_BYTES = 1 << 27
 _MOST_ROWS = 512
 
 
 @dataclass(frozen=True)
 class ScoringProgress:
-    """How far an evaluation is: tokens scored so far and in all, and what it took.
+    """The progress of an evaluation.
 
     Attributes:
-        computed: tokens fed so far, those that only give context included.
+        scored: tokens scored so far.
+        total: tokens to score.
+        computed: tokens fed to the model so far, including tokens that only provide context.
+        seconds: time since the start.
     """
 
     scored: int
@@ -51,12 +54,14 @@ ProgressCallback = Callable[[ScoringProgress], None]
 
 @dataclass(frozen=True)
 class ScoredText:
-    """What is scored, and how.
+    """The tokens and windows to score.
 
     Attributes:
         tokens: int64 [n]; tokens[1:] are scored.
-        bos: the id that every window begins with in place of its first token; None = no BOS.
-        num_bytes: UTF-8 bytes of the text that tokens[1:] stand for.
+        bos: id that replaces the first token of every window; None = no BOS.
+        num_bytes: UTF-8 bytes of the text of tokens[1:].
+        window: tokens per window.
+        stride: tokens from one window to the next.
         windows: see plan_windows.
     """
 
@@ -68,7 +73,7 @@ class ScoredText:
     windows: tuple[Window, ...]
 
     def computed(self, done: ScoringProgress) -> dict[str, Any]:
-        """How it was cut and what it took, as results say it."""
+        """Return the windows and the timings, under the names of the fields of results."""
         windows = {"windows": len(self.windows), "window": self.window, "stride": self.stride}
         timings = {"seconds": done.seconds, "tokens_per_second": done.tokens_per_second}
         return {**windows, "bos": self.bos is not None, **timings}
@@ -80,7 +85,7 @@ class ScoredText:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Logits float32 [rows, vocab], and per row the token that follows in the text, int64 [rows]."""
+    """Logits float32 [rows, vocab], the token after each row, int64 [rows], and the number of computed tokens."""
 
     logits: Logits
     targets: NDArray[np.int64]
@@ -88,29 +93,29 @@ class ScoredRows:
 
 
 def encode_prompt(model: Model, text: str, bos: bool | None = None) -> NDArray[np.int64]:
-    """Token ids of a text, with BOS in front if wanted.
+    """Return the token ids of a text, with BOS first if `bos` requires it.
 
     Args:
-        bos: whether the text begins with the model's BOS; None = as its tokenizer does by itself.
+        bos: True to begin with the model's BOS; None = the default of the model's tokenizer.
 
     Raises:
-        OptionError: bos=True, and the model has none.
-        InputError: the text has no tokens, or an id that the model does not have.
+        OptionError: bos=True, and the model has no BOS.
+        InputError: the text has no tokens, or has a token id that the model lacks.
     """
     return _encode(model, Tokenizer(model), text, bos)[0]
 
 
 def _encode(model: Model, tokenizer: Tokenizer, text: str, bos: bool | None) -> tuple[NDArray[np.int64], int | None]:
-    """The tokens, and the BOS in front of them if there is to be one."""
+    """Return the tokens, and the id of their BOS or None."""
     beginning = _bos_id(tokenizer, bos)
     tokens = tokenizer.encode(text).astype(np.int64)
     if not len(tokens):
-        raise InputError("the text has no tokens", "there is nothing to compute", "give some text")
+        raise InputError("the text has no tokens", "there is nothing to compute", "pass a text that is not empty")
     vocab_size = model.config.model.vocab_size
     if int(tokens.max()) >= vocab_size:
         raise InputError(
-            f"the text has token {int(tokens.max())}, the model's vocabulary ends at {vocab_size - 1}",
-            "the tokenizer knows tokens that the model does not",
+            f"the text has token {int(tokens.max())}, but the model's vocabulary ends at {vocab_size - 1}",
+            "the tokenizer has tokens that the model lacks",
             "use the tokenizer.json that belongs to the model",
         )
     if beginning is not None and tokens[0] != beginning:
@@ -126,18 +131,20 @@ def _bos_id(tokenizer: Tokenizer, bos: bool | None) -> int | None:
         tokenizer.update_options(add_special_tokens=False)
         bos = known is not None and first == [known]
     if bos and known is None:
-        raise OptionError("bos = True", "the model has no beginning-of-sequence token", "leave the option out")
+        raise OptionError("bos = True", "the model has no beginning-of-sequence token", "omit the option")
     return known if bos else None
 
 
 def prepare_text(model: Model, text: str, window: int | None, stride: int | None, bos: bool | None) -> ScoredText:
-    """Tokens and windows of a text; raises as checked_window and encode_prompt do, and InputError below 2 tokens."""
+    """Return a text's tokens and windows; raises as checked_window and encode_prompt do, and for under 2 tokens."""
     size, step = checked_window(window, stride, model.config.model.context_length)
     tokenizer = Tokenizer(model)
     tokens, beginning = _encode(model, tokenizer, text, bos)
     if len(tokens) < 2:
-        raise InputError("the text has 1 token", "only a token after another one can be scored", "give a longer text")
-    # The first token is not scored, so its bytes do not count; a BOS that was put in front has none.
+        raise InputError(
+            "the text has 1 token", "only a token that follows another token can be scored", "pass a longer text"
+        )
+    # The first token is not scored, so its bytes do not count; an added BOS has no bytes.
     tokenizer.update_options(skip_special_tokens=False)
     unscored = tokenizer.decode(tokens[:1])
     num_bytes = len(text.encode("utf-8")) - (len(unscored.encode("utf-8")) if text.startswith(unscored) else 0)
@@ -145,17 +152,17 @@ def prepare_text(model: Model, text: str, window: int | None, stride: int | None
 
 
 def rope_thresholds(*decoders: Decoder) -> frozenset[int]:
-    """Lengths after which these decoders compute a sequence anew with other RoPE tables."""
+    """Return the sequence lengths after which these decoders recompute a sequence with other RoPE tables."""
     thresholds = {getattr(decoder, "rope_threshold", None) for decoder in decoders}
     return frozenset(length for length in thresholds if length is not None)
 
 
 def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) -> Iterator[ScoredRows]:
-    """The logits that predict tokens[1:], in order and in pieces that fit into memory.
+    """Yield the logits that predict tokens[1:], in order and in chunks that fit into memory.
 
     Args:
-        thresholds: rope_thresholds of this decoder and of those that are read side by side with it: the pieces depend
-            on them and on the size of the vocabulary only.
+        thresholds: rope_thresholds of this decoder and of all decoders that are scored alongside it. The chunks depend
+            only on the thresholds and on the vocabulary size, so that the decoders' chunks match.
     """
     most_rows = max(1, min(_MOST_ROWS, _MOST_LOGITS_BYTES // (4 * decoder.vocab_size)))
     for window in text.windows:
@@ -179,12 +186,12 @@ def scored_rows(decoder: Decoder, text: ScoredText, thresholds: frozenset[int]) 
 def pending_logits(
     decoder: Decoder, sequence: DecoderSequence, *, all_rows: bool = False, token_budget: int | None = None
 ) -> Logits:
-    """Compute one sequence's pending tokens: float32 [rows, vocab], of the last token or of all."""
+    """Compute one sequence's pending tokens; return float32 [rows, vocab] for the last token or for all tokens."""
     return compute(decoder, [sequence], all_rows=all_rows, token_budget=token_budget)[0]
 
 
 class Meter:
-    """Counts what was done and tells whoever wants to know."""
+    """A counter of scored and computed tokens that reports the progress."""
 
     def __init__(self, total: int, report: ProgressCallback | None) -> None:
         self._total, self._report = total, report
@@ -201,13 +208,13 @@ class Meter:
         return ScoringProgress(self._scored, self._total, self._computed, time.perf_counter() - self._begin)
 
 
-# Beyond this, a longer context changes perplexity little and costs much; --window says otherwise.
+# A longer context hardly changes the perplexity but is expensive to compute; --window overrides this length.
 DEFAULT_WINDOW = 2048
 
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens [begin, end) are fed; the input at i predicts token i + 1, which is scored from `scored_from` on."""
+    """A window: tokens [begin, end) are fed. Input i predicts token i + 1, which is scored if i >= `scored_from`."""
 
     begin: int
     end: int
@@ -215,16 +222,17 @@ class Window:
 
 
 def plan_windows(num_tokens: int, window: int, stride: int) -> list[Window]:
-    """Cover a text so that every token but the first is scored exactly once.
+    """Cover a text with windows so that every token except the first is scored exactly once.
 
-    A window spans `window` tokens, of which the last is only predicted, so window - 1 are fed. Each window begins
-    `stride` tokens after the one before, and scores the tokens that no earlier window did; each of these has at least
-    window - stride tokens before it. That is the definition of the sliding window in
-    https://huggingface.co/docs/transformers/perplexity (its max_length and stride).
+    A window spans `window` tokens. The last token is only predicted, so window - 1 tokens are fed. Each window begins
+    `stride` tokens after the previous window and scores the tokens that no earlier window scored. At least window -
+    stride tokens of context precede each token that is scored. This is the sliding window of
+    https://huggingface.co/docs/transformers/perplexity (max_length and stride on that page).
 
     Args:
         num_tokens: tokens of the text, at least 2.
-        window, stride: 1 <= stride < window.
+        window: tokens per window.
+        stride: 1 <= stride < window.
     """
     inputs = num_tokens - 1
     windows = [Window(0, min(window - 1, inputs), 0)]
@@ -235,10 +243,10 @@ def plan_windows(num_tokens: int, window: int, stride: int) -> list[Window]:
 
 
 def chunks(begin: int, end: int, most_rows: int, thresholds: Collection[int] = ()) -> Iterator[tuple[int, int]]:
-    """Cut [begin, end) into pieces of at most `most_rows`.
+    """Cut [begin, end) into chunks of at most `most_rows`.
 
-    The input that follows a threshold's number of others stands alone: there a model with long RoPE computes all of
-    them anew, and its logits are wanted for that last one only.
+    An input that follows exactly a threshold's number of tokens has a separate chunk. At that input, a model with long
+    RoPE recomputes the whole sequence, but only the logits of this last input are needed.
     """
     edges = sorted({edge for length in thresholds for edge in (length, length + 1) if begin < edge < end})
     for first, last in pairwise((begin, *edges, end)):
@@ -247,10 +255,10 @@ def chunks(begin: int, end: int, most_rows: int, thresholds: Collection[int] = (
 
 
 def checked_window(window: int | None, stride: int | None, context_length: int) -> tuple[int, int]:
-    """Window and stride with their defaults: the context, at most DEFAULT_WINDOW, and half a window.
+    """Return window and stride; the defaults are the context, but at most DEFAULT_WINDOW, and half a window.
 
     Raises:
-        OptionError: out of range, or a stride that would leave tokens without a prediction.
+        OptionError: a value is out of range, or the stride would leave tokens without a prediction.
     """
     size = min(context_length, DEFAULT_WINDOW) if window is None else window
     _check_integer("window", size, 2, context_length, f"the model's context_length is {context_length}")

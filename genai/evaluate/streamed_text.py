@@ -1,4 +1,4 @@
-"""A text that is read once, by a sequence that forgets its middle where the context is full."""
+"""A text that is computed once, in a sequence that drops tokens from its middle when the context is full."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 
 def streamed_text(decoder: Decoder, text: ScoredText, keep: int, stride: int | None) -> ScoredText:
-    """The text as one window, within a context of `text.window` tokens.
+    """Return the text as one window, in a context of `text.window` tokens.
 
     Raises:
-        OptionError: a stride, or a window that has no room for what is kept. UnsupportedModelError: see
-            Decoder.check_shift.
+        OptionError: a stride is set, `keep` is not a count, or the window has no space beyond the kept tokens.
+        UnsupportedModelError: see Decoder.check_shift.
     """
     if stride is not None:
-        raise OptionError(f"stride = {stride} with ctx_shift", "half of what is not kept is forgotten", "leave it out")
+        raise OptionError(
+            f"stride = {stride} with ctx_shift", "a shift always drops half of the other tokens", "omit stride"
+        )
     if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
-        raise OptionError(f"ctx_shift = {keep!r:.40}", "a number of tokens to keep is expected", "use 32")
+        raise OptionError(f"ctx_shift = {keep!r:.40}", "it must be the number of tokens to keep", "use for example 32")
     decoder.check_shift(ContextShift(keep, text.window))
     size = decoder.block_size
     first_blocks = -(-keep // size)
@@ -34,7 +36,7 @@ def streamed_text(decoder: Decoder, text: ScoredText, keep: int, stride: int | N
 
 
 def streamed_rows(decoder: Decoder, text: ScoredText, keep: int) -> Iterator[ScoredRows]:
-    """The logits that predict tokens[1:], a block of tokens at a time."""
+    """Yield the logits that predict tokens[1:], one block of tokens at a time."""
     fed = text.tokens[:-1].tolist()
     if text.bos is not None:
         fed[0] = text.bos

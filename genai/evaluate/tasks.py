@@ -1,4 +1,4 @@
-"""Held-out questions with checkable answers: asked greedily, counted per task."""
+"""Questions with checkable answers, which a model answers greedily and which are scored per task."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MATCHES: Mapping[str, Callable[[str, str], bool]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One question: its task, the messages to answer, and the answer with the way to compare it."""
+    """A question: its task, the messages to answer, the expected answer, and the way to compare answer and reply."""
 
     task: str
     messages: tuple[dict[str, str], ...]
@@ -40,7 +40,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A question, the reply to it, and whether it was right."""
+    """A question, the reply to it, and True if the reply is right."""
 
     question: Question
     reply: str
@@ -51,12 +51,14 @@ def read_questions(path: Path) -> list[Question]:
     """Read JSON lines {"task", "messages", "answer", "match", "max_tokens"?}.
 
     Raises:
-        InputError: the file is missing, or a line is not of that format; the message names the line.
+        InputError: the file is missing, or a line is malformed; the message names the line.
     """
     lines = read_text_file(path).split("\n")
     questions = [_question(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not questions:
-        raise InputError(f"{path}: holds no questions", "there is nothing to ask", "give a file of JSON lines")
+        raise InputError(
+            f"{path}: contains no questions", "the file has no lines with text", "use a file of JSON lines"
+        )
     return questions
 
 
@@ -91,10 +93,10 @@ def evaluate(
     batch_size: int = 16,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Outcome]:
-    """Answer all questions greedily, `batch_size` together; outcomes in the order of the questions.
+    """Answer all questions greedily, `batch_size` at a time; return the outcomes in the order of the questions.
 
     Args:
-        progress: told how many of how many are answered.
+        progress: called with the number of answered questions and the total.
     """
     tokenizer = Tokenizer(model)
     order = sorted(range(len(questions)), key=lambda i: questions[i].max_tokens)
@@ -134,9 +136,9 @@ def _answers(model: Model, tokenizer: Tokenizer, questions: Sequence[Question]) 
 
 
 def summary(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
-    """Per task, and for "all": questions asked, answered right, their share, and its 95 % interval.
+    """Return for each task and for "all" the numbers of questions and right answers, and the share with its interval.
 
-    "error" is half the width of the interval from "low" to "high".
+    "error" is half the width of the 95 % interval, which extends from "low" to "high".
     """
     table: dict[str, dict[str, float]] = {}
     for outcome in outcomes:
@@ -154,7 +156,7 @@ def summary(outcomes: Iterable[Outcome]) -> dict[str, dict[str, float]]:
 
 
 def share_interval(right: int, total: int) -> tuple[float, float]:
-    """Where the true share lies with 95 % (Wilson 1927): sensible for few questions, and for none or all right."""
+    """Return the 95 % interval of a share (Wilson 1927), which is also valid for few questions and shares of 0 or 1."""
     square = 1.959964**2 / total
     share = right / total
     middle = (share + square / 2) / (1 + square)
@@ -172,7 +174,7 @@ td.number { text-align: right; white-space: nowrap } .track { background: #eee; 
 
 
 def task_page(title: str, table: Mapping[str, Mapping[str, float]], outcomes: Sequence[Outcome]) -> str:
-    """HTML without scripts, and without anything from elsewhere; texts are escaped. `table` is a `summary`."""
+    """Return an HTML page without scripts or external resources; texts are escaped. `table` is a `summary`."""
     heads = "<tr><th>task</th><th>right</th><th>share</th><th></th></tr>"
     rows = "\n".join(_row(name, row) for name, row in table.items())
     tasks = sorted({outcome.question.task for outcome in outcomes})
@@ -180,16 +182,16 @@ def task_page(title: str, table: Mapping[str, Mapping[str, float]], outcomes: Se
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n<table>{heads}\n{rows}\n</table>\n"
-        f"<p>± is half of the 95 % interval (Wilson 1927), drawn as a line.</p>\n{details}\n</body></html>\n"
+        f"<p>± is half of the 95 % interval (Wilson 1927), which is drawn as a line.</p>\n{details}\n</body></html>\n"
     )
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write it; InputError if the file cannot be written."""
+    """Write the page. Raise InputError if the file cannot be written."""
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "give another file") from error
+        raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
 
 
 def _row(name: str, row: Mapping[str, float]) -> str:

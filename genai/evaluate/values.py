@@ -1,7 +1,7 @@
-"""The values inside a model while it computes a prompt, under the graph's names: what our engine's steps give; and what
-onnxruntime does, which runs the model's own graph with every wanted value as an extra output.
+"""Intermediate values of a prompt's prefill, by their names in the graph, from our engine or from onnxruntime.
 
-onnxruntime is no dependency of this toolkit: it is imported here, and only when a comparison with it is asked for.
+onnxruntime runs the model's own graph with every requested value as an extra output. onnxruntime is not a dependency of
+this toolkit. Only this module imports onnxruntime, and only for comparisons with onnxruntime.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from ..models.model import Model
     from ..session.loop import OpCall, Plan
 
-# Gets an operator's name, and names and values of its outputs; returns the values to go on with.
+# A function that receives an operator's name and the names and values of its outputs, and returns the values to use
+# instead.
 Observer = Callable[[str, Sequence[str], Sequence[Any]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class TracedValue:
-    """One value: the operator that gave it, and the array, [1, T, ...] for T tokens of a prompt."""
+    """A value: the operator that computed it, and the array, which is [1, T, ...] for a prompt of T tokens."""
 
     op_type: str
     array: NDArray[Any]
@@ -54,20 +55,21 @@ def trace_values(
     instead: Mapping[str, NDArray[Any]] | None = None,
     memory: int | None = None,
 ) -> dict[str, TracedValue]:
-    """Every value that a prompt's prefill computes, by name, in the order of computation.
+    """Return all values that a prompt's prefill computes, by name, in the order of computation.
 
-    The prompt is computed in one step from an empty cache, with the logits of every token. Values that a fusion left
-    out are not among them; a fused operator's result has the name of the last one that it stands for.
+    The prompt is computed in one step from an empty cache, with the logits of every token. Values that fusion removed
+    are missing; a fused operator's result has the name of the last value that it replaces.
 
     Args:
         tokens: int64 [T].
-        instead: values to go on with in place of those of the same name and size that this model computed; then an
-            operator's result shows its own error alone, not what those before it did.
-        memory: most bytes for the values; None = a third of the memory available now.
+        instead: values that replace computed values of the same name and size. Each operator's result then shows only
+            the operator's own error, not the accumulated error of the preceding operators.
+        memory: maximum bytes for the values; None = a third of the currently available memory.
 
     Raises:
-        ContextOverflowError: more tokens than the model's context.
+        ContextOverflowError: there are more tokens than the model's context holds.
         InputError: the values do not fit into memory.
+        UnsupportedModelError: the decoder has neither an op program nor a plan of kernel calls.
     """
     limit = model.config.model.context_length
     if len(tokens) > limit:
@@ -82,9 +84,9 @@ def trace_values(
         decoder.plan = _observed(decoder.plan, tracer.see)
     else:
         raise UnsupportedModelError(
-            f"the values inside a {type(decoder).__name__} cannot be seen",
-            "it has neither a program of records nor a plan of kernel calls",
-            "use another",
+            f"the values inside a {type(decoder).__name__} cannot be traced",
+            "the decoder has neither an op program nor a plan of kernel calls",
+            "use another model",
         )
     with closing(decoder.open()) as sequence:
         sequence.append(tokens.tolist())
@@ -98,7 +100,7 @@ class _Tracer:
         self._instead, self._memory, self._kept_bytes = instead, memory, 0
 
     def see(self, op_type: str, names: Sequence[str], results: Sequence[Any]) -> tuple[Any, ...]:
-        """Keep an operator's results; returns those to go on with."""
+        """Record an operator's results, and return the values to use instead."""
         going_on = list(results)
         for index, name in enumerate(names[: len(going_on)]):
             value = results[index]
@@ -113,21 +115,21 @@ class _Tracer:
         self._kept_bytes += value.nbytes
         if self._kept_bytes > self._memory:
             raise InputError(
-                f"the values inside the model take more than {format_bytes(self._memory)}",
-                "all of them are kept, to be compared",
-                "shorten the prompt: a few tokens show where models part",
+                f"the values inside the model need more than {format_bytes(self._memory)}",
+                "all values are stored for the comparison",
+                "shorten the prompt: a few tokens show where models diverge",
             )
-        # Kernels may use their memory again, so this must be a copy.
+        # Kernels may reuse the memory of their results, so the stored value must be a copy.
         self.values[name] = TracedValue(op_type, np.array(value))
 
 
 def is_number(array: NDArray[Any]) -> bool:
-    """Whether an array holds numbers that can be subtracted."""
+    """Return True if an array holds numbers that can be subtracted."""
     return array.dtype.kind in "fiu" or array.dtype.name == "bfloat16"
 
 
 class _StepwiseFunction(TimedByHost):
-    """A decoder's program, a program per part: each goes on with what the observer returns (see StepFunction)."""
+    """A decoder's program that is compiled part by part; each part reads the observer's values (see StepFunction)."""
 
     takes_choices = False
 
@@ -139,7 +141,7 @@ class _StepwiseFunction(TimedByHost):
     def run(self, step: StepContext, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         values: dict[str, Any] = dict(inputs or {})
         for program, function in self._parts:
-            # The step's integers are given as well, but by the step.
+            # `given` also names the step's integers, which the step itself provides.
             results_of_part = function.run(step, {name: values[name] for name in program.given if name in values})
             (part,) = program.parts
             results = [results_of_part[name] for name in program.outputs]
@@ -158,7 +160,7 @@ class _StepwiseFunction(TimedByHost):
 
 
 def _observed(plan: Plan, observer: Observer) -> Plan:
-    """The same plan, whose calls go on with what the observer returns. Bodies of If and Loop stay unseen."""
+    """Return a plan whose calls read the observer's values. The bodies of If and Loop are not observed."""
 
     def observed(step: OpCall) -> OpCall:
         def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -180,19 +182,19 @@ _TYPES: dict[str, type[Any]] = {
 def onnxruntime_values(
     model: Model, tokens: NDArray[np.int64], names: Collection[str], *, threads: int | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Values of the model's own graph for one prompt from an empty past, computed by onnxruntime on the CPU.
+    """Return values of the model's own graph for one prompt and an empty past, computed by onnxruntime on the CPU.
 
-    Its graph optimisations are off, so that each operator is computed as the graph says. Nothing is written: the model
-    file with its extra outputs stays in memory, and weights are read from the folder that it lies in.
+    Graph optimisations are off, so that each operator is computed as in the graph. No file is written: the model with
+    its extra outputs stays in memory, and the weights are read from the model's folder.
 
     Args:
         tokens: int64 [T].
-        names: values wanted; those that the graph does not compute are left out.
-        threads: None = onnxruntime's own choice.
+        names: names of the values to return; names that the graph does not compute are ignored.
+        threads: None = onnxruntime's default.
 
     Raises:
         MissingPackageError: onnxruntime is not installed.
-        UnsupportedModelError: the graph wants inputs of unknown meaning.
+        UnsupportedModelError: the graph has inputs of unknown meaning.
         ModelOutputError: onnxruntime cannot load or run the model.
     """
     library = import_onnxruntime()
@@ -205,7 +207,7 @@ def onnxruntime_values(
         without = (decoder.names.present_key, decoder.names.present_value) if room else ()
         traced = [name for name in computed if name in names and not _matches(name, without)]
         present = {value.name for value in proto.graph.output}
-        # A name is enough: onnxruntime infers the types.
+        # Only the name is needed, because onnxruntime infers the types.
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in traced if name not in present)
         session = library.InferenceSession(
             proto.SerializeToString(), _options(library, path.parent, threads), providers=["CPUExecutionProvider"]
@@ -214,24 +216,24 @@ def onnxruntime_values(
         results = session.run(traced, feeds)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # onnxruntime's exceptions share no base class
+    except Exception as error:  # onnxruntime's exceptions have no common base class
         raise ModelOutputError(
             f"onnxruntime {library.__version__} cannot run {path}: {error}",
             f"it raised {type(error).__name__}",
-            "check that this version of onnxruntime knows the model's operators",
+            "check that this version of onnxruntime supports the model's operators",
         ) from error
     return dict(zip(traced, results, strict=True))
 
 
 def import_onnxruntime() -> Any:
-    """The onnxruntime package, with its telemetry off; MissingPackageError if it is not there, or does not load."""
+    """Import onnxruntime with telemetry off. Raise MissingPackageError if it is missing or cannot be imported."""
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime
     except ImportError as error:
         raise MissingPackageError(
             "onnxruntime cannot be imported",
-            f"{error}; it is needed only for comparisons with it, so it is not installed with this toolkit",
+            f"{error}; only comparisons with onnxruntime need it, so it is not installed with this toolkit",
             "pip install onnxruntime",
         ) from error
     return onnxruntime
@@ -240,7 +242,7 @@ def import_onnxruntime() -> Any:
 def _options(library: Any, folder: Path, threads: int | None) -> Any:
     options = library.SessionOptions()
     options.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # What goes wrong is raised; only what is fatal is worth a line of its own.
+    # Errors are raised as exceptions; only fatal errors should also be logged.
     options.log_severity_level = 4
     options.intra_op_num_threads = threads or 0
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
@@ -248,10 +250,11 @@ def _options(library: Any, folder: Path, threads: int | None) -> Any:
 
 
 def _past_room(proto: onnx.ModelProto, num_tokens: int) -> int:
-    """Length of the past tensors: onnxruntime wants room for an attention window even if none of it is in use yet.
+    """Return the length of the past tensors. onnxruntime expects an attention window's full length, even if unused.
 
-    The mask tells that the past is empty. Presents then hold that room too, so they are not compared. Windows longer
-    than this prompt hide nothing of it; they are cut to its length, for they may be of any.
+    The mask marks the past as empty. The present tensors also contain these unused positions, so the present tensors
+    are not compared. Windows that are longer than the prompt do not hide any of its tokens, so these windows are cut to
+    the prompt's length; otherwise the windows could be arbitrarily long.
     """
     room = 0
     for node in proto.graph.node:
@@ -263,7 +266,7 @@ def _past_room(proto: onnx.ModelProto, num_tokens: int) -> int:
 
 
 def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig, room: int) -> NDArray[Any]:
-    """One input at prefill: the prompt, a mask of ones, positions from 0, or an empty past."""
+    """Return an input for the prefill: the prompt, a mask of ones, positions starting at 0, or an empty past."""
     names, count = decoder.names, len(tokens)
     plain: dict[str, NDArray[Any]] = {
         names.input_ids: tokens[None, :],
@@ -278,12 +281,12 @@ def _feed(value: Any, tokens: NDArray[np.int64], decoder: DecoderConfig, room: i
         head_size = shape[3] if isinstance(shape[3], int) else decoder.head_size
         return np.zeros((1, heads, room, head_size), dtype)
     raise UnsupportedModelError(
-        f"the graph wants input {value.name!r}, {value.type} {shape}",
-        "its meaning is not known, so it cannot be fed",
-        "name it in genai_config.json (model.decoder.inputs) or export the decoder without it",
+        f"the graph has an input {value.name!r}, {value.type} {shape}",
+        "the meaning of the input is unknown, so no value can be passed for it",
+        "name the input in genai_config.json (model.decoder.inputs), or export the decoder without it",
     )
 
 
 def _matches(name: str, templates: tuple[str, ...]) -> bool:
-    """Whether a name is one of the templates with a layer in place of %d."""
+    """Return True if a name matches one of the templates with a layer number in place of %d."""
     return any(re.fullmatch(re.escape(template).replace("%d", r"\d+"), name) for template in templates)

@@ -1,1 +1,1 @@
-"""Models by name: what a reference means, what a hub lists, which files are needed, and the folder they are kept in."""
+"""Models by name: parsing of references, file lists of hubs, choice of files, download, and the cache folder."""

@@ -1,8 +1,8 @@
-"""Which files of a repository are needed: those of one model, in the format that suits best.
+"""The choice of a repository's files: the files of one model, in the most suitable format.
 
-The rule, first match first: what stands behind the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
-safetensors with a config.json; a GGUF file. With a precision asked for, safetensors come first, since only they can be
-quantised as asked.
+The first rule that applies decides: the part after the colon; a folder that onnxruntime-genai's builder wrote for CPUs;
+safetensors with a config.json; a GGUF file. If a precision is requested, safetensors come first, because only
+safetensors can be quantised to that precision.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ GENAI_CONFIG, CONFIG, SINGLE, INDEX = (
     "model.safetensors",
     "model.safetensors.index.json",
 )
-# Words in a folder's name that say for what other device it was written.
+# Words in a folder's name that mark a model for another device.
 _OTHER_DEVICES = frozenset(
     "cuda gpu directml dml webgpu npu qnn openvino tensorrt trt nvtensorrt rocm migraphx vitisai coreml rtx".split()
 )
-# Beside the weights of a checkpoint.
+# Files of a checkpoint in addition to its weights.
 _BESIDE = re.compile(
     r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template|"
     r"quantize_config|quant_config|"
     r"tekken)\.json|merges\.txt|vocab\.txt|chat_template\.jinja|additional_chat_templates/[^/]+\.jinja|"
     r"tokenizer\.model(?:\.v\w+)?|spiece\.model|sentencepiece\.bpe\.model|[^/]+\.tiktoken|tiktoken\.model"
 )
-# In an ONNX folder, what no model reads.
+# Files in an ONNX folder that no model reads.
 _NOT_OF_ONNX = re.compile(
     r".*\.(?:md|png|jpe?g|gif|svg|webp|mp4|py|ipynb|pt|pth|pkl|pickle|ckpt|h5|msgpack|safetensors|gguf|zip|gz|tar)|"
     r"pytorch_model.*|\.git.*|LICEN[CS]E.*",
     re.IGNORECASE,
 )
 _PICKLES = re.compile(r".*\.(?:bin|pt|pth|ckpt|pkl)", re.IGNORECASE)
-# What the field calls the quantisation of a GGUF file, in the order in which one is taken.
+# Common names of GGUF quantisations, in order of preference.
 _QUANTISATIONS = "Q4_K_M Q4_K_S Q4_0 Q4_K_L Q5_K_M Q5_K_S IQ4_NL IQ4_XS Q6_K Q8_0 Q3_K_M BF16 F16 FP16 F32".split()
 _QUANTISED = re.compile(r"(?:^|[-._ (])((?:I?Q\d\w*|TQ\d_\d|BF16|F16|FP16|F32|MXFP4\w*))(?=[-._ )]|$)", re.IGNORECASE)
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
@@ -53,9 +53,9 @@ class FileChoice:
 
     Attributes:
         kind: "checkpoint", "gguf" or "onnx".
-        root: the folder of the model inside the repository, "" = the repository itself; of GGUF, its first file.
-        files: what is to be fetched.
-        why: what was chosen, and from what, in words.
+        root: folder of the model in the repository, "" = the repository itself; for GGUF, the first file of the model.
+        files: the files to download.
+        why: description of the choice and of the alternatives.
     """
 
     kind: str
@@ -65,10 +65,14 @@ class FileChoice:
 
 
 def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
-    """The files of a listing that its reference means; `quantised`: weights are to be quantised as somebody asked.
+    """Choose the files of the model that a listing's reference names.
+
+    Args:
+        listing: the files of the repository.
+        quantised: True if the user requests a precision for the weights.
 
     Raises:
-        DownloadError: there is nothing that can be run, or several of what was asked for.
+        DownloadError: if no model in the repository can run here, or several models match the reference.
     """
     part = listing.reference.part or (listing.files[0].path if listing.reference.url else "")
     if part:
@@ -81,31 +85,31 @@ def choose(listing: Listing, *, quantised: bool = False) -> FileChoice:
 
 
 def _choose_named(listing: Listing, part: str) -> FileChoice:
-    """The choice that stands behind the colon: a GGUF file, its quantisation, or an ONNX folder's path or last name."""
+    """Return the files that the part after the colon selects: a GGUF file, a quantisation, or an ONNX folder."""
     ggufs, folders = _ggufs(listing), _onnx_folders(listing)
     wanted_name = part.lower()
     exact = [name for name in ggufs if name.lower() == wanted_name]
     named = exact or [name for name in ggufs if wanted_name in (_quantisation(name).lower(), _stem(name).lower())]
     if len(named) == 1:
-        return _gguf(ggufs, named[0], f"{named[0]}, as asked")
+        return _gguf(ggufs, named[0], f"{named[0]}, as requested")
     inside = [folder for folder in folders if wanted_name in (folder.lower(), PurePosixPath(folder).name.lower())]
     if len(inside) == 1 and not named:
-        return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as asked")
+        return _onnx(listing, inside[0], f"the ONNX folder {inside[0]}, as requested")
     name = listing.reference.name
     if several := [*named, *inside]:
         raise DownloadError(
-            f"{name}: several fit", _name_list(several), f"name one whole: {_command(listing, several[0])}"
+            f"{name}: several models match", _name_list(several), f"use a full name: {_command(listing, several[0])}"
         )
     if any(file.path == part for file in listing.files):
         raise DownloadError(
-            f"{name}: one file of a model that is several",
-            "a model can be fetched as one GGUF file, or by the name of its repository",
+            f"{name}: one file of a model with several files",
+            "only a GGUF file or a whole repository can be downloaded",
             _command(listing),
         )
     known = [*sorted({_quantisation(name) or name for name in ggufs}), *folders]
-    why = f"there are {_name_list(known)}" if known else "it holds no GGUF file and no ONNX folder"
-    near = did_you_mean(part, known, "name another")
-    raise DownloadError(f"{name}: it has no {part!r}", why, f"{near}, or let it be chosen: {_command(listing)}")
+    why = f"it has {_name_list(known)}" if known else "it has no GGUF file and no ONNX folder"
+    near = did_you_mean(part, known, "choose another")
+    raise DownloadError(f"{name}: there is no {part!r}", why, f"{near}, or leave the choice out: {_command(listing)}")
 
 
 def _checkpoint(listing: Listing) -> FileChoice | None:
@@ -128,7 +132,7 @@ def _is_shard(name: str) -> bool:
 
 
 def _onnx_folders(listing: Listing) -> list[str]:
-    """Folders with a genai_config.json and a graph, the best one for this machine first."""
+    """Return the folders with a genai_config.json and a graph, the most suitable for this machine first."""
     folders = {_folder(file.path) for file in listing.files if PurePosixPath(file.path).name == GENAI_CONFIG}
     graphs = {_folder(file.path) for file in listing.files if file.path.endswith(".onnx")}
     return sorted(folders & graphs, key=_suitability)
@@ -140,7 +144,7 @@ def _suitability(folder: str) -> tuple[bool, bool, bool, bool, int, str]:
         bool(words & _OTHER_DEVICES),
         not words & {"cpu", "mobile"},
         "int4" not in words,
-        "acc-level-4" not in folder.lower(),  # products of rounded activations are the fast ones
+        "acc-level-4" not in folder.lower(),  # level 4 quantises activations, which makes matmuls fast
         len(folder),
         folder,
     )
@@ -170,7 +174,7 @@ def _onnx(listing: Listing, folder: str, why: str) -> FileChoice:
 
 
 def _ggufs(listing: Listing) -> dict[str, list[RemoteFile]]:
-    """GGUF models by their first file; projectors of images and importance matrices are none."""
+    """Return GGUF models by their first file, without image projectors and importance matrices."""
     files_of: dict[str, list[RemoteFile]] = {}
     for file in listing.files:
         name = PurePosixPath(file.path).name.lower()
@@ -196,7 +200,7 @@ def _best_gguf(listing: Listing) -> FileChoice | None:
             return _gguf(ggufs, named[0], f"{named[0]}; others: {others}")
     name = listing.reference.name
     raise DownloadError(
-        f"{name}: several GGUF files", _name_list(list(ggufs)), f"name one: {_command(listing, min(ggufs))}"
+        f"{name}: several GGUF files", _name_list(list(ggufs)), f"choose one: {_command(listing, min(ggufs))}"
     )
 
 
@@ -206,21 +210,21 @@ def _gguf(ggufs: dict[str, list[RemoteFile]], first: str, why: str) -> FileChoic
         numbers = sorted(int(match[2]) for file in files if (match := _SPLIT.fullmatch(file.path)))
         if numbers != list(range(1, int(split[3]) + 1)):
             raise DownloadError(
-                f"{first}: of its {int(split[3])} parts {len(numbers)} are there",
+                f"{first}: only {len(numbers)} of its {int(split[3])} parts are in the repository",
                 "a model needs all of them",
-                "name another file: `genai pull ORG/NAME:FILE`",
+                "choose another file: `genai pull ORG/NAME:FILE`",
             )
     return FileChoice(GGUF, first, tuple(files), why)
 
 
 def _quantisation(name: str) -> str:
-    """Such as Q4_K_M; "" where a file's name says none."""
+    """Return the quantisation that a file's name contains, e.g. Q4_K_M; "" if it contains none."""
     names = _QUANTISED.findall(_stem(name))
     return names[-1].upper() if names else ""
 
 
 def precision_in(name: str) -> str:
-    """What the name of a folder or of a file says of its weights, such as "int4" or "Q4_K_M"; "" = nothing."""
+    """Return the weights' precision that a folder's or file's name contains, e.g. "int4" or "Q4_K_M"; "" if none."""
     match = re.search(r"(?:^|[/\-_.])(int4|int8|fp16|fp32|bf16)(?=[/\-_.]|$)", name.lower())
     return _quantisation(name) if name.endswith(".gguf") else match[1] if match else ""
 
@@ -240,15 +244,15 @@ def _name_list(names: Sequence[str]) -> str:
 
 
 def _nothing_to_run(listing: Listing) -> DownloadError:
-    """Why a repository holds no model that runs here, and what to do."""
-    problem = f"{listing.reference.name}: nothing in it can be run here"
+    """Return the error for a repository that contains no model that can run here."""
+    problem = f"{listing.reference.name}: it has no model that can run here"
     paths = [file.path for file in listing.files]
     if folders := _onnx_folders(listing):
         names = _name_list(folders)
         return DownloadError(
             problem,
             f"its ONNX folders are for other devices ({names})",
-            "its page names the checkpoint that they were made of: `genai pull` that one",
+            "`genai pull` the original checkpoint, which its page names",
         )
     if "adapter_config.json" in paths:
         return DownloadError(
@@ -260,7 +264,7 @@ def _nothing_to_run(listing: Listing) -> DownloadError:
     if pickles := list(_matching(_PICKLES, paths)):
         return DownloadError(
             problem,
-            f"its weights are pickles ({_name_list(pickles[:3])}), which run whatever code they hold, and are never "
+            f"its weights are pickles ({_name_list(pickles[:3])}), which can execute any code and are therefore never "
             "opened",
             "its page may have a pull request, or name a copy, with safetensors: "
             f"`genai pull {listing.reference.repo}@refs/pr/NUMBER`",
@@ -268,18 +272,18 @@ def _nothing_to_run(listing: Listing) -> DownloadError:
     if any(path.endswith(".onnx") for path in paths):
         return DownloadError(
             problem,
-            f"it has ONNX graphs but no {GENAI_CONFIG} beside them, which says how they make text",
+            f"it has ONNX graphs but no {GENAI_CONFIG} beside them, which text generation needs",
             "use the original checkpoint, which its page names; `genai run` runs single graphs",
         )
     weights = any(path.endswith(".safetensors") for path in paths)
     why = f"it has safetensors, but no {CONFIG}, {SINGLE} or {INDEX} at its root" if weights else "it has no weights"
     if listing.left_out:
-        why += f"; names that cannot be written on every system are left out: {_name_list(listing.left_out)[:200]!r}"
-    return DownloadError(problem, why, "its page may name the repository of the model itself: `genai pull` that one")
+        why += f"; file names that are invalid on some systems are skipped: {_name_list(listing.left_out)[:200]!r}"
+    return DownloadError(problem, why, "its page may name the original model's repository: `genai pull` that one")
 
 
 def _command(listing: Listing, part: str = "") -> str:
-    """What fetches the same repository, or a part of it."""
+    """Return the command that downloads the same repository, or a part of the repository."""
     return f"`genai pull {quote(replace(listing.reference, part=part).name)}`"
 
 

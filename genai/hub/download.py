@@ -1,4 +1,4 @@
-"""Files of a repository to a folder: each appears when its size and checksum are right; what came before is kept."""
+"""Download of a repository's files, which appear when size and checksum are right; partial files are resumed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 
 class _Checksum:
-    """Of the bytes so far: SHA-256, and what the listing has, which may be git's name of the contents."""
+    """Checksums of the bytes so far: SHA-256, and the listing's checksum, which may be git's hash of the contents."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._expected = file.digest
@@ -46,19 +46,23 @@ class _Checksum:
 
 
 def missing_bytes(files: tuple[RemoteFile, ...], folder: Path) -> int:
-    """How much has yet to come, by the sizes of what is there."""
+    """Return the number of bytes that are still to be downloaded, from the sizes of the files that exist."""
     return sum(file.size - min(_size(folder / file.path) or _size(_part(folder, file)), file.size) for file in files)
 
 
 def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path, progress: Progress) -> PulledFile:
-    """Bring one file into a folder, or take it from there, or from Hugging Face's own cache.
+    """Download a file into a folder, unless it is already there or in Hugging Face's cache.
 
     Args:
-        folder: of the repository's files.
-        progress: told the bytes that came; less than 0 where they have to come again.
+        client: the client for the file's server.
+        listing: the repository.
+        file: the file.
+        folder: the folder of the repository's files.
+        progress: called with the number of bytes received; the number is negative if bytes must be downloaded again.
 
     Raises:
-        DownloadError: it does not come whole, is another one, or there is no room. AccessError: it may not be had.
+        DownloadError: if the file is incomplete, has other contents, or cannot be written.
+        AccessError: if access to the file is denied.
     """
     path = folder / file.path
     try:
@@ -76,15 +80,15 @@ def fetch_file(client: Client, listing: Listing, file: RemoteFile, folder: Path,
         part.replace(path)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why, fix = "the disk is full", "free some space and run the command again: what has come is kept"
+            why, fix = "the disk is full", "free some space and run the command again: downloaded data is kept"
         else:
-            why, fix = str(error), "check the cache's folder (GENAI_CACHE_DIR) and its permissions"
+            why, fix = str(error), "check the cache folder (GENAI_CACHE_DIR) and its permissions"
         raise DownloadError(f"{file.path}: cannot be written to {folder}", why, fix) from error
     return PulledFile(file.path, file.size, checksum)
 
 
 def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) -> str:
-    """The file's SHA-256, when it is whole; a wrong checksum is given one more chance, from the beginning."""
+    """Return the SHA-256 of the complete file. After a wrong checksum, it is downloaded once more from the start."""
     for again in (True, False):
         checksum = client.patiently(lambda: _continue(client, file, part, progress), lambda: _size(part))
         if checksum.fits:
@@ -93,14 +97,14 @@ def _download(client: Client, file: RemoteFile, part: Path, progress: Progress) 
         if again:
             progress(-file.size)
     raise DownloadError(
-        f"{file.path}: the wrong checksum, twice",
-        f"{file.digest} is expected; {checksum.sha256} came (SHA-256)",
-        "nothing of it is kept; try again later, or tell the repository's owner",
+        f"{file.path}: the checksum was wrong twice",
+        f"{file.digest} was expected, but {checksum.sha256} was received (SHA-256)",
+        "the data was deleted; try again later, or tell the repository's owner",
     )
 
 
 def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) -> _Checksum:
-    """Fetch what is missing behind the bytes that are there. Raises Broken: it ended too early."""
+    """Download the rest of a partial file. Raises TransientError if the response ends early."""
     checksum = _Checksum(file)
     with part.open("a+b") as output:
         begin = _read_into(checksum, output, file.size)
@@ -108,23 +112,23 @@ def _continue(client: Client, file: RemoteFile, part: Path, progress: Progress) 
             return checksum
         headers = {"range": f"bytes={begin}-"} if begin else {}
         if begin and file.version:
-            headers["if-range"] = file.version  # other contents come from their beginning
+            headers["if-range"] = file.version  # changed contents are sent from the start
         with client.open(file.url, headers) as response:
             if begin and not _continues(response, begin):
-                # It cannot go on from there, and sends the file from its beginning, or not at all.
+                # The server cannot resume at this byte: it sends the file from the start, or nothing.
                 output.truncate(0)
                 progress(-begin)
                 if response.status_code != 200:
-                    raise TransientError(f"{response.status_code}: it cannot go on at byte {begin:,}")
+                    raise TransientError(f"{response.status_code}: the server cannot resume at byte {begin:,}")
                 checksum, begin = _Checksum(file), 0
             for piece in response.iter_bytes():
                 begin += len(piece)
                 if begin > file.size:
                     output.truncate(0)
                     raise DownloadError(
-                        f"{file.path}: more than the {file.size:,} bytes come that were announced",
+                        f"{file.path}: more bytes than the announced {file.size:,} were received",
                         "the server sends another file",
-                        "nothing of it is kept; try again later, or tell the repository's owner",
+                        "the data was deleted; try again later, or tell the repository's owner",
                     )
                 output.write(piece)
                 checksum.update(piece)
@@ -140,7 +144,7 @@ def _continues(response: Response, begin: int) -> bool:
 
 
 def _read_into(checksum: _Checksum, output: IO[Any], size: int) -> int:
-    """Feed what a file has to a checksum; one that is too long is emptied. Returns its length."""
+    """Feed a file's contents to a checksum and return their length. A file that is too long is emptied."""
     if output.seek(0, os.SEEK_END) > size:
         output.truncate(0)
     output.seek(0)
@@ -152,7 +156,7 @@ def _read_into(checksum: _Checksum, output: IO[Any], size: int) -> int:
 
 
 def _checksum_of(path: Path, file: RemoteFile) -> str | None:
-    """A whole file's SHA-256, if it is the one that is listed."""
+    """Return the SHA-256 of a complete file, or None if it is not the listed file."""
     if _size(path) != file.size:
         return None
     checksum = _Checksum(file)
@@ -162,7 +166,7 @@ def _checksum_of(path: Path, file: RemoteFile) -> str | None:
 
 
 def _from_other_cache(listing: Listing, file: RemoteFile, part: Path) -> str | None:
-    """Link or copy a file out of Hugging Face's cache, where files are called by their checksums; its SHA-256."""
+    """Link or copy a file from Hugging Face's cache, where checksums are file names, and return its SHA-256."""
     if not (listing.reference.repo and file.digest):
         return None
     blob = (
@@ -181,7 +185,7 @@ def _from_other_cache(listing: Listing, file: RemoteFile, part: Path) -> str | N
 
 
 def remove_strangers(files: tuple[RemoteFile, ...], folder: Path) -> None:
-    """Remove what an earlier pull of other files left in a folder."""
+    """Remove the files that an earlier pull with another choice left in a folder."""
     expected = {folder / file.path for file in files} | {_part(folder, file) for file in files}
     for path in list(_files_below(folder)):
         if path not in expected:
@@ -193,7 +197,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _part(folder: Path, file: RemoteFile) -> Path:
-    """Where a file gathers; its name changes with the contents that it is to have."""
+    """Return the path of a partial file. The file's name depends on the expected contents."""
     contents = file.digest or f"{file.url}\0{file.version}"
     key = hashlib.sha256(f"{contents}\0{file.size}".encode()).hexdigest()[:12]
     return folder / f"{file.path}.{key}{_PART}"

@@ -1,4 +1,4 @@
-"""What a hub says that a repository holds, checked before anything of it is believed."""
+"""The file list of a repository on a hub, validated before it is used."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .references import Reference, endpoint
 
 _MOST_FILES = 200_000
 _MOST_BYTES = 1 << 50
-_LONGEST_NAME = 220  # bytes: of the 255 that systems take, some are for the ending while it comes
+_LONGEST_NAME = 220  # bytes; file systems allow 255, and the suffix of a partial file needs some of these
 _LICENSE_TAG = "license:"
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file that can be fetched.
+    """A file that can be downloaded.
 
     Attributes:
-        path: where it lies in its repository.
-        size: in bytes.
-        digest: "sha256:" or "git:" (SHA-1, as git names a file's contents) and hexadecimal digits; "" = not known.
-        url: its address.
-        version: what the server calls these contents (an ETag, or a date); "" = nothing.
+        path: path in its repository.
+        size: size in bytes.
+        digest: "sha256:" or "git:" (SHA-1, as git names a file's contents) and hexadecimal digits; "" = unknown.
+        url: URL of the file.
+        version: the server's name for these contents (an ETag, or a date); "" = none.
     """
 
     path: str
@@ -43,13 +43,13 @@ class Listing:
     """A repository at one commit.
 
     Attributes:
-        reference: what was asked for.
-        page: its address, for people.
-        commit: which commit its branch or tag is at; "" for a file elsewhere.
-        license: as its model card names it; "" = it names none.
-        gated: its authors want an agreement first.
-        files: in order of their paths.
-        left_out: paths that cannot be written on every system, and are not fetched.
+        reference: the reference to the repository or file.
+        page: URL of the repository's web page.
+        commit: commit of the branch or tag; "" for a file outside a hub.
+        license: licence that the model card names; "" = none.
+        gated: True if the authors require an agreement first.
+        files: the files, sorted by path.
+        left_out: paths that cannot be written on every system and are therefore not downloaded.
     """
 
     reference: Reference
@@ -62,10 +62,11 @@ class Listing:
 
 
 def read_listing(reference: Reference, notice: Notice) -> Listing:
-    """Ask the hub what a repository holds, or a server how large a file is.
+    """Read the file list of a repository from the hub, or the size of a file from its server.
 
     Raises:
-        AccessError, DownloadError: there is no such thing, it may not be seen, or the answer cannot be believed.
+        AccessError, DownloadError: if the repository or file does not exist, access is denied, or the response is
+            invalid.
     """
     if reference.url:
         return _of_file(reference, notice)
@@ -77,12 +78,12 @@ def read_listing(reference: Reference, notice: Notice) -> Listing:
 
 
 def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
-    """The listing that a hub's answer means. Raises DownloadError: it cannot be believed."""
+    """Return the listing in a hub's response. Raises DownloadError if the response is invalid."""
     commit, siblings = facts.get("sha"), facts.get("siblings")
     if not (isinstance(commit, str) and re.fullmatch(r"[0-9a-f]{40}", commit) and isinstance(siblings, list)):
         raise _unbelievable(reference, "it has no commit, or no list of files")
     if len(siblings) > _MOST_FILES:
-        raise _unbelievable(reference, f"it lists {len(siblings):,} files; at most {_MOST_FILES:,} are read")
+        raise _unbelievable(reference, f"it lists {len(siblings):,} files; at most {_MOST_FILES:,} are accepted")
     paths = [_path(reference, entry) for entry in siblings]
     if len(set(paths)) < len(paths):
         raise _unbelievable(reference, "it lists a file twice")
@@ -96,7 +97,7 @@ def listing_of(reference: Reference, facts: Mapping[str, Any]) -> Listing:
 def _path(reference: Reference, entry: Any) -> str:
     path = entry.get("rfilename") if isinstance(entry, dict) else None
     if not isinstance(path, str) or _leads_elsewhere(path):
-        raise _unbelievable(reference, f"it lists a file named {path!r:.120}, which could be written elsewhere")
+        raise _unbelievable(reference, f"it lists a file named {path!r:.120}, which could leave the folder")
     return path
 
 
@@ -105,14 +106,14 @@ def _file(reference: Reference, commit: str, path: str, entry: dict[str, Any]) -
     lfs: dict[str, Any] = value if isinstance(value, dict) else {}
     size = lfs.get("size", entry.get("size"))
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
-        raise _unbelievable(reference, f"{path:.200} is said to have {size!r:.40} bytes")
+        raise _unbelievable(reference, f"{path:.200} has an invalid size: {size!r:.40}")
     digest = _digest("sha256", lfs.get("sha256"), 64) or _digest("git", entry.get("blobId"), 40)
     url = f"{endpoint()}/{reference.repo}/resolve/{commit}/{quote(path)}"
     return RemoteFile(path, size, digest, url)
 
 
 def is_safe(path: str) -> bool:
-    """Whether a path stays inside whatever folder it is put into, on every system."""
+    """Return True if, on every system, a path stays inside the folder to which it is relative."""
     odd = any(character in path for character in ':*?"<>|') or not path.isprintable() or len(path) > 1000
     longest = max(len(part.encode("utf-8", "surrogatepass")) for part in path.split("/"))
     return not odd and longest <= _LONGEST_NAME and not _leads_elsewhere(path)
@@ -141,7 +142,9 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
     url = reference.url
     path = url.split("?", 1)[0].rsplit("/", 1)[-1]
     if not is_safe(path):
-        raise DownloadError(f"{url:.200}: not fetched", f"{path!r:.80} is no name for a file here", "fetch it by hand")
+        raise DownloadError(
+            f"{url:.200}: not downloaded", f"{path!r:.80} is not a valid file name", "download it with another tool"
+        )
     client = Client(notice=notice)
 
     def described() -> tuple[int, str]:
@@ -156,7 +159,7 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
     size, version = client.patiently(described)
     if not 0 < size <= _MOST_BYTES:
         raise DownloadError(
-            f"{url:.200}: not fetched", "the server does not say how large it is", "fetch it with another tool"
+            f"{url:.200}: not downloaded", "the server does not report its size", "download it with another tool"
         )
     digest = f"sha256:{reference.digest}" if reference.digest else ""
     return Listing(reference, url, "", "", False, (RemoteFile(path, size, digest, url, version),))
@@ -164,7 +167,7 @@ def _of_file(reference: Reference, notice: Notice) -> Listing:
 
 def _unbelievable(reference: Reference, why: str) -> DownloadError:
     return DownloadError(
-        f"{reference.name}: the hub's answer about it is not believed",
+        f"{reference.name}: the hub's response about it is invalid",
         why,
-        "check HF_ENDPOINT, and that the repository is what you take it for",
+        "check HF_ENDPOINT and the name of the repository",
     )

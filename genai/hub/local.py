@@ -1,4 +1,4 @@
-"""What a text means that should be a model, where only the disk is looked at: a path, or a name in the cache."""
+"""Lookup of a model, only on the local disk: a path, or a name in the cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .store import PulledModel, find
 
 
 def pulled_model(name: str | Path) -> PulledModel | None:
-    """The model in the cache that a text names; None for a path that exists, and for what is not in the cache.
+    """Return the cached model that a text names; None for a path that exists, or a name that is not in the cache.
 
     Raises:
-        ModelFolderError: its record is damaged, several have this name, or it is no reference and looks like one.
+        ModelFolderError: if the model's record is damaged, several models match, or the text is a malformed reference.
     """
     text = str(name)
     reference = parse(text)
@@ -31,10 +31,10 @@ def pulled_model(name: str | Path) -> PulledModel | None:
 
 
 def model_folder_of(reference: str | Path) -> Path:
-    """The folder that is to be loaded: of a name in the cache that of its model, otherwise the path as it is.
+    """Return the folder to load: the model's folder for a name in the cache, otherwise the path itself.
 
     Raises:
-        ModelFolderError: it is in the cache, but not built yet; or see `pulled_model`.
+        ModelFolderError: if the model is in the cache but has not been built yet; see also `pulled_model`.
     """
     pulled = pulled_model(reference)
     if pulled is None:
@@ -44,14 +44,14 @@ def model_folder_of(reference: str | Path) -> Path:
     for folder in pulled.built():
         return folder
     raise ModelFolderError(
-        f"{pulled.name} is in the cache, but no model was built of it yet",
-        f"a {'GGUF file' if pulled.path.is_file() else 'checkpoint'} runs when it has been written as an ONNX model",
-        f"`genai chat {quote(pulled.name)}` does that the first time, and so does genai.LLM({pulled.name!r})",
+        f"{pulled.name} is in the cache, but has not been built yet",
+        f"a {'GGUF file' if pulled.path.is_file() else 'checkpoint'} must be converted to an ONNX model first",
+        f"`genai chat {quote(pulled.name)}` does so on first use, as does genai.LLM({pulled.name!r})",
     )
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a path; what the system refuses to look for does not exist."""
+    """Return True if a path exists; paths that the system rejects do not exist."""
     with suppress(OSError, ValueError, RuntimeError):
         return path.expanduser().exists()
     return False

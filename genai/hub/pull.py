@@ -1,4 +1,4 @@
-"""From a reference to a model in the cache: listing, choice, question, download, record."""
+"""The steps from a reference to a model in the cache: listing, choice, confirmation, download, record."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from .listing import Listing, RemoteFile, read_listing
 from .references import Reference, offline
 from .store import PulledModel
 
-# Kept free beside what is downloaded.
+# Number of bytes that must stay free after a download.
 _MARGIN = 64 << 20
-# Files that say what a model is, how it reads text, and where its weights are. They come before these.
+# Files that describe a model, its tokenizer and the files of its weights. They are downloaded before the weights.
 _DESCRIPTIONS = re.compile(r".*\.(?:json|jinja|txt|model(?:\.v\w+)?|tiktoken)")
 
 
 @dataclass(frozen=True)
 class PullPlan:
-    """What a pull will fetch, and where to.
+    """The files that a pull will download, and the folder for them.
 
     Attributes:
-        missing_bytes: of `total_bytes`, those that are not here from an earlier try.
+        listing: the repository.
+        choice: the files of the model.
+        folder: the folder that collects the files.
+        total_bytes: size of all files.
+        missing_bytes: part of `total_bytes` that earlier attempts have not downloaded.
     """
 
     listing: Listing
@@ -46,20 +50,21 @@ class PullPlan:
 
     @property
     def name(self) -> str:
-        """What the model will be called."""
+        """The name of the model in the cache."""
         return self.listing.reference.name
 
 
 @dataclass(frozen=True)
 class PullHooks:
-    """What is asked and told on the way.
+    """Callbacks of a pull.
 
     Attributes:
-        ask: given the plan before anything comes; False ends it.
-        check: given the kind and place of the model, when all but its weights is there; raises if it cannot be run.
-        watch: given the plan when the download begins; what it returns is told the bytes that come.
-        waiting: told the folder, while another process pulls the same model.
-        notice: told in words what is being waited for.
+        ask: called with the plan before the download; if it returns False, the download is cancelled.
+        check: called with the kind and path of the model when all files except its weights are present; raises an error
+            if the model cannot run.
+        watch: called with the plan when the download starts; returns the callback for numbers of bytes received.
+        waiting: called with the folder while another process pulls the same model.
+        notice: called with the cause of a wait.
     """
 
     ask: Callable[[PullPlan], bool] = lambda plan: True
@@ -70,20 +75,20 @@ class PullHooks:
 
 
 def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice = lambda text: None) -> PullPlan:
-    """Ask what there is, choose, and see what is missing.
+    """List the repository, choose the files, and compute the missing bytes.
 
     Raises:
-        AccessError, DownloadError: it cannot be seen, or there is nothing in it that runs here.
+        AccessError, DownloadError: if the repository cannot be listed, or contains no model that can run here.
     """
     if offline():
         download = downloaded(reference.repo) if reference.repo else None
         raise _with_nearest(
             reference,
             DownloadError(
-                f"{reference.name}: is not in the cache",
-                "HF_HUB_OFFLINE forbids the network",
+                f"{reference.name}: it is not in the cache",
+                "HF_HUB_OFFLINE disables the network",
                 f"unset it, and run `genai pull {quote(reference.name)}` once"
-                + (f"; or use what Hugging Face's library downloaded: {download}" if download else ""),
+                + (f"; or use the download of Hugging Face's library: {download}" if download else ""),
             ),
         )
     try:
@@ -97,20 +102,21 @@ def plan_pull(reference: Reference, *, quantised: bool = False, notice: Notice =
 
 
 def _with_nearest(reference: Reference, error: DownloadError) -> DownloadError:
-    """The error of a name that leads nowhere, with the name in the cache that may have been meant."""
+    """Add the most similar name in the cache, if there is any, to the error for an unknown name."""
     near = did_you_mean(reference.name, [model.name for model in store.models()])
-    return type(error)(error.what, error.why, f"{error.fix}; of those in the cache, {near}") if near else error
+    return type(error)(error.what, error.why, f"{error.fix}; in the cache: {near}") if near else error
 
 
 def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = False) -> PulledModel:
-    """The model of a reference in the cache; fetched if it is not there.
+    """Return the cached model of a reference; first download the model if it is not in the cache.
 
-    What has come stays when this is interrupted, and the next call goes on behind it. The model appears when all its
-    files are there and their checksums are right. Of two processes one fetches, and the other waits.
+    After an interruption, the next call resumes the download. The model appears only when all of its files are complete
+    and their checksums are right. If two processes pull the same model, one downloads and the other waits.
 
     Raises:
-        AccessError, DownloadError: see `plan_pull`, `fetch_file`. ModelFolderError: there is no room, or the answer
-        was no. Whatever `hooks.check` raises.
+        AccessError, DownloadError: if the disk has too little space, or as for `plan_pull` and `fetch_file`.
+        ModelFolderError: if the folder cannot be created, or `hooks.ask` declined.
+        Exception: any error of `hooks.check`.
     """
     if (pulled := store.find(reference.name)) is not None:
         return pulled
@@ -119,19 +125,19 @@ def pull_model(reference: Reference, hooks: PullHooks, *, quantised: bool = Fals
     if not hooks.ask(plan):
         raise ModelFolderError(
             f"{plan.name} was not pulled",
-            "the answer was no",
+            "you declined the download",
             f"`genai pull {quote(plan.name)}` pulls it without asking",
         )
     partial = store.partial_folder(plan.name)
     store.remove_leftovers()
     with _held(partial, hooks):
-        if (pulled := store.find(reference.name)) is not None:  # another process was faster
+        if (pulled := store.find(reference.name)) is not None:  # another process has pulled it meanwhile
             shutil.rmtree(partial, ignore_errors=True)
             return pulled
         try:
             return _fetch(plan, partial, hooks)
         except GenaiError:
-            if not store.bytes_below(partial):  # what was refused leaves nothing to go on with
+            if not store.bytes_below(partial):  # a refused download leaves nothing to resume
                 shutil.rmtree(partial, ignore_errors=True)
             raise
 
@@ -160,15 +166,15 @@ def _fetch(plan: PullPlan, partial: Path, hooks: PullHooks) -> PulledModel:
     except OSError as error:
         raise DownloadError(
             f"cannot write {partial / store.RECORD}", str(error),
-            "free some space, or check the folder's permissions, and run the command again: what has come is kept",
+            "free some space, or check the folder's permissions, and run the command again: downloaded data is kept",
         ) from error  # fmt: skip
     try:
         with InterruptsDeferred():
             partial.rename(final)
     except OSError as error:
         is_folder = final.is_dir() and not final.is_symlink()
-        fix = f"`genai rm {final.name}` removes what is in its place" if is_folder else f"move {final} away"
-        raise ModelFolderError(f"cannot make {final}", str(error), f"{fix}; what has come is kept") from error
+        fix = f"`genai rm {final.name}` removes that folder" if is_folder else f"move {final} away"
+        raise ModelFolderError(f"cannot create {final}", str(error), f"{fix}; downloaded data is kept") from error
     return model
 
 
@@ -177,21 +183,23 @@ def _is_description(file: RemoteFile) -> bool:
 
 
 def _check(plan: PullPlan, hooks: PullHooks) -> set[str]:
-    """A model that cannot be run is not fetched, and what has come of it goes. Returns the weights that it does not
-    need: those that its index does not name."""
+    """Delete the files of a model that cannot run, and raise the reason.
+
+    Returns the weight files that the model does not need, because its index does not name them.
+    """
     choice, folder = plan.choice, plan.folder
     try:
         unnamed = _check_index(choice, folder)
         hooks.check(choice.kind, folder / choice.root)
     except GenaiError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        others = f"`hf download {plan.listing.reference.repo}` fetches it for other programs"
+        others = f"`hf download {plan.listing.reference.repo}` downloads it for other programs"
         raise type(error)(error.what, error.why, f"{error.fix}; {others}") from error
     return unnamed
 
 
 def _check_index(choice: FileChoice, folder: Path) -> set[str]:
-    """The shards that an index names are all there, or the rest would come for nothing. Returns those it does not."""
+    """Check that the repository has every shard in the index, and return the files that are not in the index."""
     present = {file.path for file in choice.files}
     if INDEX not in present:
         return set()
@@ -201,14 +209,14 @@ def _check_index(choice: FileChoice, folder: Path) -> set[str]:
     if not named:
         raise DownloadError(
             f"{INDEX} has no weight_map",
-            "it says which file holds which tensor",
-            "look at its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
+            "it maps each tensor to its file",
+            "look on its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
         )
     if missing := sorted(named - present):
         raise DownloadError(
-            f"{INDEX} names {len(missing)} files that the repository has not: {', '.join(missing[:3])}",
-            "without them the model is not whole",
-            "look at its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
+            f"{INDEX} names {len(missing)} files that are not in the repository: {', '.join(missing[:3])}",
+            "the model is incomplete without them",
+            "look on its page for another revision (`genai pull ORG/NAME@REVISION`), or for a copy of it",
         )
     return {path for path in present - named if path.endswith(".safetensors")}
 
@@ -218,22 +226,22 @@ def _require_room(plan: PullPlan) -> None:
     free, needed = shutil.disk_usage(parent).free, plan.missing_bytes + _MARGIN
     if free < needed:
         raise DownloadError(
-            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB have yet to come, {free / 1e9:.2f} GB are free in "
-            f"{parent}",
-            f"a download that fills the disk fails at its end, and {_MARGIN / 1e9:.2f} GB are left free",
-            "free some space (`genai list` shows what is here), or set GENAI_CACHE_DIR to another disk",
+            f"{plan.name}: {plan.missing_bytes / 1e9:.2f} GB must be downloaded, but only {free / 1e9:.2f} GB is free "
+            f"in {parent}",
+            f"{_MARGIN / 1e9:.2f} GB must stay free, because a download that fills the disk fails at its end",
+            "free some space (`genai list` shows cached models), or set GENAI_CACHE_DIR to a folder on another disk",
         )
 
 
 @contextmanager
 def _held(partial: Path, hooks: PullHooks) -> Iterator[None]:
-    """The lock on the folder where a model gathers; whoever had it before may have renamed it away meanwhile."""
+    """Hold the lock on a partial folder. If the previous holder has renamed the folder, start again."""
     while True:
         try:
             partial.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ModelFolderError(
-                f"cannot make {partial}", str(error), "set GENAI_CACHE_DIR to a folder that can be written"
+                f"cannot create {partial}", str(error), "set GENAI_CACHE_DIR to a writable folder"
             ) from error
         with _locked(partial, hooks) as inode:
             if inode == _inode(partial):

@@ -1,4 +1,4 @@
-"""What names a model that is not a path: a repository on a hub, a file anywhere on the web, a name in the cache."""
+"""References to models that are not paths: a repository on a hub, a file on the web, or a name in the cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import DownloadError, ModelFolderError
 HUB = "https://huggingface.co"
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _SEGMENT = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9_])?"
-# Names of GGUF files may hold whatever names of files do.
+# Names of GGUF files may contain any character that file names may contain.
 _PART = r"[\w./+-]+|[^\s:/][^:\\]*\.(?i:gguf)"
 _NAME = re.compile(rf"(?P<repo>{_SEGMENT}(?:/{_SEGMENT})?)(?:@(?P<revision>[\w./-]+?))?(?::(?P<part>{_PART}))?")
 _INSIDE = re.compile(
     r"(?P<repo>[^/]+/[^/]+|[^/]+$)(?:/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?:/(?P<part>.+?))?)?/?"
 )
-# A path to a file, unless hf: stands before it.
+# Names that end like this are paths of files, unless hf: precedes them.
 _A_FILE = re.compile(r"\.(gguf|onnx|safetensors|bin|json|pt|pth)$", re.IGNORECASE)
 _SAFE_REVISION = re.compile(r"(?!.*(?:\.\.|//))[\w.-][\w./-]{0,199}")
 _MAIN = "main"
@@ -27,15 +27,16 @@ _MAIN = "main"
 
 @dataclass(frozen=True)
 class Reference:
-    """A model that lies elsewhere.
+    """A model that is not at a local path.
 
     Attributes:
-        repo: "org/name" on the hub; "" for a file elsewhere.
+        repo: "org/name" on the hub; "" for a file outside the hub.
         revision: a branch, tag or commit; "" = the default branch.
-        part: which of several: a GGUF file or its quantisation (Q4_K_M), or an ONNX folder; "" = chosen by rule.
-        url: of a file elsewhere; "" for a repository.
-        digest: SHA-256 of that file in hexadecimal digits, as it stood behind "#sha256="; "" = not known.
-        explicit: it cannot be meant as a path: it began with hf: or https:.
+        part: the part of the repository: a GGUF file or its quantisation (Q4_K_M), or an ONNX folder; "" = a rule
+            decides.
+        url: URL of a file outside the hub; "" for a repository.
+        digest: SHA-256 of that file in hexadecimal digits, from "#sha256="; "" = unknown.
+        explicit: True if the text cannot be a path, because it starts with hf:, https: or a hub's host name.
     """
 
     repo: str = ""
@@ -47,14 +48,14 @@ class Reference:
 
     @property
     def name(self) -> str:
-        """What it is called in the cache: org/name[@revision][:part], or the URL."""
+        """The name in the cache: org/name[@revision][:part], or the URL."""
         if self.url:
             return self.url
         return self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.part}" if self.part else "")
 
 
 def endpoint() -> str:
-    """Where the hub is: $HF_ENDPOINT, or huggingface.co. Raises DownloadError: that is no address."""
+    """Return the hub's address: $HF_ENDPOINT, or huggingface.co. Raises DownloadError for an invalid $HF_ENDPOINT."""
     address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     try:
         parts = urlsplit(address)
@@ -65,27 +66,30 @@ def endpoint() -> str:
         sound = False
     if not sound:
         raise DownloadError(
-            f"HF_ENDPOINT={address:.200}: no address", f"it is where the hub is, such as {HUB}", "correct or unset it"
+            f"HF_ENDPOINT={address:.200}: not an address",
+            f"it must be a hub's address, such as {HUB}",
+            "correct or unset it",
         )
     return address
 
 
 def offline() -> bool:
-    """Whether $HF_HUB_OFFLINE forbids the network."""
+    """Return True if $HF_HUB_OFFLINE or $TRANSFORMERS_OFFLINE disables the network."""
     said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def parse(name: str | Path) -> Reference | None:
-    """What a text refers to, if it has the form of a reference; it may be a path nevertheless, unless it is `explicit`.
+    """Parse a text that has the form of a reference; return None for other texts.
 
-    Forms: org/name, org/name@revision, org/name:Q4_K_M, each also behind hf: (where a name needs no org); an address of
-    the hub; https:// and http:// addresses of files, with #sha256=… behind them if somebody knows it.
+    Unless the result is `explicit`, the text may also be a path. The forms are org/name, org/name@revision and
+    org/name:Q4_K_M, each with an optional prefix hf: (with which the org is optional); an address on the hub; and
+    https:// and http:// addresses of files, optionally followed by #sha256=….
 
     Raises:
-        ModelFolderError: it begins as one of these and goes on as none.
+        ModelFolderError: if the text starts like one of these forms, but is malformed.
     """
-    text = re.sub(r"^(hf|https?):/(?!/)", r"\1://", str(name).strip())  # a Path has swallowed one of the slashes
+    text = re.sub(r"^(hf|https?):/(?!/)", r"\1://", str(name).strip())  # a Path collapses the two slashes into one
     if re.match(r"https?://", text):
         return _from_address(text)
     if text.startswith(tuple(f"{host}/" for host in _HUB_HOSTS)):
@@ -112,9 +116,9 @@ def _from_address(text: str) -> Reference:
         raise _malformed(text) from error
     if parts.username or parts.password:
         raise ModelFolderError(
-            f"{parts.scheme}://…@{host}{parts.path:.200}: not fetched",
-            "the address holds a password, and addresses are written down in the cache",
-            "fetch the file with another tool, and give its path",
+            f"{parts.scheme}://…@{host}{parts.path:.200}: not downloaded",
+            "the address contains a password, and the cache records addresses",
+            "download the file with another tool, and pass its path",
         )
     if at_hub:
         return _inside_hub(parts.path.strip("/"), text)
@@ -122,7 +126,9 @@ def _from_address(text: str) -> Reference:
         raise _malformed(text)
     digest = parts.fragment.removeprefix("sha256=").lower() if parts.fragment.startswith("sha256=") else ""
     if digest and not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise ModelFolderError(f"{text:.200}: not fetched", "#sha256= takes 64 hexadecimal digits", "correct them")
+        raise ModelFolderError(
+            f"{text:.200}: not downloaded", "#sha256= needs 64 hexadecimal digits", "correct the checksum"
+        )
     return Reference(url=text.split("#", 1)[0], digest=digest, explicit=True)
 
 
@@ -142,7 +148,7 @@ def _repository(repo: str, revision: str | None, part: str | None, text: str, *,
 
 def _malformed(text: str) -> ModelFolderError:
     return ModelFolderError(
-        f"{text!r:.120}: no name of a repository",
-        "org/name, org/name@revision and org/name:Q4_K_M are names, also behind hf:",
+        f"{text!r:.120} is not a repository name",
+        "names have the form org/name, org/name@revision or org/name:Q4_K_M, with an optional prefix hf:",
         "copy the name from the model's page, such as Qwen/Qwen3-0.6B",
     )

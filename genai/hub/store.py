@@ -1,9 +1,9 @@
-"""Models that were pulled, in the cache: hub/NAME/ holds a record, the files as they came, and what was built of them.
+"""The cache of pulled models. hub/NAME/ holds a record, the downloaded files, and the model folders built from them.
 
-hub/org--name/pulled.json      the record; a folder without one is no model
-hub/org--name/name/…           the files, where they lay in the repository
-hub/org--name/built/…          model folders that were built of them
-hub/.partial/org--name/…       the same while files come; renamed when it is whole
+hub/org--name/pulled.json      the record; a folder without a record is not a model
+hub/org--name/name/…           the files, at their paths in the repository
+hub/org--name/built/…          model folders that were built from them
+hub/.partial/org--name/…       the same during the download; renamed when it is complete
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .listing import is_safe
 
 RECORD, BUILT, PARTIAL = "pulled.json", "built", ".partial"
 _GENAI_CONFIG = "genai_config.json"
-_LONGEST = 120  # letters of a folder's name
+_LONGEST = 120  # characters of a folder's name
 _REMOVED = ".removed-"
 
 
 @dataclass(frozen=True)
 class PulledFile:
-    """A file as it came: its path in the repository, its bytes, and their SHA-256."""
+    """A downloaded file: its path in the repository, its size in bytes, and its SHA-256."""
 
     path: str
     size: int
@@ -49,15 +49,15 @@ class PulledModel:
     """A model in the cache.
 
     Attributes:
-        name: what it is called: org/name[@revision][:part], or a URL.
+        name: name in the cache: org/name[@revision][:part], or a URL.
         kind: "checkpoint", "gguf" or "onnx".
-        root: where the model lies below `files_folder`: a folder, "" = that one; of GGUF, a file.
-        source: the address of its page or file.
-        revision: the commit; "" where there is none.
-        license: as its model card names it; "" = it names none.
-        pulled: when, in UTC, as ISO 8601.
-        files: what came.
-        folder: its folder in the cache.
+        root: path of the model in `files_folder`: a folder ("" = `files_folder` itself) or, for GGUF, a file.
+        source: URL of the model's page or file.
+        revision: commit; "" if there is none.
+        license: licence that the model card names; "" = none.
+        pulled: time of the download, ISO 8601 with the local UTC offset.
+        files: downloaded files.
+        folder: folder in the cache.
     """
 
     name: str
@@ -72,7 +72,7 @@ class PulledModel:
 
     @property
     def files_folder(self) -> Path:
-        """Where the repository's files lie."""
+        """The folder of the repository's files."""
         return self.folder / inner_name(self.name)
 
     @property
@@ -82,28 +82,28 @@ class PulledModel:
 
     @property
     def built_folder(self) -> Path:
-        """Where model folders are that were built of it."""
+        """The folder that holds the model folders built from this model."""
         return self.folder / BUILT
 
     def built(self) -> list[Path]:
-        """Model folders that were built of it, the newest first."""
+        """Return the model folders that were built from this model, the newest first."""
         folders = [folder for folder in _folders(self.built_folder) if (folder / _GENAI_CONFIG).is_file()]
         return sorted(folders, key=lambda folder: (folder / _GENAI_CONFIG).stat().st_mtime, reverse=True)
 
     def write(self, folder: Path) -> None:
-        """Write its record into a folder."""
+        """Write the model's record to a folder."""
         facts = {key: value for key, value in vars(self).items() if key not in ("files", "folder")}
         facts["files"] = [vars(file) for file in self.files]
         (folder / RECORD).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def hub_folder() -> Path:
-    """The cache's folder for models that are pulled."""
+    """Return the cache folder of pulled models."""
     return cache_root() / "hub"
 
 
 def folder_name(name: str) -> str:
-    """The folder of a model; different names have different ones."""
+    """Return the folder name of a model; different names have different folders."""
     plain = re.sub(r"^https?://", "", name).replace("/", "--").replace(":", "+")
     readable = re.sub(r"[^\w.@+-]", "_", plain)[-_LONGEST:].strip(".")
     repository = re.fullmatch(r"[\w.-]+(?:/[\w.-]+)?(?:@[\w.-]+)?(?::[\w.-]+)?", name) and "--" not in name
@@ -111,21 +111,21 @@ def folder_name(name: str) -> str:
 
 
 def inner_name(name: str) -> str:
-    """The folder of a model's files, after which chats call it: the name without its organisation."""
+    """Return the folder name of a model's files, which chats display: the name without the organisation."""
     last = name.split(":", 1)[0].split("@", 1)[0].rsplit("/", 1)[-1] if "://" not in name else "file"
     return last if is_safe(last) and last not in (RECORD, BUILT) else "files"
 
 
 def partial_folder(name: str) -> Path:
-    """Where a model's files gather until all are there."""
+    """Return the folder in which a model's files are collected until they are complete."""
     return hub_folder() / PARTIAL / folder_name(name)
 
 
 def find(name: str) -> PulledModel | None:
-    """The model of that name, or the only one whose name ends in it; None if there is none.
+    """Return the model with this name, or the only model with this name in any organisation; None if there is none.
 
     Raises:
-        ModelFolderError: its record is damaged, or several models' names end in it.
+        ModelFolderError: if the model's record is damaged, or several models match.
     """
     exact = hub_folder() / folder_name(name)
     if (exact / RECORD).is_file():
@@ -135,7 +135,7 @@ def find(name: str) -> PulledModel | None:
     matches = [model for model in models() if name.lower() in (model.name.lower(), _without_org(model.name).lower())]
     if len(matches) > 1:
         names = ", ".join(model.name for model in matches)
-        raise ModelFolderError(f"{name}: several models have this name", f"they are {names}", "give the whole name")
+        raise ModelFolderError(f"{name}: several models have this name", f"they are {names}", "use the full name")
     return matches[0] if matches else None
 
 
@@ -144,7 +144,7 @@ def _without_org(name: str) -> str:
 
 
 def models() -> list[PulledModel]:
-    """All models that were pulled, by name. Records that are damaged are left out; see `damaged`."""
+    """Return all pulled models, sorted by name. Models with damaged records are skipped; see `unfinished`."""
     records = []
     for folder in _folders(hub_folder()):
         with suppress(ModelFolderError):
@@ -154,7 +154,7 @@ def models() -> list[PulledModel]:
 
 
 def unfinished() -> list[Path]:
-    """Folders of pulls that did not come to their end, and of models whose record cannot be read."""
+    """Return the folders of unfinished pulls, and of models with unreadable records."""
     lost = []
     for folder in _folders(hub_folder()):
         try:
@@ -165,7 +165,7 @@ def unfinished() -> list[Path]:
 
 
 def read_record(folder: Path) -> PulledModel:
-    """The model in a folder of the cache. Raises ModelFolderError: its record is missing or damaged."""
+    """Return the model in a folder of the cache. Raises ModelFolderError if its record is missing or damaged."""
     text = file_text(folder / RECORD, ModelFolderError, ModelFolderError)
     facts = json_object(text or "", folder / RECORD, ModelFolderError)
     names = ("name", "kind", "root", "source", "revision", "license", "pulled")
@@ -174,7 +174,7 @@ def read_record(folder: Path) -> PulledModel:
         raise ModelFolderError(
             f"{folder / RECORD}: is damaged",
             "it does not describe the model in this folder",
-            f"`genai rm {folder.name}` removes it; then pull it again",
+            f"run `genai rm {folder.name}`, then pull the model again",
         )
     files = tuple(PulledFile(one["path"], one["size"], one["sha256"]) for one in facts["files"])
     return PulledModel(**{name: facts[name] for name in names}, files=files, folder=folder)
@@ -191,18 +191,21 @@ def _is_believable(facts: dict[str, Any]) -> bool:
 
 
 def remove(folder: Path) -> None:
-    """Remove a model's folder, or what a pull left unfinished; it is out of sight at once, and nothing else is touched.
+    """Remove a model's folder, or an unfinished pull. The folder disappears atomically, and nothing else is touched.
 
     Raises:
-        StateError: a pull into it is going on. ModelFolderError: it is no folder of the cache, or cannot be removed.
+        StateError: if a process is pulling or building the model.
+        ModelFolderError: if the folder is not in the cache, or cannot be removed.
     """
     hub = hub_folder()
     if folder.parent not in (hub, hub / PARTIAL) or folder.is_symlink() or not folder.is_dir():
-        raise ModelFolderError(f"{folder}: not removed", "it is no model's folder in the cache", "see `genai list`")
+        raise ModelFolderError(f"{folder}: not removed", "it is not a model's folder in the cache", "see `genai list`")
     built = folder / BUILT if (folder / BUILT).is_dir() else folder
     with locked(folder, wait=False) as free, locked(built, wait=False) as also_free:
         if False in (free, also_free if built != folder else None):
-            raise StateError(f"{folder.name} is in use", "another process pulls or builds it", "wait until that ends")
+            raise StateError(
+                f"{folder.name} is in use", "another process is pulling or building it", "wait until it has finished"
+            )
         hidden = hub / PARTIAL / f"{_REMOVED}{secrets.token_hex(8)}"
         try:
             hidden.parent.mkdir(exist_ok=True)
@@ -213,7 +216,7 @@ def remove(folder: Path) -> None:
 
 
 def _unless_gone(_: object, path: str, caught: Any) -> None:
-    """What cannot be removed because it is not there, as another process finishes this removal, is removed."""
+    """Ignore paths that no longer exist because another process is finishing the same removal; raise other errors."""
     if not isinstance(caught[1], FileNotFoundError):
         raise caught[1]
 
@@ -226,9 +229,9 @@ def remove_leftovers() -> None:
 
 
 def bytes_below(folder: Path) -> int:
-    """What a folder takes on the disk."""
+    """Return the total size of a folder's files in bytes."""
     total = 0
-    for directory, _, names in os.walk(folder):  # which leaves out what another process removes meanwhile
+    for directory, _, names in os.walk(folder):  # os.walk skips folders that another process removes meanwhile
         for path in map(Path(directory).joinpath, names):
             with suppress(OSError):
                 if path.is_file() and not path.is_symlink():
@@ -237,7 +240,7 @@ def bytes_below(folder: Path) -> int:
 
 
 def now() -> str:
-    """The time for a record."""
+    """Return the current time in the format of a record."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 

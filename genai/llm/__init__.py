@@ -1,5 +1,6 @@
-"""LLM: prompts and conversations in, completions out.
+"""LLM: completion of prompts, and conversations.
 
-`requests` checks what callers give, `generation` is one sample while it runs, `streaming` waits for it (blocking,
-streamed, async), `completion` is the result, `chat` a conversation. Nothing here knows graphs or kernels.
+`requests` checks the arguments of calls, `generation` represents a sample during generation, and `streaming` waits for
+samples (blocking, streamed, async). `completion` defines the results, and `chat` a conversation. Nothing here depends
+on graphs or kernels.
 """

@@ -1,4 +1,4 @@
-"""Beam searches of an LLM: prompts in, the best outputs of each, as completions. They run on the caller's thread."""
+"""Beam search for an LLM: returns the best outputs for each prompt as completions, on the caller's thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .completion import Completion, FinishReason, Timings
 from .generation import Generation
 from .request_options import RequestOptions
 
-# What a beam search obeys of SamplingParams; the rest draws tokens, or takes them back.
+# Fields of SamplingParams that a beam search applies. Other fields control random sampling, or take back tokens.
 _OBEYED = frozenset(
     "repetition_penalty no_repeat_ngram_size logit_bias min_tokens min_length max_tokens stop_token_ids ignore_eos "
     "logprobs logits_processors samplers temperature seed".split()
@@ -23,15 +23,15 @@ _OBEYED = frozenset(
 
 
 def check_beam_params(params: SamplingParams) -> None:
-    """Raise OptionError if a request with beams asks for something that they cannot do."""
+    """Raise OptionError if an option is incompatible with beam search."""
     neutral = {one.name: one.default for one in fields(params)}
     for name, value in params.as_dict().items():
         draws = value not in (0, 1) if name == "temperature" else name not in _OBEYED and value != neutral[name]
         if draws:
             raise OptionError(
                 f"{name} = {value!r:.80} with beams",
-                "a beam search draws no tokens and takes none back: it keeps the most likely outputs",
-                f"leave {name} or num_beams out",
+                "a beam search neither samples tokens nor takes them back: it keeps the most likely outputs",
+                f"leave out {name} or num_beams",
             )
 
 
@@ -43,16 +43,20 @@ def run_beams(
     progress: Callable[[int, int], None] | None = None,
     is_unwanted: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
-    """The num_return_sequences best outputs of each prompt, in order of prompts, the best first.
+    """Return the num_return_sequences best outputs for each prompt, in order of prompts, the best output first.
 
     Args:
-        leaders: one request per prompt, which are not given to the engine. max_sequences: beams that run side by side.
-        progress: told after each step how many prompts are done, of how many.
-        is_unwanted: asked before each step; if so, what there is is the result.
+        model: the model.
+        leaders: one request per prompt, not submitted to the engine.
+        request_options: the options of the search.
+        max_sequences: maximum number of concurrent beams.
+        progress: called after each step with the number of finished prompts and the total number of prompts.
+        is_unwanted: called before each step; if it returns True, the search ends with the outputs so far.
 
     Raises:
-        CacheCapacityError: the beams of one prompt alone do not fit. DeadlineError: the time was over before a first
-            output was finished. SamplingError, LogitsProcessorError: no next token could be chosen.
+        CacheCapacityError: the beams of a single prompt do not fit into the cache.
+        DeadlineError: the timeout expired before the first output was finished.
+        SamplingError, LogitsProcessorError: no next token could be chosen.
     """
     assert request_options.beams is not None
     results: dict[int, list[Completion]] = {}
@@ -68,7 +72,7 @@ def run_beams(
         runs: list[_BeamRun] = []
         try:
             for index in group:
-                runs.append(_BeamRun(model, leaders[index], request_options.beams))  # noqa: PERF401 - one that fails leaves the others
+                runs.append(_BeamRun(model, leaders[index], request_options.beams))  # noqa: PERF401 - if one fails, close the rest
             _run(runs, deadline, note, is_unwanted)
         except CacheCapacityError:
             if window == 1:
@@ -85,7 +89,7 @@ def run_beams(
 async def await_beams(
     model: Model, leaders: Sequence[Generation], request_options: RequestOptions, max_sequences: int
 ) -> list[Completion]:
-    """The same while other tasks go on; a cancelled task ends the search."""
+    """Call `run_beams` on a thread without blocking other tasks. Cancelling the task ends the search."""
     import asyncio
 
     unwanted: list[bool] = []
@@ -99,7 +103,7 @@ async def await_beams(
 
 
 class _BeamRun:
-    """The search of one prompt."""
+    """The beam search for one prompt."""
 
     def __init__(self, model: Model, generation: Generation, options: BeamOptions) -> None:
         decoder = model.decoder
@@ -120,14 +124,14 @@ class _BeamRun:
         self._ended = self._began
 
     def note_step(self) -> None:
-        """A step was made."""
+        """Record that a step was performed."""
         self._ended = time.perf_counter()
         if not self._first:
             self._first = self._ended
             self.sequence.publish()
 
     def completions(self) -> list[Completion]:
-        """The best outputs that there are."""
+        """Return the best finished outputs."""
         outputs = self.search.policy.finished[: self.options.num_return_sequences]
         first = self._first or self._ended
         timings = Timings(first - self._began, self._ended - first)
@@ -156,7 +160,7 @@ class _BeamRun:
 def _run(
     runs: Sequence[_BeamRun], deadline: float | None, note: Callable[[int], None], is_unwanted: Callable[[], bool]
 ) -> None:
-    """Until all are done, or the time is over."""
+    """Perform steps until all searches are done, the caller cancels, or the deadline passes."""
     searches = [run.search for run in runs]
     while not all(search.policy.is_done for search in searches):
         if is_unwanted():
@@ -164,9 +168,9 @@ def _run(
         if deadline is not None and time.monotonic() >= deadline:
             if any(not search.policy.finished for search in searches):
                 raise DeadlineError(
-                    "the time of the beam search was over before an output was finished",
-                    "outputs are known when they end",
-                    "give it more time (timeout=), fewer beams, or a smaller max_tokens",
+                    "the beam search's timeout expired before an output was finished",
+                    "the outputs of a beam search are known only when they end",
+                    "raise timeout, or lower num_beams or max_tokens",
                 )
             return
         before = [search.policy.is_done for search in searches]

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, what to do when the context is full, and streamed replies."""
+"""A conversation with a model: its messages, the handling of a full context, and streamed replies."""
 
 from __future__ import annotations
 
@@ -24,36 +24,37 @@ from .states import load_state
 from .streaming import CompletionStream, Progress
 
 OVERFLOWS = ("error", "truncate", "shift")
-# Share of the context that is freed for the reply where max_tokens does not say how much it needs.
+# A quarter of the context is reserved for the reply, unless max_tokens is lower.
 _REPLY_SHARE = 4
 _FORMAT = "genai-chat-1"
-# Behind the name of a saved conversation: its tokens with their keys and values.
+# Suffix of the file that holds a saved conversation's tokens, keys and values; it follows the conversation's file name.
 _STATE_SUFFIX = ".state"
 
 
 class ChatSession:
-    """Keeps the messages of a chat; each turn computes only what the prefix cache does not hold.
+    """A conversation that keeps its messages. Each turn computes only the tokens that the prefix cache does not hold.
 
     Args:
         llm: the model.
-        system: a system message, or None.
-        tools: JSON schemas of tools that the model may call. tool_choice: see LLM.chat.
-        template: further variables of the chat template.
-        on_overflow: what happens when the conversation does not fit the context.
-            "error": the message is refused; a reply that reaches the end of the context stops there.
-            "truncate": the oldest exchanges are left out of the prompt, until a reply has room.
-            "shift": as truncate, and a reply that reaches the end goes on without the oldest exchanges.
-            `num_left_out` says how many messages the last prompt left out; `messages` keeps them all.
-        ctx_shift: a reply that reaches the end of the context goes on, without the older half of what lies behind the
-            system message, or behind so many first tokens; see `RequestOptions`. Nothing is read again for it.
-        options: of SamplingParams; n is 1.
+        system: the system message, or None.
+        tools: JSON schemas of tools that the model may call.
+        tool_choice: see LLM.chat.
+        template: additional variables for the chat template.
+        on_overflow: behaviour when the conversation does not fit into the context.
+            "error": refuse the message. A reply that fills the context ends there.
+            "truncate": leave the oldest exchanges out of the prompt until there is space for a reply.
+            "shift": like "truncate"; in addition, a reply that fills the context continues without the oldest
+            exchanges. `num_left_out` is the number of messages that the last prompt left out; `messages` keeps all.
+        ctx_shift: when a reply fills the context, drop the older half of the tokens after the system message (or after
+            a given number of first tokens), and continue; see `RequestOptions`. Nothing is recomputed.
+        options: fields of SamplingParams; n must be 1.
 
     Attributes:
-        on_prompt: told while a prompt is read how many of its tokens are computed, of how many.
-        state_problem: why the keys and values beside a loaded conversation could not be used; None = they could.
+        on_prompt: called, while a prompt is computed, with the number of computed prompt tokens and their total number.
+        state_problem: the error that prevented the use of a loaded conversation's saved keys and values, or None.
 
     Raises:
-        OptionError, ContextOverflowError: an option that is refused, see LLM.params.
+        OptionError, ContextOverflowError: an option is invalid; see LLM.params.
 
     >>> from genai import LLM
     >>> chat = ChatSession(LLM())
@@ -79,8 +80,8 @@ class ChatSession:
             )
         if ctx_shift and on_overflow == "shift":
             raise OptionError(
-                "ctx_shift contradicts on_overflow = 'shift'", "each says how a reply goes on that fills the context",
-                "leave one of them out; on_overflow = 'truncate' leaves old messages out of prompts",
+                "ctx_shift contradicts on_overflow = 'shift'", "both continue a reply that fills the context",
+                "leave out one of the two; on_overflow = 'truncate' leaves old messages out of prompts",
             )  # fmt: skip
         self.llm = llm
         self.ctx_shift = ctx_shift
@@ -102,10 +103,10 @@ class ChatSession:
         self._running: CompletionStream | None = None
 
     def use_adapter(self, adapter: AdapterChoice) -> None:
-        """Let replies from now on go through adapters that `llm` has loaded; None = through none.
+        """Use adapters that `llm` has loaded for all later replies; None = no adapter.
 
         Raises:
-            OptionError: a name that is not loaded; then nothing is changed.
+            OptionError: an adapter is not loaded. In this case, nothing changes.
         """
         self.llm.adapters.check(adapter)
         self.adapter = adapter
@@ -114,14 +115,14 @@ class ChatSession:
 
     @property
     def params(self) -> SamplingParams:
-        """The options as they apply: those set, over the model's defaults."""
+        """The effective options: the model's defaults, overridden by the options that were set."""
         return self.llm.params(**self.options)
 
     def set_options(self, changes: Mapping[str, Any] | None = None, /, **options: Unpack[SamplingOptions]) -> None:
-        """Change sampling options, given by name or in `changes`; None goes back to the model's default.
+        """Change sampling options, which are passed by name or in `changes`. None restores the model's default.
 
         Raises:
-            OptionError, ContextOverflowError: as LLM.params; then nothing is changed.
+            OptionError, ContextOverflowError: see LLM.params. In this case, nothing changes.
         """
         new = {**self.options, **(changes or {}), **options}
         new = {name: value for name, value in new.items() if value is not None}
@@ -130,11 +131,11 @@ class ChatSession:
         self.options = new
 
     def switch(self, llm: LLM) -> None:
-        """Go on with another model, without adapters; the caller closes the one before.
+        """Continue with another model, without adapters. The caller must close the previous model.
 
         Raises:
-            OptionError, ContextOverflowError: the options do not fit it; then nothing is changed.
-            UnsupportedModelError: its context cannot be shifted, and ctx_shift asks for that.
+            OptionError, ContextOverflowError: the options do not fit the model. In this case, nothing changes.
+            UnsupportedModelError: ctx_shift is set, and the model's context cannot be shifted.
         """
         llm.params(**self.options)
         self._check_shift(llm)
@@ -142,11 +143,11 @@ class ChatSession:
         self._cached = []
 
     def clear(self) -> None:
-        """Forget all messages but the system message."""
+        """Delete all messages except the system message."""
         self.messages, self.last_reply, self.num_left_out, self._cached = [], None, 0, []
 
     def undo(self) -> str:
-        """Take back the last exchange; gives the text of its user message. Raises StateError: there is none."""
+        """Remove the last exchange and return the text of its user message. Raise StateError if there is none."""
         index = self._last_user_message()
         text = str(self.messages[index]["content"])
         del self.messages[index:]
@@ -157,10 +158,10 @@ class ChatSession:
         for index in range(len(self.messages) - 1, -1, -1):
             if self.messages[index]["role"] == "user":
                 return index
-        raise StateError("there is no message yet", "nothing was said", "say something first")
+        raise StateError("there is no message yet", "the conversation is empty", "send a message first")
 
     def prompt(self) -> str:
-        """The exact text that the model would be asked to continue now: without the messages that are left out."""
+        """Return the exact prompt text for the next reply, without the messages that are left out."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, *self.messages[self.num_left_out :]]
         tools = None if self.tool_choice == "none" else self.tools
@@ -169,48 +170,51 @@ class ChatSession:
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> ChatReply:
-        """Add a user message and wait for the whole reply; see send."""
+        """Add a user message and wait for the whole reply; see `send`."""
         for _ in self.send(text):
             pass
         if self.last_reply is None:
-            raise StateError("there is no reply yet", "nothing was answered", "send a message first")
+            raise StateError("there is no reply yet", "no message was answered", "send a message first")
         return self.last_reply
 
     def send(self, text: str) -> Iterator[Event]:
-        """Add a user message and stream the reply, split into events. A caller that stops early keeps what there was.
+        """Add a user message, and stream the reply as events.
+
+        If the caller stops early, the partial reply is kept.
 
         Raises:
             InputError: the text is empty.
-            ContextOverflowError: the conversation does not fit; the message is then not kept.
+            ContextOverflowError: the conversation does not fit into the context. In this case, the message is removed.
         """
         if not text.strip():
-            raise InputError("the message is empty", "there is nothing to answer", "write something")
+            raise InputError("the message is empty", "there is nothing to reply to", "write a message")
         self.messages.append({"role": "user", "content": text})
         return self._answer(1)
 
     def give_results(self, results: Sequence[tuple[ToolCall, str]]) -> Iterator[Event]:
-        """Add what the tools returned that the last reply called, and stream the reply to it.
+        """Add the results of the tools that the last reply called, and stream the next reply.
 
         Args:
-            results: each call with its result.
+            results: pairs of a call and its result.
 
         Raises:
-            InputError: there are none. ChatTemplateError, with the first event: the template has no results of tools.
+            InputError: `results` is empty.
+            ChatTemplateError: the template does not support tool results. Raised with the first event.
         """
         if not results:
-            raise InputError("there are no results", "there is nothing to answer", "give one for each call")
+            raise InputError("there are no results", "there is nothing to reply to", "pass one result per call")
         for call, text in results:
             name = {"name": call.name} if call.id is None else {"name": call.name, "tool_call_id": call.id}
             self.messages.append({"role": "tool", **name, "content": text})
         return self._answer(len(results))
 
     def retry(self) -> Iterator[Event]:
-        """Replace the reply to the last message by a new one. A seed that was set gives the same reply again.
+        """Replace the reply to the last message with a new reply. With a fixed seed, the new reply is the same.
 
-        What followed the message stays where there is no new reply.
+        If no new reply is generated, the previous reply and the messages after it are restored.
 
         Raises:
-            StateError: nothing was said yet.
+            StateError: the conversation is empty.
         """
         index = self._last_user_message()
         before, reply = self.messages[index:], self.last_reply
@@ -218,7 +222,7 @@ class ChatSession:
         return self._answer(1, before, reply)
 
     def cancel(self) -> bool:
-        """Let the running reply end where it is, from a signal handler or any thread; returns whether there was one."""
+        """End the running reply early; return False if there is none. Safe in signal handlers and on any thread."""
         stream = self._running
         if stream is not None:
             stream.cancel()
@@ -227,7 +231,7 @@ class ChatSession:
     def _answer(
         self, new: int, before: Sequence[dict[str, Any]] = (), reply: ChatReply | None = None
     ) -> Iterator[Event]:
-        """Stream a reply; if there is none, `before` takes the place of the last `new` messages."""
+        """Stream a reply. If no reply is generated, replace the last `new` messages with `before`."""
         self.last_reply = None
         try:
             text, ids = self._fitting_prompt(())
@@ -271,20 +275,20 @@ class ChatSession:
 
     @property
     def context_used(self) -> int:
-        """Tokens of the last prompt and its reply."""
+        """The number of tokens in the last prompt and its reply."""
         if self.last_reply is None:
             return 0
         completion = self.last_reply.completion
         return completion.prompt_tokens + len(completion.token_ids) - completion.forgotten_tokens
 
     def _check_shift(self, llm: LLM) -> None:
-        """Raise unless replies of this model can go on as ctx_shift says."""
+        """Raise an error if the model does not support ctx_shift."""
         shift = RequestOptions(ctx_shift=self.ctx_shift).shift(llm.context_size)
         if shift is not None:
             llm.model.decoder.check_shift(shift)
 
     def _tokens_to_keep(self) -> bool | int:
-        """Tokens that a reply keeps where the context is full: up to the end of the system message."""
+        """Return the number of tokens that a context shift keeps, which end with the system message."""
         if self.ctx_shift is not True or not self.system:
             return self.ctx_shift
         text = self.prompt()
@@ -293,16 +297,16 @@ class ChatSession:
 
     @property
     def was_cut(self) -> bool:
-        """Whether the last reply ended because the context was full."""
+        """True if the last reply ended because the context was full."""
         if self.last_reply is None or self.last_reply.completion.finish_reason != "length":
             return False
         return self.context_used >= self.llm.context_size
 
     def _fitting_prompt(self, reply: Sequence[int]) -> tuple[str, list[int]]:
-        """The prompt with as many messages as leave room for more; its tokens and those of the reply so far.
+        """Return the prompt with as many messages as fit, and its token ids followed by the ids of the reply so far.
 
         Raises:
-            ContextOverflowError: it does not fit, and nothing may be left out.
+            ContextOverflowError: the prompt does not fit, and no more messages can be left out.
         """
         limit = self.llm.context_size
         room = 1
@@ -316,7 +320,7 @@ class ChatSession:
                 if length + room <= limit:
                     return text, ids
             if self.on_overflow == "error" or not self._leave_out_more():
-                if room > 1 and length and length < limit:  # less room than a reply may want, but some
+                if room > 1 and length and length < limit:  # some space, but less than the reply may need
                     return text, ids
                 raise self._too_long(count)
             room = min(self.options.get("max_tokens") or limit, limit // _REPLY_SHARE)
@@ -324,17 +328,19 @@ class ChatSession:
     def _too_long(self, tokens: str) -> ContextOverflowError:
         if self.on_overflow == "error":
             subject = "the conversation" if len(self.messages) > 1 else "the message"
-            fix = "shorten it, clear the conversation, use a larger context size, or let old messages be left out "
+            fix = "shorten it, clear the conversation, use a larger context size, or leave out old messages "
             fix += "(on_overflow = truncate or shift)"
         else:
-            subject = "what cannot be left out of the conversation"
+            subject = "the part of the conversation that cannot be left out"
             fix = "shorten the message, or use a larger context size"
         return ContextOverflowError(
-            f"{subject} has {tokens} tokens", f"the context holds {self.llm.context_size}, the reply included", fix
+            f"{subject} has {tokens} tokens",
+            f"prompt and reply together are limited to {self.llm.context_size} tokens",
+            fix,
         )
 
     def _leave_out_more(self) -> bool:
-        """Leave out one more exchange; False if only the message to be answered is left."""
+        """Leave out one more exchange; return False if only the message to reply to remains."""
         for index in range(self.num_left_out + 1, len(self.messages)):
             if self.messages[index]["role"] == "user":
                 self.num_left_out = index
@@ -342,7 +348,7 @@ class ChatSession:
         return False
 
     def _shifted(self, parts: Sequence[Completion]) -> list[int] | None:
-        """The prompt with which a reply that filled the context goes on; None if it is over."""
+        """Return the prompt that continues a reply after it filled the context, or None if the reply is finished."""
         last, reply = parts[-1], [token for part in parts for token in part.token_ids]
         most = self.options.get("max_tokens")
         full = last.prompt_tokens + len(last.token_ids) >= self.llm.context_size
@@ -357,14 +363,16 @@ class ChatSession:
     # --- files ---------------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, with_state: bool = True) -> None:
-        """Write the conversation as JSON: messages, system message and options; each file whole, or not at all.
+        """Save the conversation as JSON: messages, system message and options. Each file is replaced atomically.
 
         Args:
-            with_state: write the keys and values of its tokens beside it (`path` with ".state" behind it), so that
-                whoever loads it need not read them again; see docs/states.md.
+            path: the file.
+            with_state: also save the keys and values of the conversation's tokens, in a file with the suffix ".state",
+                so that a later `load` need not recompute them; see docs/how-to/saved-states.md.
 
         Raises:
-            InputError: the file cannot be written. StateFileError: that beside it cannot.
+            InputError: the conversation's file cannot be written.
+            StateFileError: the file with keys and values cannot be written.
         """
         content = {
             "format": _FORMAT,
@@ -385,7 +393,7 @@ class ChatSession:
 
     def _save_state(self, path: Path) -> None:
         known = self._cached[: self.llm.context_size - 1]
-        if not known or self.llm.model.decoder.pool is None:  # without a prefix cache nobody could use it
+        if not known or self.llm.model.decoder.pool is None:  # a state is useful only with a prefix cache
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             return
@@ -393,13 +401,13 @@ class ChatSession:
             state.save_state(path)
 
     def load(self, path: str | Path) -> None:
-        """Read a conversation that `save` wrote; what there was is replaced.
+        """Load a conversation that was saved by `save`, and replace the current one.
 
-        Keys and values beside it are put into the prefix cache; `state_problem` says why, where they do not fit.
+        Saved keys and values are added to the prefix cache. If they cannot be used, `state_problem` holds the error.
 
         Raises:
-            InputError: the file cannot be read, or is none of ours; then nothing is changed.
-            OptionError: its options do not fit this model.
+            InputError: the file cannot be read, or is not a saved conversation. In this case, nothing changes.
+            OptionError: the conversation's options do not fit this model.
         """
         content = json_object(read_text_file(expanded(path)), path, InputError)
         messages = _checked_messages(content, path)
@@ -427,12 +435,12 @@ class ChatSession:
 
 
 def _beside(path: Path) -> Path:
-    """Where the keys and values of a saved conversation are."""
+    """Return the path of the file that holds a saved conversation's keys and values."""
     return path.with_name(path.name + _STATE_SUFFIX)
 
 
 def _joined(parts: Sequence[Completion]) -> Completion:
-    """The parts of a reply that went on after a shift, as one."""
+    """Join the parts of a reply that was continued after shifts into one completion."""
     first, last = parts[0], parts[-1]
     if first is last:
         return first
@@ -463,7 +471,7 @@ def _checked_messages(content: Mapping[str, Any], path: str | Path) -> list[dict
         raise InputError(
             f"{path}: not a saved conversation",
             f'an object with "format": "{_FORMAT}" and "messages" is expected',
-            "give a file that /save wrote",
+            "pass a file that was written by /save",
         )
     messages: list[dict[str, Any]] = content["messages"]
     return messages

@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""The results of a request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ..engine.sampling.batch import TokenLogprob
     from ..text.parsing import Reply, ToolCall
-    from .states import TextState  # a completion holds a state, and a state makes completions
+    from .states import TextState  # a circular import: states also create completions
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout"]
 
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of one completion went, in seconds.
+    """Durations of a completion, in seconds.
 
     Attributes:
-        time_to_first_token: from the call to the first token: waiting for a place, and the prompt.
-        decode_seconds: from the first token to the last.
-        compile_seconds: what kernels took that were compiled meanwhile, once per kernel; the others leave it out.
+        time_to_first_token: time from the call to the first token, which includes queueing and prefill.
+        decode_seconds: time from the first token to the last.
+        compile_seconds: time spent compiling kernels, once per kernel; the other durations exclude it.
     """
 
     time_to_first_token: float = 0.0
@@ -28,24 +28,26 @@ class Timings:
     compile_seconds: float = 0.0
 
     def followed_by(self, *later: Timings) -> Timings:
-        """Together with what came after: the later prompts count as decoding."""
+        """Return the total of this part and later parts. The later parts' times to first token count as decode time."""
         more = sum(one.time_to_first_token + one.decode_seconds for one in later)
         compiled = self.compile_seconds + sum(one.compile_seconds for one in later)
         return Timings(self.time_to_first_token, self.decode_seconds + more, compiled)
 
     def tokens_per_second(self, num_tokens: int) -> float:
-        """Decode speed: the tokens after the first one, per second; 0 where there are none."""
+        """Return the decode speed: the number of tokens after the first, per second; 0 if there are none."""
         return (num_tokens - 1) / self.decode_seconds if num_tokens > 1 and self.decode_seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request.
+    """Token counts of a request.
 
     Attributes:
-        prompt_tokens: of the prompt. cached_tokens: how many of them were taken from the prefix cache.
-        completion_tokens: of the answer.
-        proposed_tokens: how many speculation has guessed. accepted_tokens: how many of these are in the answer.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: prompt tokens that the prefix cache supplied.
+        completion_tokens: tokens of the completion.
+        proposed_tokens: tokens that speculative decoding proposed.
+        accepted_tokens: proposed tokens that are part of the completion.
     """
 
     prompt_tokens: int
@@ -56,31 +58,34 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Of prompt and answer."""
+        """The number of tokens in the prompt and the completion."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample of one prompt.
+    """A sample for a prompt.
 
     Attributes:
-        text: what was generated, without stop strings; whole characters.
-        token_ids: the tokens behind it, without the stop token. Where a stop string ended the output, the tokens that
-            hold it are included.
+        text: the generated text, without stop strings; whole characters only.
+        token_ids: the generated tokens, without the stop token. If a stop string ended the output, its tokens are
+            included.
         finish_reason: "stop" (EOS, a stop token or a stop string), "length" (max_tokens, or the context is full),
-            "cancelled", or "timeout" (the request's time was over; what there is was generated until then).
-        stopped_by: the token id or the stop string of "stop"; None otherwise.
-        prompt_tokens: tokens of the prompt. cached_tokens: how many of them were taken from the prefix cache.
-        logprobs: one per token of token_ids, where asked for.
-        prompt_logprobs: one per prompt token, None for the first, where asked for.
-        timings: where the time went.
-        seed: of the random numbers; with it the same request gives the same tokens again.
-        score: of a beam search, the sum of its tokens' log-probabilities by the length penalty; None otherwise.
-        state: what to go on from, where it was asked for (keep_state=True); None otherwise.
-        prompt_index, sample_index: which prompt of the call, and which of its n samples.
-        proposed_tokens, accepted_tokens: how many tokens speculation has guessed, and how many of these were right.
-        forgotten_tokens: of prompt and answer, that the last tokens did not see any more (ctx_shift).
+            "cancelled", or "timeout" (the request's timeout expired; the output has the tokens generated until then).
+        stopped_by: the token id or stop string if finish_reason is "stop"; None otherwise.
+        prompt_tokens: number of prompt tokens.
+        cached_tokens: number of prompt tokens that the prefix cache supplied.
+        logprobs: one entry per token of token_ids; None if not requested.
+        prompt_logprobs: one entry per prompt token, None for the first token; None if not requested.
+        timings: durations.
+        seed: seed of the random numbers. The same request with this seed generates the same tokens.
+        score: for a beam search, the sum of the tokens' log-probabilities, adjusted by the length penalty; else None.
+        state: a state from which the generation can continue, if keep_state=True; else None.
+        prompt_index: index of the prompt in the call.
+        sample_index: index among the n samples for the prompt.
+        proposed_tokens: number of tokens that speculative decoding proposed.
+        accepted_tokens: number of proposed tokens that were accepted.
+        forgotten_tokens: number of tokens in prompt and completion that context shifts dropped (ctx_shift).
 
     >>> (completion,) = llm.generate(llm.render("What is 20 - 5?"), logprobs=1)
     >>> completion.text, completion.finish_reason, len(completion.logprobs) == len(completion.token_ids)
@@ -107,26 +112,27 @@ class Completion:
 
     @property
     def usage(self) -> Usage:
-        """Its tokens, counted."""
+        """The token counts."""
         return Usage(
             self.prompt_tokens, self.cached_tokens, len(self.token_ids), self.proposed_tokens, self.accepted_tokens
         )
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed."""
+        """The decode speed."""
         return self.timings.tokens_per_second(len(self.token_ids))
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """A model's turn in a conversation, in its parts.
+    """A model's reply in a conversation, split into parts by the format of the chat template (genai.text.parsing).
 
     Attributes:
-        text: the answer. reasoning: what came before it, where the model thinks aloud. tool_calls: tools that it wants
-            to be called. They are split by the format that the chat template teaches, see genai.text.parsing.
-        reply: the parts with what was found wrong in them.
-        completion: the raw text, the tokens and the figures.
+        text: the text of the reply.
+        reasoning: the reasoning before the text.
+        tool_calls: the tools that the model calls.
+        reply: the parts, and the problems found in them.
+        completion: the raw text, tokens and figures.
     """
 
     reply: Reply
@@ -134,17 +140,17 @@ class ChatReply:
 
     @property
     def text(self) -> str:
-        """The answer, without reasoning and tool calls."""
+        """The text of the reply, without reasoning and tool calls."""
         return self.reply.text
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered; "" if it did not."""
+        """The model's reasoning before the text; "" if there is none."""
         return self.reply.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls in order."""
+        """The tool calls in order."""
         return self.reply.tool_calls
 
     @property
@@ -169,21 +175,21 @@ class ChatReply:
 
 @dataclass(frozen=True)
 class Done:
-    """The last event of a streamed chat: the reply as a whole, as `chat` would have returned it."""
+    """The last event of a streamed chat: the whole reply, as `chat` would return it."""
 
     reply: ChatReply
 
     @property
     def completion(self) -> Completion:
-        """The raw text, the tokens, the figures, and why it ended."""
+        """The raw text, tokens, figures and finish_reason."""
         return self.reply.completion
 
     @property
     def usage(self) -> Usage:
-        """Its tokens, counted."""
+        """The token counts."""
         return self.completion.usage
 
     @property
     def raw(self) -> str:
-        """Nothing was generated for this event."""
+        """Always "": this event has no generated text."""
         return ""

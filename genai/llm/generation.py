@@ -1,4 +1,4 @@
-"""One sample while it is generated: its tokens become text, and its text decides when it ends or goes back."""
+"""A sample during generation: decodes its tokens to text, and checks the text for stop strings and banned strings."""
 
 from __future__ import annotations
 
@@ -23,42 +23,51 @@ _NO_LIMIT = 2**62
 
 
 def _now() -> float:
-    """A clock that stands still while kernels are compiled."""
+    """Return the time in seconds on a clock that excludes kernel compilation."""
     return time.perf_counter() - compile_seconds()
 
 
 class Sink(Protocol):
-    """Where generations deliver; called on the engine's thread."""
+    """The receiver of a generation's output. Its methods are called on the engine's thread."""
 
     def text(self, generation: Generation, piece: str) -> None:
-        """A piece of text is certain."""
+        """Receive a piece of text that later tokens cannot change."""
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
-        """It is over; the error that ended it, if any."""
+        """Receive the end of the generation, and the error that ended it, if any."""
 
 
 class Generation:
-    """A request for the engine (see engine.Request): one sample of one prompt.
+    """A request for the engine (see engine.Request): one sample for one prompt.
 
     Args:
-        prompt: token ids, at least one. plan: its options made ready. stream: a fresh one of the model's tokenizer.
-        seed: of the request. sample: which of its samples this is; siblings: the further ones, which this one leads.
-        context_size: most tokens of the sequence. prompt_index: for the completion.
-        adapters: what its tokens go through; held until it is over.
-        output: tokens that it generated before, where it goes on from a saved state.
+        prompt: token ids, at least one.
+        plan: the prepared sampling options.
+        stream: a new stream of the model's tokenizer.
+        seed: the request's seed.
+        sample: index of this sample within the request.
+        siblings: the request's other samples, which this sample leads.
+        context_size: maximum number of tokens in the sequence.
+        prompt_index: index of the prompt in the call, for the completion.
+        adapters: the adapters of the sequence, held until the generation ends.
+        output: tokens that were generated earlier, if the request resumes a saved state.
 
     Attributes:
-        sink: where it delivers; whoever waits for it says so before it is submitted.
-        is_unwanted: set by whoever wants no more of it.
-        reader: whoever alone reads what it delivers.
-        origin, sampler: a sequence that it goes on from, and what its sampler remembered then.
-        priority, deadline: see engine.Request.
-        keeps_sequence, retained: whether its sequence is wanted at the end; that, and the adapters of its tokens.
-        reads_only: it ends when its prompt is computed.
-        shift: what becomes of its sequence when the context is full; None = it ends there.
-        adapter: its adapters, as the caller named them.
-        is_over: whether it has ended.
-        num_reply: so many tokens at the end of the prompt belong to the reply, and to its grammar.
+        sink: the receiver of the output; set it before you submit the request.
+        is_unwanted: set to True by a caller to cancel the request.
+        reader: weak reference to the only reader of the output; when the reader is garbage-collected, the request is
+            cancelled.
+        origin: a sequence that this request continues.
+        sampler: the sampler state that belongs to `origin`.
+        priority: see engine.Request.
+        deadline: see engine.Request.
+        keeps_sequence: True if the sequence is to be kept after the end.
+        retained: the sequence that was kept, and the adapters of its tokens.
+        reads_only: True if the request ends when its prompt is computed.
+        shift: the context shift to apply when the context is full; None = the request ends there.
+        adapter: the adapters, as named by the caller.
+        is_over: True if the request has ended.
+        num_reply: number of tokens at the end of the prompt that belong to the reply and its grammar.
     """
 
     sink: Sink
@@ -108,19 +117,19 @@ class Generation:
         self._stream = stream
         self._stops = StopStrings(params.stop)
         self._banned = BannedStrings(params.banned_strings, len(output)) if params.banned_strings else None
-        self._streams: list[TokenizerStream] = []  # before each output token that may be taken back
+        self._streams: list[TokenizerStream] = []  # the stream before each output token that may be taken back
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: int | str | None = None
         self._cached_tokens = 0
         self._proposed = self._accepted = 0
         self._submitted, self._compiled_before = _now(), compile_seconds()
         self._first_token = self._last_token = self._compiled = 0.0
-        self._already_shown = 0  # characters of what comes next
+        self._already_shown = 0  # number of leading characters of the coming text that were delivered earlier
         self._num_before = len(output)
         self._repeat(output)
 
     def _repeat(self, output: Sequence[int]) -> None:
-        """Read the text of tokens that were generated before; nothing of it is shown again."""
+        """Decode tokens that were generated earlier, without delivering their text again."""
         for token in output:
             piece = self._stream.decode(token)
             self._already_shown += len(piece) - len(self._stops.feed(piece))
@@ -129,47 +138,50 @@ class Generation:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants more of it, also because its reader was dropped without a word: a finaliser, which runs
-        anywhere, could wait for a lock of its own thread, and would lose an interrupt."""
+        """True if the request is cancelled, or if its reader was garbage-collected.
+
+        A finaliser of the reader could not cancel the request: a finaliser can run on any thread, where it might
+        deadlock on a lock of that thread or lose an interrupt.
+        """
         return self.is_unwanted or (self.reader is not None and self.reader() is None)
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody reads it as it comes."""
+        """True if a reader receives the text as it is generated."""
         return self.reader is not None
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are computed, of how many."""
+        """The number of computed prompt tokens, and the total number of prompt tokens."""
         total = len(self.prompt)
         if self._first_token:
             return total, total
-        sequence = getattr(self, "sequence", None)  # which goes when it is over, perhaps at this moment
+        sequence = getattr(self, "sequence", None)  # finish() deletes the attribute, possibly at the same time
         return (min(sequence.num_computed, total) if sequence is not None else 0), total
 
     @property
     def max_length(self) -> int:
-        """See engine.Request."""
+        """The maximum number of tokens in the sequence; see engine.Request."""
         return min(self._most, self._context_size + self.forgotten_tokens)
 
     @property
     def forgotten_tokens(self) -> int:
-        """Tokens that those which follow do not see any more."""
-        sequence = getattr(self, "sequence", None)  # which goes when it is over, perhaps at this moment
+        """The number of tokens that context shifts have dropped."""
+        sequence = getattr(self, "sequence", None)  # finish() deletes the attribute, possibly at the same time
         return self._forgotten if sequence is None else int(sequence.forgotten)
 
     @property
     def num_output(self) -> int:
-        """Tokens that it has generated so far."""
+        """The number of tokens generated so far."""
         return len(self._output)
 
     def new_stream(self) -> TokenizerStream:
-        """A fresh stream like the one that it was given; of a request that has not begun."""
+        """Return a copy of the request's stream. Call this method only before the request starts."""
         return self._stream.copy()
 
     @property
     def samples(self) -> list[Generation]:
-        """This and the further samples that it leads."""
+        """This sample and the samples that it leads."""
         return [self, *self._followers]
 
     # --- for the engine ------------------------------------------------------------------------------------------
@@ -180,7 +192,7 @@ class Generation:
             sequence.append(self.prompt[len(sequence.tokens) :])
             sequence.mark_messages(self.plan.stop_ids)
         if num_computed == len(sequence.tokens):
-            sequence.rewind(num_computed)  # its last logits are needed again
+            sequence.rewind(num_computed)  # the logits of the last token must be computed again
         self.adopt(sequence)
         self._cached_tokens = min(num_computed, len(self.prompt))
 
@@ -203,7 +215,7 @@ class Generation:
         self._cached_tokens = num_tokens
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """See Request.take_prompt_logits: the row of token i tells of token i + 1."""
+        """See Request.take_prompt_logits. The logits of token i give the log-probability of token i + 1."""
         top = self.plan.params.prompt_logprobs or 0
         targets = self.prompt[start + 1 : start + 1 + len(logits)]
         logprobs = token_logprobs(logits[: len(targets)], targets, top)
@@ -225,7 +237,7 @@ class Generation:
         reason = self.row.finish_reason(token)
         is_shown = reason != "stop"
         if is_shown:
-            # One by one, whatever their number: they have decode numerics.
+            # Append tokens one by one, even if there are many, so that they are computed with decode numerics.
             self.sequence.append([token])
             self._output.append(token)
             if logprob is not None:
@@ -251,9 +263,9 @@ class Generation:
             self._flush()
             return None
         return DeadlineError(
-            "the time of the request was over before its first token",
-            "it waited for a place, or for its prompt to be read",
-            "give it more time (timeout=), a higher priority, or a shorter prompt",
+            "the request's timeout expired before its first token",
+            "the request was queued, or its prompt was being computed",
+            "raise timeout, raise the priority, or shorten the prompt",
         )
 
     def keep(self, sequence: DecoderSequence) -> None:
@@ -279,7 +291,7 @@ class Generation:
     # --- text ----------------------------------------------------------------------------------------------------
 
     def _read(self, token: int, *, is_shown: bool, is_last: bool) -> Rewind | None:
-        """The text of a token; or what to take back because of it."""
+        """Decode and deliver a token's text. Return a Rewind if the text completes a banned string."""
         before = self._stream.copy() if self._banned is not None else None
         text = self._stream.decode(token) if is_shown else ""
         if is_last:
@@ -292,7 +304,7 @@ class Generation:
         if isinstance(certain, Rewind):
             return certain
         self._show(certain)
-        # A stop string in what is held back ends the output now, whatever a banned string would need to follow.
+        # A stop string in the held-back text ends the output now, even if a banned string could still follow.
         if self._looks_for_stops and self._stops.would_end(self._banned.held):
             self._show(self._banned.flush())
         del self._streams[: len(self._streams) - self._banned.num_held]
@@ -309,11 +321,11 @@ class Generation:
         self.row.rewind(length, rewind.forbidden)
 
     def _show(self, text: str) -> None:
-        """Pass text on, up to a stop string. Before min_tokens there is none to look for."""
+        """Deliver text, up to any stop string. Stop strings are ignored before min_tokens."""
         self._pass_on(self._stops.feed(text) if self._looks_for_stops else text)
 
     def _flush(self) -> None:
-        """Show what was held back: no later token can change it."""
+        """Deliver the text that was held back, because no more tokens follow."""
         if self._banned is not None:
             self._show(self._banned.flush())
         self._pass_on(self._stops.flush())
@@ -332,7 +344,7 @@ class Generation:
     # --- results -------------------------------------------------------------------------------------------------
 
     def completion(self) -> Completion:
-        """What there is so far; complete once the sink was told that it is over."""
+        """Return the result so far. It is complete after sink.finished was called."""
         params = self.plan.params
         prompt_logprobs = None
         if params.prompt_logprobs is not None:

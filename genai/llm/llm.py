@@ -1,4 +1,4 @@
-"""LLM: prompts or conversations in, completions out; batches, streams and their async twins.
+"""LLM: completes prompts and conversations, in batches, as streams, or from async code.
 
 >>> import genai
 >>> with genai.LLM() as llm:
@@ -44,13 +44,13 @@ from .stats import Stats, read_stats
 from .streaming import AsyncCompletionStream, CompletionStream, Progress, await_for, wait_for
 
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
-"""A conversation: a list of {"role", "content"}; a text is one user message."""
+"""A conversation: a list of {"role", "content"} messages, or a plain text, which is a single user message."""
 T = TypeVar("T")
 _Ask: TypeAlias = Callable[[T], Prompt | Messages | Mapping[str, Any]]
 
 
 class ChatOptions(CallOptions, total=False):
-    """What calls that answer a conversation take besides its messages."""
+    """Options of the methods that reply to a conversation."""
 
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: ToolChoice
@@ -60,38 +60,44 @@ class ChatOptions(CallOptions, total=False):
 
 
 class LLM(Single, contextlib.AbstractContextManager["LLM"]):
-    """A model with its tokenizer, ready to generate. Safe to use from several threads and tasks: whatever runs at the
-    same time shares the steps of one engine, and gives the same tokens as alone.
+    """A model with its tokenizer, ready to generate.
+
+    Several threads and tasks may use an LLM. Concurrent requests share the steps of one engine, and each request gets
+    the same tokens as it would alone.
 
     Args:
-        model: a model folder, a Config or a loaded Model; the name of a model that was pulled, whose checkpoint is
-            built at the first use; None = the bundled model.
-        pull: fetch a model that is not here, named as in `genai.pull`; otherwise nothing is ever fetched.
-        precision: how the weights of a checkpoint are stored where it is built: "int4", "int8", "fp16" or "fp32";
-            None = as it was built last, else "int4".
-        max_sequences: sequences that run side by side; more wait.
-        max_adapter_bytes: most memory for adapters; see genai.Adapters.
-        prefix_cache_dir: a folder in which beginnings of prompts are kept, for later processes and for others; it takes
-            at most prefix_cache_bytes (4 GiB). None = they are kept in memory only. See docs/states.md.
-        speculation: guess tokens, so that a step may give several of them, where that is expected to be faster; no
-            token is another for it. A genai.Speculation, or "lookup" (look for what followed when the last tokens came
-            before), "auto" (the same, where the model can be speculated with), "off". A draft model that it names is
-            loaded with the same model_options.
-        model_options: for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
+        model: a model folder, a Config, a loaded Model, or the name of a pulled model, which is built from its
+            checkpoint at the first use; None = the bundled model.
+        pull: True to download a model that is not cached, given a name that `genai.pull` accepts. If False, nothing is
+            downloaded.
+        precision: storage of the weights of a model that is built from a checkpoint: "int4", "int8", "fp16" or
+            "fp32"; None = the precision of the last build, or "int4" if there was none.
+        max_sequences: maximum number of concurrent sequences; further sequences are queued.
+        max_adapter_bytes: memory limit for adapters; see genai.Adapters.
+        prefix_cache_dir: folder for prefix cache blocks, which concurrent and later processes reuse; None = the prefix
+            cache is only in memory. See docs/how-to/saved-states.md.
+        prefix_cache_bytes: size limit of prefix_cache_dir in bytes [default: 4 GiB].
+        speculation: speculative decoding, which generates several tokens per step where that is expected to be faster;
+            the output is unchanged. A genai.Speculation, "lookup" (propose the tokens that followed an earlier
+            occurrence of the last tokens), "auto" ("lookup" if the model supports it) or "off". A draft model is loaded
+            with the same model_options.
+        model_options: options for a folder: threads, kv_dtype, accuracy, cache_bytes, device, lora; see genai.Model.
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError, TokenizerError: the model cannot be loaded.
-        OptionError: an argument out of range. VocabularyMismatchError: a draft model with other tokens.
-        InputError: a text to look through that cannot be read.
+        OptionError: an argument is out of range.
+        VocabularyMismatchError: the draft model has a different vocabulary.
+        InputError: the lookup file cannot be read.
 
-    >>> llm = LLM()
-    >>> llm
-    LLM('.../pebble')
+    Examples:
+        >>> llm = LLM()
+        >>> llm
+        LLM('.../pebble')
 
-    The examples of the methods go on with this `llm`.
+        The examples of the methods use this `llm`.
     """
 
-    # What is made of a folder; `genai.LLM` makes those of `genai.compat.onnxruntime_genai`.
+    # Classes that a folder is loaded with; `genai.LLM` uses the classes of `genai.compat.onnxruntime_genai`.
     _model_class, _tokenizer_class = Model, Tokenizer
 
     def __init__(
@@ -114,11 +120,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         if prefix_cache_dir is None and prefix_cache_bytes is not None:
             raise OptionError(
                 f"prefix_cache_bytes = {prefix_cache_bytes!r:.40} without prefix_cache_dir",
-                "it limits that folder; memory is limited by cache_bytes",
-                "give a folder, or leave it out",
+                "prefix_cache_bytes limits the size of that folder; cache_bytes limits memory",
+                "pass prefix_cache_dir, or leave prefix_cache_bytes out",
             )
-        with contextlib.suppress(ChatTemplateError):  # told to whoever renders a conversation
-            SHARED.start()  # ready by the time the model is
+        with contextlib.suppress(ChatTemplateError):  # the error is raised again when a conversation is rendered
+            SHARED.start()  # the process starts while the model is loaded
         self._owns_model = not isinstance(model, Model)
         self.model = loaded = _loaded(self._model_class, model, model_options, pull=pull, precision=precision)
         self.tokenizer = self._tokenizer_class(loaded)
@@ -176,41 +182,44 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         progress: Progress | None = None,
         **options: Unpack[BeamCallOptions],
     ) -> list[Completion] | list[Instance]:
-        """Complete one prompt or many; many run as one batch.
+        """Complete one or more prompts; several prompts run as one batch.
 
         Args:
             prompts: texts or lists of token ids.
-            params: options, for all prompts or one each; None = the model's defaults.
-            schema: a Pydantic model: the replies are JSON of its schema, and come back as its instances.
-            adapter: for all prompts or one each: the name of an adapter (see load_adapter), or names with weights such
-                as {"a": 0.7, "b": 0.3}, whose sum is added; None = the model as it is.
-            options: single options of SamplingParams, such as max_tokens or temperature; they replace those of
-                `params`, or the model's defaults. Besides: priority and timeout (docs/llm.md), keep_state
-                (docs/states.md); num_beams, length_penalty, early_stopping, num_return_sequences (docs/beams.md).
-            progress: told every tenth of a second how many completions are done, of how many.
+            params: sampling options, either for all prompts or one per prompt; None = the model's defaults.
+            schema: a Pydantic model class. Replies follow its JSON schema and are returned as instances of the class.
+            adapter: either for all prompts or one per prompt: the name of an adapter (see load_adapter), or names with
+                weights such as {"a": 0.7, "b": 0.3} for a weighted sum of adapters; None = no adapter.
+            options: single fields of SamplingParams, such as max_tokens or temperature, which override `params` or the
+                model's defaults. Also: priority and timeout (docs/how-to/llm.md), keep_state
+                (docs/how-to/saved-states.md), num_beams, length_penalty, early_stopping and num_return_sequences
+                (docs/how-to/beam-search.md).
+            progress: called ten times per second with the number of finished completions and their total number.
 
         Returns:
-            One completion (or instance) per prompt and sample, in order: all samples of the first prompt, then of the
-            second.
+            One completion (or instance) per prompt and sample, in order: all samples for the first prompt, then all
+            samples for the second.
 
         Raises:
-            InputError: no prompt, an empty one, or one that is neither text nor token ids.
-            OptionError: options out of range, contradictory or unknown.
-            GrammarError: a schema or grammar that cannot be used. ReplyFormatError: a reply that is no instance.
-            ContextOverflowError: a prompt that leaves no room for an answer.
-            CacheCapacityError: a sequence that the cache cannot hold even alone.
+            InputError: there is no prompt, or a prompt is empty or is neither a text nor token ids.
+            OptionError: an option is unknown, out of range, or contradicts another option.
+            GrammarError: a schema or grammar cannot be used.
+            ReplyFormatError: a reply is not a valid instance.
+            ContextOverflowError: a prompt leaves no space for a reply.
+            CacheCapacityError: a sequence does not fit into the cache, even on its own.
             SamplingError, LogitsProcessorError: no next token could be chosen.
-            DeadlineError: the time was over before any of them had a token.
-            StateError: the LLM is closed, or came here by a fork.
+            DeadlineError: the timeout expired before the first token of any completion.
+            StateError: the LLM is closed, or was created in the parent of this forked process.
 
-        >>> prompts = [llm.render(question) for question in ("What is 12 + 7?", "Spell the word cat.")]
-        >>> [completion.text for completion in llm.generate(prompts)]
-        ['19', 'c-a-t']
-        >>> [completion.finish_reason for completion in llm.generate(prompts, max_tokens=1)]
-        ['length', 'length']
-        >>> story = llm.render("Tell me a story about Luna and Tom.")
-        >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
-        3
+        Examples:
+            >>> prompts = [llm.render(question) for question in ("What is 12 + 7?", "Spell the word cat.")]
+            >>> [completion.text for completion in llm.generate(prompts)]
+            ['19', 'c-a-t']
+            >>> [completion.finish_reason for completion in llm.generate(prompts, max_tokens=1)]
+            ['length', 'length']
+            >>> story = llm.render("Tell me a story about Luna and Tom.")
+            >>> len(llm.generate(story, temperature=0.8, seed=1, n=3, stop="."))
+            3
         """
         shaped = with_schema(options, schema)
         generations = self._requests.batch(prompts, params, shaped, adapter=adapter, with_beams=True)
@@ -230,12 +239,12 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return self._with_states(generations, wait_for(generations, self._worker, progress))
 
     def _with_states(self, generations: list[Generation], completions: list[Completion]) -> list[Completion]:
-        """The completions, each with what its request left behind."""
+        """Return the completions, each with the state that its request retained."""
         results = []
         for sample, completion in zip(
             (sample for generation in generations for sample in generation.samples), completions, strict=True
         ):
-            # Nothing is left there: requests of one call hold each other until they are collected.
+            # Drop the reference: the requests of a call form a reference cycle until they are garbage collected.
             state, sample.retained = retained_state(self, sample), None
             results.append(completion if state is None else replace(completion, state=state))
         return results
@@ -248,12 +257,13 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         adapter: AdapterChoice | Sequence[AdapterChoice] = None,
         **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
-        """`generate` for async code: awaits without blocking the event loop; cancelling the task cancels the work.
+        """`generate` for async code: the event loop is not blocked. Cancelling the task cancels the requests.
 
-        >>> async def ask(*questions):
-        ...     return await llm.agenerate([llm.render(question) for question in questions])
-        >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
-        ['15', '19']
+        Examples:
+            >>> async def ask(*questions):
+            ...     return await llm.agenerate([llm.render(question) for question in questions])
+            >>> [completion.text for completion in asyncio.run(ask("What is 20 - 5?", "What is 12 + 7?"))]
+            ['15', '19']
         """
         generations = self._requests.batch(prompts, params, options, adapter=adapter, with_beams=True)
         request_options, _ = split_options(options)
@@ -274,46 +284,49 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         adapter: AdapterChoice = None,
         **options: Unpack[CallOptions],
     ) -> Iterator[Answer[T]]:
-        """Answer any number of items, lazily: only a window of them is read ahead of the answers.
+        """Answer any number of items lazily: only a window of items is read ahead of the answers.
 
-        An item that is wrong, too long or fails has its error in its answer, and the others go on. Items are read on
-        the thread that iterates over the answers: while `items` waits for something, so do answers that are done.
+        If an item is invalid, too long, or fails, its answer holds the error, and the other items continue. Items are
+        read on the thread that iterates over the answers. While `items` blocks, finished answers are not delivered.
 
         Args:
             items: prompts (texts or token ids), conversations (lists of messages), or mappings: {"prompt": …} or
-                {"messages": …}, where "tools" and "template" go with messages, and any option or "adapter" may stand
-                beside them.
-            ask: makes one of these of an item that is something else.
-            params, adapter, options: as for generate; those of an item replace them.
-            in_order: give the answers in the order of the items; otherwise as they are done.
-            window: items that are read ahead. Those of a window are computed in order of their prompts, so that the
-                prefix cache serves those that begin alike.
-            on_answer: told of each answer when it is done, also where an earlier one is still awaited.
-            progress: told every tenth of a second how far it is, while answers are waited for.
+                {"messages": …}, with options of generate and "adapter" as further keys. Mappings with "messages" may
+                also have "tools" and "template".
+            ask: a function that converts any other item to one of these forms.
+            params, adapter, options: see generate; an item's own values override them.
+            in_order: True to return answers in the order of the items; False to return them in the order in which they
+                finish.
+            window: number of items to read ahead. Items in a window are sorted by their prompts, so that prompts with
+                a common prefix share it through the prefix cache.
+            on_answer: called with each answer when the answer is finished, even if an earlier answer is still pending.
+            progress: called ten times per second with the current figures while the caller waits for an answer.
 
         Returns:
-            An iterator over one Answer per item. Closing it, or dropping it, cancels what runs.
+            An iterator over one Answer per item. Closing or dropping the iterator cancels the running requests.
 
         Raises:
-            OptionError, ContextOverflowError: at once, options that no item could have.
-            StateError: the LLM is closed, or came here by a fork. What `ask` raises, unless it is a GenaiError,
-            which is the answer to its item; and what `items` raises, after the answers to the items before.
+            OptionError, ContextOverflowError: the options would fail for every item; raised immediately.
+            StateError: the LLM is closed, or was created in the parent of this forked process.
+            Others: exceptions from `ask`, except a GenaiError, which becomes the item's answer; exceptions from
+                `items`, after the answers to all earlier items.
 
-        >>> questions = ({"a": a, "b": 7} for a in range(10, 13))
-        >>> def ask(item):
-        ...     return [{"role": "user", "content": f"What is {item['a']} + {item['b']}?"}]
-        >>> for answer in llm.map(questions, ask):
-        ...     print(answer.item["a"], answer.text)
-        10 17
-        11 18
-        12 19
-        >>> [answer.error is None for answer in llm.map(["Once", "", {"prompt": "Once", "top_p": 2}], max_tokens=4)]
-        [True, False, False]
+        Examples:
+            >>> questions = ({"a": a, "b": 7} for a in range(10, 13))
+            >>> def ask(item):
+            ...     return [{"role": "user", "content": f"What is {item['a']} + {item['b']}?"}]
+            >>> for answer in llm.map(questions, ask):
+            ...     print(answer.item["a"], answer.text)
+            10 17
+            11 18
+            12 19
+            >>> [answer.error is None for answer in llm.map(["Once", "", {"prompt": "Once", "top_p": 2}], max_tokens=4)]
+            [True, False, False]
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise OptionError(f"window = {window!r}", "a whole number of at least 1 is expected", "leave it out")
         if not isinstance(items, Iterable):
-            raise InputError(f"items is {kind_of(items)}", "an iterable of items is expected", "such as a list")
+            raise InputError(f"items is {kind_of(items)}", "an iterable of items is expected", "pass one, e.g. a list")
         self._requests.check_all(params, options)
         how = MapOptions(window, 2 * self._max_sequences, in_order, on_answer, progress)
 
@@ -331,25 +344,26 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         adapter: AdapterChoice = None,
         **options: Unpack[CallOptions],
     ) -> CompletionStream:
-        """Complete one prompt, or answer one conversation, piece by piece.
+        """Stream the completion of a prompt, or the reply to a conversation.
 
         Args:
             prompt: a text, token ids, or a list of messages.
-            params, adapter, options: as for generate; n is 1.
+            params, adapter, options: see generate; n must be 1.
 
         Returns:
-            An iterator over pieces of text, whole characters only. Its `completion` says the rest, also before the end.
-            Closing it (or leaving its `with` block) cancels what is left.
+            An iterator over pieces of text, each of which has whole characters. Its `completion` holds the other
+            results, even before the end. Closing the stream (or leaving its `with` block) cancels the rest.
 
         Raises:
-            As generate.
+            GenaiError: the same errors as generate.
 
-        >>> with llm.stream([{"role": "user", "content": "Count from 3 to 7."}]) as stream:
-        ...     for piece in stream:
-        ...         print(piece, end="|")
-        3|,| |4|,| |5|,| |6|,| |7|
-        >>> stream.completion.finish_reason
-        'stop'
+        Examples:
+            >>> with llm.stream([{"role": "user", "content": "Count from 3 to 7."}]) as stream:
+            ...     for piece in stream:
+            ...         print(piece, end="|")
+            3|,| |4|,| |5|,| |6|,| |7|
+            >>> stream.completion.finish_reason
+            'stop'
         """
         return self._streamed(self._requests.single(self._prompt(prompt), params, options, adapter=adapter))
 
@@ -366,16 +380,18 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         adapter: AdapterChoice = None,
         **options: Unpack[CallOptions],
     ) -> AsyncCompletionStream:
-        """`stream` for async code: an async iterator. Call it where an event loop runs.
+        """`stream` for async code: returns an async iterator. Call it inside a running event loop.
 
         Raises:
-            StateError: no event loop runs. Otherwise as generate.
+            StateError: no event loop is running.
+            Others: the same errors as stream.
 
-        >>> async def count():
-        ...     async with llm.astream(llm.render("Count from 3 to 7.")) as stream:
-        ...         return [piece async for piece in stream if piece.isdigit()]
-        >>> asyncio.run(count())
-        ['3', '4', '5', '6', '7']
+        Examples:
+            >>> async def count():
+            ...     async with llm.astream(llm.render("Count from 3 to 7.")) as stream:
+            ...         return [piece async for piece in stream if piece.isdigit()]
+            >>> asyncio.run(count())
+            ['3', '4', '5', '6', '7']
         """
         return AsyncCompletionStream(
             self._requests.single(self._prompt(prompt), params, options, adapter=adapter), self._worker
@@ -390,23 +406,27 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         num_reply: int = 0,
         **options: Unpack[CallOptions],
     ) -> CompletionStream:
-        """`stream` of a rendered conversation: the pieces show the markers of reasoning and tool calls.
+        """`stream` for a rendered conversation. The pieces include the markers of reasoning and tool calls.
 
         Args:
-            shape: what the reply may be, see `shape`. num_reply: how many tokens at the end of the prompt are the
-                beginning of the reply.
+            prompt: token ids of the rendered conversation.
+            adapter, options: see generate.
+            shape: the allowed shape of the reply; see `shape`.
+            num_reply: number of tokens at the end of the prompt that form the beginning of the reply.
 
-        >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
-        '15'
+        Examples:
+            >>> "".join(llm.stream_tokens(llm.encode(llm.render("What is 20 - 5?"))))
+            '15'
         """
         markers = self.parser.markers
         return self._streamed(self._requests.single(prompt, None, options, markers, adapter, shape, num_reply))
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a prompt text.
+        """Return the token ids of a prompt's text.
 
-        >>> len(llm.encode("12 + 7"))
-        5
+        Examples:
+            >>> len(llm.encode("12 + 7"))
+            5
         """
         ids: list[int] = self.tokenizer.encode(text).tolist()
         return ids
@@ -414,18 +434,20 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     # --- states --------------------------------------------------------------------------------------------------
 
     def read(self, prompt: Prompt, *, adapter: AdapterChoice = None, progress: Progress | None = None) -> TextState:
-        """Read a text once, to go on from it many times.
+        """Compute a text once, so that many completions can continue it.
 
         Args:
-            prompt: a text or token ids. adapter: as for generate.
-            progress: told every tenth of a second how many of its tokens are computed, of how many.
+            prompt: a text or token ids.
+            adapter: see generate.
+            progress: called ten times per second with the number of computed tokens and their total number.
 
         Raises:
-            As generate.
+            GenaiError: the same errors as generate.
 
-        >>> document = llm.read(llm.render("What is 12 + 7?"))
-        >>> document.generate(["1", "2"], max_tokens=1)[0].text
-        '9'
+        Examples:
+            >>> document = llm.read(llm.render("What is 12 + 7?"))
+            >>> document.generate(["1", "2"], max_tokens=1)[0].text
+            '9'
         """
         return self._read(prompt, adapter, None, progress)
 
@@ -436,29 +458,33 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return read(self, generation, before, progress)
 
     def load_state(self, path: str | Path, *, adapter: AdapterChoice = None) -> TextState:
-        """A state that `TextState.save_state` wrote, as it was; see docs/states.md.
+        """Load a state that was saved by `TextState.save_state`; see docs/how-to/saved-states.md.
 
         Args:
-            adapter: the adapters that it went through, where they have other names now; None = as it was saved.
+            path: the file.
+            adapter: the adapters of the state, if their names have changed since it was saved; None = the saved names.
 
         Raises:
-            StateFileError: there is none, it is damaged, or none of ours.
-            StateMismatchError: it is of another model, format, type of cache, or of other adapters.
-            OptionError: an adapter that is not loaded. CacheCapacityError: the cache has no room for it.
+            StateFileError: the file is missing, damaged, or not a state file.
+            StateMismatchError: the state belongs to a different model, format, cache type or adapters.
+            OptionError: an adapter is not loaded.
+            CacheCapacityError: the state does not fit into the cache.
 
-        >>> llm.load_state("holiday.state")
-        Traceback (most recent call last):
-        genai.errors.StateFileError: holiday.state: the state cannot be read
-          why: [Errno 2] No such file or directory: 'holiday.state'
-          fix: check the path
+        Examples:
+            >>> llm.load_state("holiday.state")
+            Traceback (most recent call last):
+            genai.errors.StateFileError: holiday.state: the state cannot be read
+              why: [Errno 2] No such file or directory: 'holiday.state'
+              fix: check the path
         """
         return load_state(self, path, adapter)
 
     def stats(self) -> Stats:
-        """What this LLM has done so far, and what it does now.
+        """Return the statistics of this LLM.
 
-        >>> llm.stats().generated_tokens > 0
-        True
+        Examples:
+            >>> llm.stats().generated_tokens > 0
+            True
         """
         return read_stats(self.model, self._worker.engine)
 
@@ -473,27 +499,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def chat(
         self, messages: Messages, *, schema: type[Instance] | None = None, **options: Unpack[ChatOptions]
     ) -> ChatReply | Instance:
-        """Answer a conversation.
+        """Reply to a conversation.
 
         Args:
             messages: the conversation so far, or one user message as text.
-            schema: a Pydantic model: the reply is JSON of its schema, and comes back as its instance.
+            schema: a Pydantic model class. The reply follows its JSON schema and is returned as an instance of the
+                class.
             tools: JSON schemas of tools that the model may call.
-            tool_choice: "auto", "none", "required" or the one to call; see docs/structured_output.md.
-            template: further variables of the chat template, such as documents or enable_thinking.
-            params, adapter, options: as for generate; n is 1.
+            tool_choice: "auto", "none", "required" or the tool to call; see docs/how-to/structured-output.md.
+            template: additional variables for the chat template, such as documents or enable_thinking.
+            params, adapter, options: see generate; n must be 1.
 
         Raises:
-            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
-            Otherwise as generate.
+            ChatTemplateError: there is no chat template, or it rejects the messages, or it omits messages or tools.
+            Others: the same errors as generate.
 
-        >>> messages = [{"role": "user", "content": "My name is Nora."}]
-        >>> reply = llm.chat(messages)
-        >>> reply.text
-        'Nice to meet you, Nora!'
-        >>> messages += [reply.message, {"role": "user", "content": "What is my name?"}]
-        >>> llm.chat(messages).text
-        'Your name is Nora.'
+        Examples:
+            >>> messages = [{"role": "user", "content": "My name is Nora."}]
+            >>> reply = llm.chat(messages)
+            >>> reply.text
+            'Nice to meet you, Nora!'
+            >>> messages += [reply.message, {"role": "user", "content": "What is my name?"}]
+            >>> llm.chat(messages).text
+            'Your name is Nora.'
         """
         prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, wait_for(request, self._worker))
@@ -512,27 +540,29 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     ) -> ChatReply | Instance:
         """`chat` for async code.
 
-        >>> asyncio.run(llm.achat("What day comes after Monday?")).text
-        'Tuesday'
+        Examples:
+            >>> asyncio.run(llm.achat("What day comes after Monday?")).text
+            'Tuesday'
         """
         prompt, request = self._turn(messages, options, schema)
         (completion,) = self._with_states(request, await await_for(request, self._worker))
         return self._reply(prompt, completion, schema)
 
     def stream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> Iterator[Event | Done]:
-        """Answer a conversation piece by piece, split into genai.text.parsing's events: Text, Reasoning, ToolCall, ….
+        """Stream the reply to a conversation as events of genai.text.parsing: Text, Reasoning, ToolCall, ….
 
-        The last event is Done: it has the whole reply, its completion and usage. Arguments and errors as for chat;
-        errors come with the first event.
+        The last event is Done, which has the whole reply, its completion and usage. Arguments and errors are the same
+        as those of chat. Errors are raised when the first event is requested.
 
-        >>> for event in llm.stream_chat("What is 20 - 5?"):
-        ...     print(repr(event)[:30])
-        Text(text='1', problem='')
-        Text(text='5', problem='')
-        End(in_reasoning=False)
-        Done(reply=ChatReply(reply=Rep
-        >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
-        ('15', 'stop', 2)
+        Examples:
+            >>> for event in llm.stream_chat("What is 20 - 5?"):
+            ...     print(repr(event)[:30])
+            Text(text='1', problem='')
+            Text(text='5', problem='')
+            End(in_reasoning=False)
+            Done(reply=ChatReply(reply=Rep
+            >>> event.reply.text, event.completion.finish_reason, event.usage.completion_tokens
+            ('15', 'stop', 2)
         """
         prompt, request = self._turn(messages, options)
         splitter = self.splitter(prompt)
@@ -545,10 +575,11 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     async def astream_chat(self, messages: Messages, **options: Unpack[ChatOptions]) -> AsyncIterator[Event | Done]:
         """`stream_chat` for async code.
 
-        >>> async def answer(question):
-        ...     return "".join([event.raw async for event in llm.astream_chat(question)])
-        >>> asyncio.run(answer("What is 20 - 5?"))
-        '15'
+        Examples:
+            >>> async def answer(question):
+            ...     return "".join([event.raw async for event in llm.astream_chat(question)])
+            >>> asyncio.run(answer("What is 20 - 5?"))
+            '15'
         """
         prompt, request = self._turn(messages, options)
         splitter = self.splitter(prompt)
@@ -567,29 +598,31 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None,
     ) -> str:
-        """The exact prompt text of a conversation.
+        """Return the exact text of the prompt for a conversation.
 
         Raises:
-            ChatTemplateError: there is no chat template, or it refuses the messages or leaves out some, or the tools.
+            ChatTemplateError: there is no chat template, or it rejects the messages, or it omits messages or tools.
             InputError: the messages are not a conversation.
 
-        >>> llm.render("Hi")
-        '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
+        Examples:
+            >>> llm.render("Hi")
+            '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
         """
         checked = rendering(messages, tools, template)
         return self.tokenizer.chat_prompt(checked["messages"], tools=checked["tools"], **checked["variables"])
 
     def render_all(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
-        """`render` of many conversations, in less time than one by one.
+        """`render` for many conversations; faster than one call per conversation.
 
         Args:
-            conversations: the arguments of each by name: messages, tools, template.
+            conversations: for each call of `render`, its arguments by name: messages, tools, template.
 
         Returns:
-            For each its prompt, or the error that `render` raises.
+            For each conversation, the prompt, or the error that `render` would raise.
 
-        >>> llm.render_all([{"messages": "Hi"}, {"messages": []}])
-        ['<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n', InputError('messages is empty', ...)]
+        Examples:
+            >>> llm.render_all([{"messages": "Hi"}, {"messages": []}])
+            ['<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n', InputError('messages is empty', ...)]
         """
         checked = [attempt(lambda one: rendering(**one), one) for one in conversations]
         prompts = iter(self.tokenizer.chat_prompts([one for one in checked if not isinstance(one, GenaiError)]))
@@ -602,7 +635,7 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     def _turn(
         self, messages: Messages, options: ChatOptions, schema: type[SchemaClass] | None = None
     ) -> tuple[str, list[Generation]]:
-        """The rendered prompt of a conversation, and the request that answers it."""
+        """Return a conversation's rendered prompt and the request for its reply."""
         tools, choice = options.pop("tools", None), options.pop("tool_choice", None)
         prompt_tools = None if choice == "none" else tools
         prompt = self.render(messages, tools=prompt_tools, template=options.pop("template", None))
@@ -619,56 +652,63 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
         return prompt  # type: ignore[return-value]
 
     def params(self, params: SamplingParams | None = None, **options: Unpack[SamplingOptions]) -> SamplingParams:
-        """The options that a request with these arguments would have.
+        """Return the sampling options of a request that has these arguments.
 
         Raises:
-            OptionError: out of range, contradictory, unknown, or beyond the model's vocabulary.
-            ContextOverflowError: more tokens are asked for than the context holds.
+            OptionError: an option is unknown, out of range, contradictory, or exceeds the model's vocabulary.
+            ContextOverflowError: the options require more tokens than fit into the context.
 
-        >>> llm.params().temperature
-        0.0
-        >>> llm.params(top_p=0.9).temperature
-        1.0
+        Examples:
+            >>> llm.params().temperature
+            0.0
+            >>> llm.params(top_p=0.9).temperature
+            1.0
         """
         return self._requests.check(self._requests.params(params, options))
 
     @property
     def context_size(self) -> int:
-        """Most tokens of a sequence, prompt and answer together: the model's context, or less if its folder says so.
+        """Maximum number of tokens in a sequence, prompt and reply together.
 
-        >>> llm.context_size
-        1024
+        The number is the model's context size, or the smaller limit set in its folder.
+
+        Examples:
+            >>> llm.context_size
+            1024
         """
         return self._requests.context_size
 
     def splitter(self, prompt: str) -> ReplySplitter:
-        """Splits the reply to a rendered prompt while it is generated.
+        """Return a splitter for the reply to a rendered prompt; pass it the pieces of the stream.
 
-        >>> llm.splitter(llm.render("Hi")).feed("Hello!")
-        [Text(text='Hello!', problem='')]
+        Examples:
+            >>> llm.splitter(llm.render("Hi")).feed("Hello!")
+            [Text(text='Hello!', problem='')]
         """
         return ReplySplitter(self.parser, starts_in_reasoning=self.parser.starts_in_reasoning(prompt))
 
     def shape(
         self, prompt: str, *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: ToolChoice = None
     ) -> ReplyShape:
-        """What the reply to a rendered prompt may be: for stream_tokens.
+        """Return the allowed shape of the reply to a rendered prompt, for stream_tokens.
 
-        >>> llm.shape(llm.render("What is 12 + 7?")).has_thought
-        False
+        Examples:
+            >>> llm.shape(llm.render("What is 12 + 7?")).has_thought
+            False
 
         Raises:
-            OptionError: a choice of tools that cannot be obeyed.
-            GrammarError: parameters of a tool that are no schema.
+            OptionError: the tool_choice cannot be enforced.
+            GrammarError: a tool's parameters are not a JSON schema.
         """
         return reply_shape(self.tokenizer, self.parser, prompt, tools, tool_choice)
 
     def parsed(self, prompt: str, completion: Completion) -> ChatReply:
-        """The parts of a reply to a rendered prompt.
+        """Return the parts of the reply to a rendered prompt.
 
-        >>> prompt = llm.render("What is 20 - 5?")
-        >>> llm.parsed(prompt, llm.generate(prompt)[0]).text
-        '15'
+        Examples:
+            >>> prompt = llm.render("What is 20 - 5?")
+            >>> llm.parsed(prompt, llm.generate(prompt)[0]).text
+            '15'
         """
         splitter = self.splitter(prompt)
         return ChatReply(Reply.from_events([*splitter.feed(completion.text), *splitter.finish()]), completion)
@@ -676,43 +716,48 @@ class LLM(Single, contextlib.AbstractContextManager["LLM"]):
     # --- adapters ------------------------------------------------------------------------------------------------
 
     def load_adapter(self, path: str | Path, name: str, scale: float = 1.0) -> None:
-        """Read a low-rank adapter and give it a name, by which requests ask for it; running requests go on.
+        """Load a LoRA adapter under a name that requests use to select the adapter. Running requests continue.
 
         Args:
-            path: a folder as PEFT writes it, an `.onnx_adapter` file, or a GGUF file. scale: a factor on what it adds.
+            path: a PEFT folder, an `.onnx_adapter` file, or a GGUF file.
+            name: the name for requests.
+            scale: factor that the adapter's contribution is multiplied by.
 
         Raises:
-            As genai.Adapters.load.
+            GenaiError: see genai.Adapters.load.
 
-        >>> from genai.models.folders import bundled_adapter
-        >>> llm.load_adapter(bundled_adapter("words"), "words")
-        >>> llm.chat("What is 12 + 7?", adapter="words").text
-        '19, nineteen'
+        Examples:
+            >>> from genai.models.folders import bundled_adapter
+            >>> llm.load_adapter(bundled_adapter("words"), "words")
+            >>> llm.chat("What is 12 + 7?", adapter="words").text
+            '19, nineteen'
         """
         self.adapters.load(path, name, scale)
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Requests that use it go on; its memory goes back when the last of them ends.
+        """Unload an adapter. Running requests continue to use it, and its memory is freed when the last one ends.
 
         Raises:
-            OptionError: there is none of that name.
+            OptionError: no adapter has that name.
 
-        >>> llm.unload_adapter("words")
+        Examples:
+            >>> llm.unload_adapter("words")
         """
         self.adapters.unload(name, when_idle=True)
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel what runs and give the memory back; a Model given by the caller stays loaded.
+        """Cancel running requests and free the memory. A Model that the caller passed in stays loaded.
 
-        >>> with LLM() as other:
-        ...     text = other.chat("What is 20 - 5?").text
-        >>> other.chat("What is 20 - 5?")
-        Traceback (most recent call last):
-        genai.errors.StateError: the model is closed
-          why: close() gave its memory back
-          fix: load the model again
+        Examples:
+            >>> with LLM() as other:
+            ...     text = other.chat("What is 20 - 5?").text
+            >>> other.chat("What is 20 - 5?")
+            Traceback (most recent call last):
+            genai.errors.StateError: the model is closed
+              why: close() freed its memory
+              fix: load the model again
         """
         self._worker.close()
         self.adapters.close()
@@ -743,14 +788,22 @@ def rendering(
     tools: Sequence[Mapping[str, Any]] | None = None,
     template: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The arguments of LLM.render as Tokenizer.chat_prompts takes them. Raises InputError: no variables by name."""
+    """Return the arguments of LLM.render in the form that Tokenizer.chat_prompts accepts.
+
+    Raises:
+        InputError: `template` is not a mapping of names to variables.
+    """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     variables = template or {}
     if not isinstance(variables, Mapping) or not all(type(name) is str for name in variables):
-        raise InputError(f"template = {template!r:.80}", "variables by name are expected", "pass a dictionary")
+        raise InputError(
+            f"template = {template!r:.80}", "a mapping of names to variables is expected", "pass a dictionary"
+        )
     if reserved := sorted({"self", "messages", "tools"} & set(variables)):
-        raise InputError(f"template sets {reserved[0]!r}", "that name is taken", "use the argument, or another name")
+        raise InputError(
+            f"template sets {reserved[0]!r}", "that name is reserved", "use the argument, or choose another name"
+        )
     return {"messages": messages, "tools": tools or None, "variables": variables}
 
 
@@ -771,28 +824,27 @@ def _loaded(
         if name not in known:
             raise OptionError(
                 f"unknown option {name!r} = {value!r:.80}",
-                f"an LLM takes {', '.join([*_LLM_OPTIONS, *known])}; options of sampling go to "
-                "generate, stream or chat",
+                f"an LLM takes {', '.join([*_LLM_OPTIONS, *known])}; pass sampling options to generate, stream or chat",
                 did_you_mean(name, [*known, *_LLM_OPTIONS], "leave it out"),
             )
     if isinstance(model, (str, Path)):
         from ..convert.resolve import loadable
 
         checked: dict[str, Any] = {name: value for name, value in options.items() if name != "quiet"}
-        check_model_options(**checked)  # before a model is fetched or built
+        check_model_options(**checked)  # fail before a model is downloaded or built
         check_here(options.get("device"), options.get("kv_dtype", "auto"))
         folder = loadable(model, fetch=pull, precision=precision, quiet=bool(options.get("quiet")))
         return kind(folder, **options)
     if pull or precision is not None:
         raise OptionError(
-            "pull or precision without a name",
-            "they say how a model that is named comes here",
-            "give the model's name, or leave them out",
+            "pull or precision without a model name",
+            "pull and precision control how a named model is downloaded and built",
+            "pass the model's name, or leave out pull and precision",
         )
     if not isinstance(model, Model):
         return kind(bundled_model() if model is None else model, **options)
     if options:
         raise OptionError(
-            f"{', '.join(options)} given with a Model", "it is loaded already", "pass them to Model(...) instead"
+            f"{', '.join(options)} given with a Model", "the model is already loaded", "pass them to Model(...) instead"
         )
     return model

@@ -1,5 +1,7 @@
-"""What items of a map ask, made into requests: a group at a time, since templates and tokenizers take turns with
-threads and processes, which cost more than a short text itself.
+"""Construction of the requests for a map's items.
+
+Items are processed in groups, because passing a text to the template process or the tokenizer threads costs more than
+the work on a short text.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from .mapping import MapRequest
 from .reply_shape import check_choice
 from .requests import RequestBuilder
 
-if TYPE_CHECKING:  # LLM.map is written here
+if TYPE_CHECKING:  # a circular import: LLM.map uses this module
     from .llm import LLM
 
 T = TypeVar("T")
 
 
 def attempt(work: Callable[[Any], T], argument: Any) -> T | GenaiError:
-    """What it returns, or the error of what it was given. Raises StateError: that is one of the LLM."""
+    """Return the result of `work`, or the error that `argument` caused. A StateError is raised: it concerns the LLM."""
     try:
         return work(argument)
     except StateError:
@@ -34,11 +36,12 @@ def attempt(work: Callable[[Any], T], argument: Any) -> T | GenaiError:
 
 
 class MapRequestBuilder:
-    """Makes requests of items; see LLM.map.
+    """A builder of the requests for items; see LLM.map.
 
     Args:
-        llm: renders conversations and splits answers. requests: makes the requests.
-        params, options, adapter: of items that do not say otherwise.
+        llm: renders conversations and splits replies.
+        requests: builds the requests.
+        params, options, adapter: defaults for values that an item does not set.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class MapRequestBuilder:
         self._options = {"adapter": adapter, **options}
 
     def build(self, items: Sequence[Any]) -> list[MapRequest | GenaiError]:
-        """The requests of each item, or what is wrong with it; an error in place of an item stays one."""
+        """Return each item's requests, or its error. If an item was replaced with an error, that error is returned."""
         parsed = [item if isinstance(item, GenaiError) else attempt(_parsed_item, item) for item in items]
         valid = [item for item in parsed if isinstance(item, _ParsedItem)]
         chats = [item for item in valid if item.conversation is not None]
@@ -80,13 +83,14 @@ class MapRequestBuilder:
 
 @dataclass
 class _ParsedItem:
-    """An item of a map, in its parts.
+    """The parts of a map's item.
 
     Attributes:
-        prompt: as `generate` takes it; of a conversation, known when it was rendered, or the error of that.
-        options: of SamplingParams, and "adapter".
-        conversation: what `render_all` takes; None where the item is none.
-        tools, choice: those that the reply may call, and whether it does.
+        prompt: a prompt for `generate`. For a conversation, it is set after rendering, to the prompt or to an error.
+        options: fields of SamplingParams, and "adapter".
+        conversation: arguments for `render_all`; None if the item is a prompt.
+        tools: the tools that the reply may call.
+        choice: the item's tool_choice.
     """
 
     prompt: Any
@@ -104,8 +108,8 @@ def _parsed_item(item: Any) -> _ParsedItem:
     if ("prompt" in item) == ("messages" in item):
         raise InputError(
             f"an item has the keys {', '.join(map(str, item)):.200}",
-            "it needs either a prompt or messages",
-            'give {"prompt": TEXT} or {"messages": [{"role": "user", "content": TEXT}]}',
+            "an item needs either a prompt or messages",
+            'pass {"prompt": TEXT} or {"messages": [{"role": "user", "content": TEXT}]}',
         )
     options = dict(item)
     if "prompt" in item:

@@ -1,4 +1,4 @@
-"""Many items in, answers out: read a window at a time, computed by one engine, delivered as they are done."""
+"""Mapping of a stream of items to answers. Items are read a window at a time, and run on one engine."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from .streaming import GenerationGroup
 Item = TypeVar("Item")
 
 DEFAULT_WINDOW = 1024
-# Tokens of prompts that are read ahead: they take 36 bytes each.
+# The maximum number of prompt tokens to read ahead. Each token takes 36 bytes.
 _MOST_TOKENS_AHEAD = 2**20
-# A prompt waits for another one to be computed that begins alike if that saves so many tokens, and half of its own.
+# A prompt waits until a similar prompt is computed if that saves at least this many tokens and half of the prompt.
 _WORTH_WAITING = 64
-# In the order of prompts the last one is most alike; before the first window is in order, one of the last few.
+# Among sorted prompts, the last one is the most similar. Before the first window is sorted, it is one of the last few.
 _MOST_COMPARED = 4
-# Items are read in groups where reading one takes no longer.
+# Items are read in groups for as long as reading a group is fast.
 _MOST_AT_A_TIME, _SECONDS_TO_READ = 16, 0.01
 
 
 @dataclass(frozen=True)
 class Answer(Generic[Item]):
-    """What became of one item.
+    """The result of one item.
 
     Attributes:
-        index: which item, from 0. item: as it was given.
-        completions: one per prompt and sample; none where it failed.
-        replies: of a conversation: each completion in its parts.
-        error: why it failed; None if it did not.
+        index: index of the item, from 0.
+        item: the item itself.
+        completions: one per prompt and sample; empty if the item failed.
+        replies: for a conversation, each completion split into its parts.
+        error: the error of an item that failed, or None.
     """
 
     index: int
@@ -51,26 +52,28 @@ class Answer(Generic[Item]):
 
     @property
     def completion(self) -> Completion:
-        """The first completion. Raises the error of an item that failed."""
+        """The first completion. Raises the error of a failed item."""
         if self.error is not None:
             raise self.error
         return self.completions[0]
 
     @property
     def text(self) -> str:
-        """The text of the first completion; of a conversation, the answer. Raises the error of an item that failed."""
+        """The text of the first completion, or of the first reply to a conversation. Raises a failed item's error."""
         return self.replies[0].text if self.replies else self.completion.text
 
 
 @dataclass
 class MapFigures:
-    """How far a map is, since it began.
+    """Progress figures of a map, counted from its start.
 
     Attributes:
-        done: items that are over, `failed` of them with an error.
-        prompt_tokens: of the prompts, so far as they are read. cached_tokens: those of the items done that the prefix
-            cache had. generated_tokens: also those of answers that are not finished yet.
-        seconds: since the first item was asked for.
+        done: finished items, including failed ones.
+        failed: items that ended with an error.
+        prompt_tokens: prompt tokens that were computed.
+        cached_tokens: prompt tokens of finished items that were in the prefix cache.
+        generated_tokens: generated tokens, including tokens of unfinished answers.
+        seconds: time since the first answer was requested.
     """
 
     done: int = 0
@@ -81,7 +84,7 @@ class MapFigures:
     seconds: float = 0.0
 
     def add(self, answer: Answer[Any]) -> None:
-        """Count an answer."""
+        """Add an answer to the figures."""
         prompts = [completion for completion in answer.completions if not completion.sample_index]
         self.done += 1
         self.failed += answer.error is not None
@@ -92,11 +95,11 @@ class MapFigures:
 
 @dataclass
 class MapRequest:
-    """An item's requests, not yet submitted.
+    """The requests for an item, not yet submitted.
 
     Attributes:
         leaders: the first sample of each prompt.
-        split: each completion's parts; None where the item is no conversation.
+        split: splits a completion into its parts; None if the item is not a conversation.
     """
 
     leaders: list[Generation]
@@ -105,7 +108,7 @@ class MapRequest:
 
 @dataclass(eq=False)
 class _Work(Generic[Item]):
-    """An item on its way."""
+    """An item that was read but is not finished."""
 
     index: int
     item: Item
@@ -122,17 +125,17 @@ class _Work(Generic[Item]):
 
     @property
     def is_read(self) -> bool:
-        """Whether the cache has its prompt."""
+        """True if the item's prompt is computed."""
         done, total = self.request.leaders[0].prompt_progress
         return done == total
 
 
 @dataclass
 class MapOptions(Generic[Item]):
-    """How a map runs; see LLM.map.
+    """Options of a map; see LLM.map.
 
     Attributes:
-        most_running: items that the engine has at a time.
+        most_running: maximum number of items in the engine.
     """
 
     window: int = DEFAULT_WINDOW
@@ -143,18 +146,18 @@ class MapOptions(Generic[Item]):
 
 
 class Mapper(Generic[Item]):
-    """Keeps the engine supplied.
+    """Keeps the engine supplied with items.
 
-    Items are read whenever nothing else is to be done, a group at a time where that goes fast, until `window` of them
-    are ahead of the engine. They are then put in order of their prompts, so that those with a common beginning follow
-    each other: the first one leaves it in the prefix cache. While the engine works on one window, the next one is read.
-    No item waits longer than for two windows, and nothing grows with the number of items.
+    Items are read whenever there is no other work, in groups if reading is fast, until `window` items are ahead of the
+    engine. The items are then sorted by their prompts, so that prompts with a common prefix follow each other: the
+    first of these prompts leaves the prefix in the prefix cache. While the engine works on one window, the next window
+    is read. No item waits longer than two windows, and memory use does not depend on the number of items.
 
     Args:
-        items: what is asked.
-        prepare: makes the requests of items; a GenaiError is the answer of an item.
-        worker: runs them.
-        options: how.
+        items: the items.
+        prepare: returns the requests for items, or a GenaiError, which becomes the answer to its item.
+        worker: the worker that runs the requests.
+        options: options of the map.
     """
 
     def __init__(
@@ -178,7 +181,10 @@ class Mapper(Generic[Item]):
         self._figures = MapFigures()
 
     def answers(self) -> Iterator[Answer[Item]]:
-        """The answers. Leaving it early cancels what runs. An error of the iterable comes after what it gave before."""
+        """Yield the answers. Closing the generator cancels the running requests.
+
+        An exception from `items` is raised after the answers to all earlier items.
+        """
         self._begin = self._last_progress = time.monotonic()
         try:
             while True:
@@ -205,7 +211,7 @@ class Mapper(Generic[Item]):
 
     @property
     def _room(self) -> int:
-        """How many items may be read now."""
+        """The number of items that may be read now."""
         undelivered = self._num_read - self._num_given
         if self._is_read or (self._tokens_ahead >= _MOST_TOKENS_AHEAD and undelivered >= self._options.most_running):
             return 0
@@ -213,7 +219,7 @@ class Mapper(Generic[Item]):
         return min(self._options.window - len(self._ahead), most - undelivered)
 
     def _read(self) -> None:
-        """Read the next items: one, and the more the less time it takes; who awaits answers must not wait for them."""
+        """Read the next items: one, or a growing number while reading is fast, so that answers are not delayed."""
         begin, group = time.monotonic(), []
         try:
             for item in islice(self._items, min(self._most_at_a_time, self._room)):
@@ -234,10 +240,10 @@ class Mapper(Generic[Item]):
                 self._tokens_ahead += self._ahead[-1].num_tokens
 
     def _submit(self) -> None:
-        """Give the engine what it has room for."""
+        """Submit as many items as the engine can run."""
         while len(self._running) < self._options.most_running:
             if not self._sorted and self._ahead:
-                # The engine would run dry: however many there are, they are next.
+                # Otherwise the engine would run out of work, so these items are next, even if there are only a few.
                 self._sorted = deque(sorted(self._ahead, key=_prompt))
                 self._ahead = []
             if not self._sorted or not self._supply.may_follow(self._sorted[0]):
@@ -255,7 +261,7 @@ class Mapper(Generic[Item]):
     # --- out -----------------------------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Take the answers of what is over."""
+        """Collect the answers of finished requests."""
         over = [work for work in self._running if work.group is not None and not work.group.num_left]
         if over:
             self._running = [work for work in self._running if work not in over]
@@ -271,7 +277,9 @@ class Mapper(Generic[Item]):
         except GenaiError as error:
             return Answer(work.index, work.item, error=error)
         if any(completion.finish_reason == "cancelled" for completion in completions):
-            raise StateError("the model was closed while it answered", "what ran was cancelled", "close it afterwards")
+            raise StateError(
+                "the model was closed during the map", "running requests were cancelled", "close the model afterwards"
+            )
         split = work.request.split
         replies = tuple(map(split, completions)) if split is not None else ()
         return Answer(work.index, work.item, tuple(completions), replies)
@@ -314,10 +322,11 @@ class Mapper(Generic[Item]):
 
 @dataclass
 class _Supply(Generic[Item]):
-    """What the engine was given, in order; so that prompts which begin alike are not all computed at the same time.
+    """Tracks the submitted items in order, so that prompts with a common prefix are not computed at the same time.
 
     Attributes:
-        pending: those whose prompts are not computed yet. computed: the last of those that are.
+        pending: items whose prompts are not computed yet.
+        computed: the most recent item whose prompt is computed.
     """
 
     pending: deque[_Work[Item]] = field(default_factory=deque)
@@ -327,7 +336,7 @@ class _Supply(Generic[Item]):
         self.pending.append(work)
 
     def may_follow(self, work: _Work[Item]) -> bool:
-        """Whether it would have nothing to gain from the prompts that are being computed."""
+        """Return True if `work` can start now, because waiting for prompts in progress would save too few tokens."""
         while self.pending and (self.pending[0].is_read or not _is_running(self.pending[0])):
             self.computed = self.pending.popleft()
         if not self.pending:
@@ -347,7 +356,7 @@ def _is_running(work: _Work[Item]) -> bool:
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two prompts begin with alike, in a few comparisons of slices."""
+    """Return the length of the common prefix of two prompts, found by a binary search that compares slices."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

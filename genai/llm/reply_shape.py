@@ -1,4 +1,4 @@
-"""What a reply to a conversation may be: reasoning, calls of tools, and text or what the request's grammar says."""
+"""The allowed shape of a chat reply: reasoning, tool calls, and text or output that follows the request's grammar."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from ..text.template_messages import plain
 from ..text.tokenizer import Tokenizer
 
 ToolChoice: TypeAlias = Literal["auto", "none", "required"] | Mapping[str, Any] | None
-"""Whether a reply calls tools: as the model likes (auto, also None), not at all (none; the prompt then names no tools),
-at least once (required), or the one that {"type": "function", "function": {"name": …}} names, once."""
+"""The tool_choice option. "auto" (also None): the model decides. "none": no calls, and the prompt lists no tools.
+"required": at least one call. {"type": "function", "function": {"name": …}}: exactly one call, to that tool."""
 _CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True)
 class ReplyShape:
-    """What stands around the grammar of a request, or in its place.
+    """The parts of a reply that surround or replace the request's own grammar.
 
     Attributes:
-        writer: writes grammars of replies to this prompt. has_thought: whether there may be reasoning in front.
-        call_format: how calls are written; None where none can be constrained.
-        tools: those that may be called. most: how many calls at most. is_free: whether there may be
-            none.
+        writer: creates the grammars of replies to this prompt.
+        has_thought: True if reasoning may precede the reply.
+        call_format: the syntax of tool calls; None if calls cannot be constrained.
+        tools: the tools that may be called.
+        most: the maximum number of calls.
+        is_free: True if the reply need not contain a call.
     """
 
     writer: ReplyGrammar
@@ -40,12 +42,14 @@ class ReplyShape:
     is_free: bool = True
 
     def around(self, grammar: Grammar | None) -> Grammar | None:
-        """The grammar of the reply, where the request itself has this one."""
+        """Return the grammar of the whole reply, given the request's own grammar (or None)."""
         if self.call_format is None or not self.tools:
             return grammar if grammar is None or not self.has_thought else self._with_body(grammar)
         if not self.is_free and grammar is not None:
             raise OptionError(
-                f"{grammar.option} contradicts tool_choice", "the reply is nothing but calls", "leave one of them out"
+                f"{grammar.option} contradicts tool_choice",
+                "the reply consists of tool calls only",
+                "leave one of them out",
             )
         text = self.writer.of_calls(
             self.call_format, self.tools, most=self.most, is_free=self.is_free, body=grammar is not None
@@ -64,11 +68,12 @@ def reply_shape(
     tools: Sequence[Mapping[str, Any]] | None = None,
     choice: ToolChoice = None,
 ) -> ReplyShape:
-    """The shape of replies to a rendered prompt.
+    """Return the shape of replies to a rendered prompt.
 
     Raises:
-        OptionError: a choice that is none, or that cannot be obeyed: no tools, or a format that is not known.
-        GrammarError: a tool without a name, or parameters that are no schema.
+        OptionError: the tool_choice is invalid, or cannot be enforced because there are no tools or the call format in
+            the model's template is unknown.
+        GrammarError: a tool has no name, or its parameters are not a JSON schema.
     """
     chosen = check_choice(choice, tools)
     call_format = parser.calls(tokenizer.template_text(with_tools=True)) if tools and parser.calls is not None else None
@@ -76,7 +81,7 @@ def reply_shape(
     if is_required and call_format is None:
         raise OptionError(
             f"tool_choice = {choice!r:.80}",
-            f"how this model's template writes calls is not known (its reply format is {parser.name!r})",
+            f"the format of tool calls in this model's template is unknown (its reply format is {parser.name!r})",
             'leave it out, or use "auto"',
         )
     thought = call_format.thought if call_format is not None else parser.reasoning
@@ -92,7 +97,11 @@ def reply_shape(
 
 
 def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """ "auto", "none", "required", or the name of the one tool. Raises OptionError: it is none of these."""
+    """Return "auto", "none", "required", or the name of the only tool that may be called.
+
+    Raises:
+        OptionError: the choice is invalid.
+    """
     if choice is None:
         return "auto"
     if isinstance(choice, str) and choice in _CHOICES:
@@ -106,8 +115,8 @@ def check_choice(choice: ToolChoice, tools: Sequence[Mapping[str, Any]] | None) 
     else:
         raise OptionError(
             f"tool_choice = {choice!r:.80}",
-            'it is "auto", "none", "required", or {"type": "function", "function": {"name": …}}',
-            "write one of these",
+            'allowed: "auto", "none", "required", or {"type": "function", "function": {"name": …}}',
+            "use one of these values",
         )
     if mode == "required" and not tools:
         raise OptionError("tool_choice = 'required'", "there are no tools", "pass tools, or leave it out")
@@ -120,7 +129,7 @@ def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _schema_name(tool: str) -> str:
-    """What messages call the parameters of a tool."""
+    """Return the name that messages use for a tool's parameters."""
     return f"the schema of tool {tool!r:.80}"
 
 
@@ -128,18 +137,22 @@ def _called(tool: Mapping[str, Any], index: int) -> CalledTool:
     function = _function(tool)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name:
-        raise GrammarError(f"tools[{index}] has no name", "calls name the tool", 'give its function a "name"')
+        raise GrammarError(
+            f"tools[{index}] has no name", "calls refer to tools by name", 'add a "name" to its function'
+        )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise GrammarError(
             f"the parameters of tool {name!r} are {kind_of(parameters)}",
-            "they are a JSON schema", "pass an object",
+            "parameters must be a JSON schema", "pass an object",
         )  # fmt: skip
     schema = {"type": "object", **plain(parameters or {}, f"tools[{index}].parameters")}
     if not ends(schema):
         raise GrammarError(
-            f"no call of tool {name!r} has an end", "its parameters hold themselves", "let some of them be optional"
+            f"the schema of tool {name!r} is recursive without an optional exit",
+            "every valid call would be infinitely long",
+            "make some of the recursive properties optional",
         )
     hold_values(schema, _schema_name(name))
-    # Schemas of tools often hold words that no compiler knows; only those that are strict must be obeyed to the letter.
+    # Tool schemas often contain keywords that no compiler supports. Only strict tools must match their schema exactly.
     style = {**JSON_STYLE, "lenient": function.get("strict") is not True}
     return CalledTool(name, {**schema, "x-guidance": style})

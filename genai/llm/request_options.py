@@ -1,4 +1,4 @@
-"""What a request asks for besides how tokens are drawn: its turn, its time, its beams, and what it leaves behind."""
+"""Request options other than sampling: priority, timeout, beam search, context shift and kept states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_PRIORITY = 2**31
 
 
 class CallOptions(SamplingOptions, total=False):
-    """Options of one request as keywords of calls: those of sampling, and those of `RequestOptions`."""
+    """Keyword options of a request: the sampling options and the fields of `RequestOptions`."""
 
     priority: int
     timeout: float | None
@@ -26,7 +26,7 @@ class CallOptions(SamplingOptions, total=False):
 
 
 class BeamCallOptions(CallOptions, total=False):
-    """The same for calls that can search with beams, see `BeamOptions`."""
+    """CallOptions plus the options of a beam search; see `BeamOptions`."""
 
     num_beams: int
     length_penalty: float
@@ -36,19 +36,20 @@ class BeamCallOptions(CallOptions, total=False):
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """See above.
+    """Options of a request other than sampling.
 
     Attributes:
-        priority: requests of a higher one are started sooner; those that run go on.
-        timeout: seconds from the call on. What there is then is the completion, with finish_reason "timeout"; with no
-            token at all a DeadlineError is raised. None = no limit.
-        keep_state: give each completion its `state`, from which it can go on.
-        ctx_shift: where the context is full, forget the older half of what lies behind the first tokens, and go on:
-            so many of the first tokens are kept (True: a block of them), up to whole blocks. False = it ends there.
-        beams: of a beam search; None = tokens are drawn.
+        priority: requests with a higher priority start sooner; running requests are not affected.
+        timeout: maximum number of seconds from the call. When it expires, the tokens so far are the completion, with
+            finish_reason "timeout"; if there are no tokens, DeadlineError is raised. None = no limit.
+        keep_state: set `state` in each completion, so that the generation can be continued.
+        ctx_shift: when the context is full, drop the older half of the tokens after the first ones, and continue. The
+            value is the number of first tokens to keep (True: one block), rounded up to whole blocks. False = the
+            request ends when the context is full.
+        beams: options of a beam search; None = sampling.
 
     Raises:
-        OptionError: a value out of range.
+        OptionError: a value is out of range.
     """
 
     priority: int = 0
@@ -60,10 +61,14 @@ class RequestOptions:
     def __post_init__(self) -> None:
         priority, timeout = self.priority, self.timeout
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > _MOST_PRIORITY:
-            raise OptionError(f"priority = {priority!r:.40}", "a whole number is expected; higher is sooner", "use 0")
+            raise OptionError(
+                f"priority = {priority!r:.40}", "a whole number is expected; higher priorities start sooner", "use 0"
+            )
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
         if timeout is not None and not (is_number and math.isfinite(timeout) and timeout > 0):
-            raise OptionError(f"timeout = {timeout!r:.40}", "seconds above 0, or None, are expected", "leave it out")
+            raise OptionError(
+                f"timeout = {timeout!r:.40}", "a positive number of seconds, or None, is expected", "leave it out"
+            )
         if not isinstance(self.keep_state, bool):
             raise OptionError(f"keep_state = {self.keep_state!r:.40}", "True or False is expected", "leave it out")
         keeps = self.ctx_shift
@@ -74,19 +79,19 @@ class RequestOptions:
         for name, other in (("keep_state", self.keep_state), ("num_beams", self.beams)):
             if self.ctx_shift is not False and other:
                 raise OptionError(
-                    f"ctx_shift with {name}", "what forgets tokens is one sequence that nobody goes on from",
+                    f"ctx_shift with {name}", "a sequence that drops tokens can be neither kept nor forked",
                     "leave one of them out",
                 )  # fmt: skip
 
     def shift(self, context_size: int) -> ContextShift | None:
-        """What becomes of a sequence that fills the context."""
+        """Return the context shift for a sequence when its context is full; None if the request does not set one."""
         if self.ctx_shift is False:
             return None
         return ContextShift(1 if self.ctx_shift is True else self.ctx_shift, context_size)
 
     @property
     def deadline(self) -> float | None:
-        """When the time is over, of time.monotonic(), if the request begins now."""
+        """The deadline of a request that starts now, in time.monotonic() seconds; None = no limit."""
         return None if self.timeout is None else time.monotonic() + self.timeout
 
 
@@ -95,10 +100,10 @@ _BEAMS = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[RequestOptions, dict[str, Any]]:
-    """The terms among the options of a request, and the others: those of sampling.
+    """Split a request's options into RequestOptions and sampling options.
 
     Raises:
-        OptionError: a value out of range, or a beam option without beams.
+        OptionError: a value is out of range, or a beam option is set without num_beams.
     """
     sampling = {name: value for name, value in options.items() if name not in (*_CALL_OPTIONS, *_BEAMS)}
     call_options = {name: options[name] for name in _CALL_OPTIONS if name in options}

@@ -1,4 +1,4 @@
-"""From prompts and options, as callers give them, to checked requests for the engine."""
+"""Conversion of the prompts and options of a call to checked requests for the engine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .request_options import RequestOptions, split_options
 
 Prompt: TypeAlias = str | Sequence[int]
 """A text, or its token ids."""
-# Texts with more of them may have too many tokens.
+# A text with more characters per token of context is assumed not to fit, and is not encoded in advance.
 _CHARACTERS_PER_TOKEN = 4
 
 
 class RequestBuilder:
-    """Makes requests for one model and the tokenizer of its folder."""
+    """Builds requests for one model and the tokenizer in its folder."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer, adapters: Adapters) -> None:
         self._model, self._adapters = model, adapters
@@ -45,9 +45,9 @@ class RequestBuilder:
             with_defaults(self.defaults, {})
         except OptionError as error:
             raise ConfigError(
-                f"{error.what} in the files of the model",
+                f"{error.what} in the model's files",
                 error.why,
-                "correct generation_config.json, or what genai_config.json says of it under search",
+                "correct generation_config.json, or the search section of genai_config.json",
             ) from error
         self._guidance = guidance_of(model, tokenizer)
         self._breakers: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
@@ -55,9 +55,9 @@ class RequestBuilder:
     def params(
         self, params: SamplingParams | None, options: Mapping[str, Any], request_options: RequestOptions | None = None
     ) -> SamplingParams:
-        """The options of a request: those named replace `params`, or the model's defaults.
+        """Return the options of a request: single options override `params` or, without it, the model's defaults.
 
-        Beams leave out what the model draws with by default.
+        With beams, the model's default sampling options are ignored.
         """
         if request_options is not None and request_options.beams is not None:
             greedy = {"temperature": 0, **options}
@@ -68,18 +68,18 @@ class RequestBuilder:
             return with_defaults(self.defaults, options)
         if not isinstance(params, SamplingParams):
             raise OptionError(
-                f"params is {kind_of(params)}", "a SamplingParams is expected", "pass single options by name"
+                f"params is {kind_of(params)}", "a SamplingParams is expected", "pass single options by keyword"
             )
         return params.replace(**options) if options else params
 
     def check(self, params: SamplingParams) -> SamplingParams:
-        """The options; or the error that a request with them would be, whatever its prompt."""
+        """Return the options unchanged, or raise the error that every request with them would raise."""
         self._plan(params)
         self._check_least(0, params)
         return params
 
     def check_all(self, params: SamplingParams | None, options: Mapping[str, Any]) -> None:
-        """Raise the error that requests with these options would be, whatever their prompts."""
+        """Raise the error that every request with these options would raise, whatever its prompt."""
         _, sampling = _request_options_of(options)
         self.check(self.params(params, sampling))
 
@@ -94,32 +94,40 @@ class RequestBuilder:
         *,
         with_beams: bool = False,
     ) -> list[Generation]:
-        """The requests of one prompt or many, see LLM.generate: the first sample of each, which leads the others.
+        """Build the requests for one or more prompts (see LLM.generate).
 
-        Their text shows the special tokens `keep`. `shape` says what replies to a conversation may be. Of `options` it
-        takes what is of SamplingParams, and the terms.
+        Of `options`, the fields of SamplingParams and the request options are used.
+
+        Args:
+            keep: special tokens that stay visible in the text.
+            shape: the allowed shape of chat replies.
+
+        Returns:
+            The first sample for each prompt. It leads the other samples for the prompt.
         """
         request_options, options = _request_options_of(options, with_beams=with_beams)
         rows = [self._prompt(prompt) for prompt in _as_list(prompts)]
         choices: Sequence[Any] = adapter if isinstance(adapter, (list, tuple)) else [adapter] * len(rows)
         if len(choices) != len(rows):
             raise OptionError(
-                f"{len(choices)} adapters for {len(rows)} prompts", "there is one for all or one each", "match them"
+                f"{len(choices)} adapters for {len(rows)} prompts",
+                "pass one adapter for all prompts, or one per prompt",
+                "pass as many adapters as prompts",
             )
         params_of_rows: Sequence[Any] = params if isinstance(params, (list, tuple)) else [params] * len(rows)
         if len(params_of_rows) != len(rows):
             raise OptionError(
                 f"{len(params_of_rows)} params for {len(rows)} prompts",
-                "there is one for all or one each",
-                "match them",
+                "pass one params for all prompts, or one per prompt",
+                "pass as many params as prompts",
             )
         plans = [self._plan(self.params(row_params, options, request_options), shape) for row_params in params_of_rows]
         return self._generations(rows, plans, keep, choices, request_options)
 
     def encoded(self, texts: Sequence[str]) -> dict[str, list[int]]:
-        """The ids of those texts that probably fit the context; of none if one of them cannot be encoded.
+        """Return the token ids of the texts that probably fit the context; empty if a text cannot be encoded.
 
-        `batch` takes ids in place of texts, and says what is wrong with the others.
+        `batch` accepts ids in place of texts. It raises the errors for the other texts.
         """
         short = [text for text in dict.fromkeys(texts) if 0 < len(text) <= _CHARACTERS_PER_TOKEN * self.context_size]
         try:
@@ -137,14 +145,15 @@ class RequestBuilder:
         shape: ReplyShape | None = None,
         num_reply: int = 0,
     ) -> list[Generation]:
-        """The request of one prompt and one sample, in a list; see batch.
+        """Build the request for a single prompt and sample; return it in a list. See batch.
 
-        The last `num_reply` tokens of the prompt are the beginning of the reply.
+        Args:
+            num_reply: number of tokens at the end of the prompt that form the beginning of the reply.
         """
         request_options, options = _request_options_of(options)
         chosen = self.params(params, options)
         if chosen.n != 1:
-            raise OptionError(f"n = {chosen.n}", "this call gives one sample", "use generate for several")
+            raise OptionError(f"n = {chosen.n}", "this call returns one sample", "use generate for several samples")
         (generation,) = self._generations(
             [self._prompt(prompt)], [self._plan(chosen, shape)], keep, [adapter], request_options
         )
@@ -180,17 +189,17 @@ class RequestBuilder:
         return shift
 
     def prompt_list(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-        """One prompt or many as a list."""
+        """Return one or more prompts as a list."""
         return list(_as_list(prompts))
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """The token ids of a prompt, checked."""
+        """Return the checked token ids of a prompt."""
         return self._prompt(prompt)
 
     def resumed(self, state: SamplerState, tokens: Sequence[int], options: Mapping[str, Any]) -> list[Generation]:
-        """The request that goes on where another one of these tokens was, in a list.
+        """Build the request that continues an earlier request with these tokens; return it in a list.
 
-        Its max_tokens counts what is new; other options may be replaced as well.
+        max_tokens counts only new tokens. Other options may also be replaced.
         """
         request_options, options = split_options(options)
         done = len(tokens) - state.prompt_length
@@ -200,7 +209,7 @@ class RequestBuilder:
             checked = SamplingParams(max_tokens=most).max_tokens
             chosen = chosen.replace(max_tokens=done + (checked or 0))
         if len(tokens) >= self.context_size:
-            raise self._overflow(f"{len(tokens)} tokens, with what was generated,")
+            raise self._overflow(f"{len(tokens)} tokens, including generated tokens,")
         generation = Generation(
             tokens[: state.prompt_length],
             self._plan(chosen),
@@ -223,18 +232,18 @@ class RequestBuilder:
         least = max(length + params.min_tokens, params.min_length)
         if least > self.context_size:
             raise ContextOverflowError(
-                f"min_tokens = {params.min_tokens}, min_length = {params.min_length} ask for {least} tokens",
-                f"the prompt has {length}, and the context holds {self.context_size} together with the answer",
-                "lower them, or load the model with a larger context",
+                f"min_tokens = {params.min_tokens}, min_length = {params.min_length} require {least} tokens",
+                f"the prompt has {length}, and prompt and reply together are limited to {self.context_size}",
+                "lower these options, or load the model with a larger context",
             )
 
     def _prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids that leave room for an answer."""
+        """Return a prompt's token ids. Raise ContextOverflowError if they leave no space for a reply."""
         if isinstance(prompt, (bytes, Mapping)) or not _is_row(prompt):
             raise InputError(
                 f"a prompt is {kind_of(prompt)}",
                 "a text or a list of token ids is expected",
-                "pass a str; messages go to chat",
+                "pass a str; for messages, use chat",
             )
         if not isinstance(prompt, str):
             row = token_row(prompt, self._config.vocab_size)
@@ -249,8 +258,8 @@ class RequestBuilder:
     def _overflow(self, length: str) -> ContextOverflowError:
         return ContextOverflowError(
             f"the prompt has {length}",
-            f"the context holds {self.context_size}, the answer included",
-            "shorten it, or load the model with a larger context",
+            f"prompt and reply together are limited to {self.context_size} tokens",
+            "shorten the prompt, or load the model with a larger context",
         )
 
     def _plan(self, params: SamplingParams, shape: ReplyShape | None = None) -> SamplingPlan:
@@ -303,32 +312,32 @@ class RequestBuilder:
 def _request_options_of(
     options: Mapping[str, Any], *, with_beams: bool = False
 ) -> tuple[RequestOptions, dict[str, Any]]:
-    """See split_options; beams are refused where their outputs have no place."""
+    """Return split_options(options). Raise OptionError for beams if the call does not support them."""
     request_options, sampling = split_options(options)
     if request_options.beams is not None and not with_beams:
         raise OptionError(
             f"num_beams = {request_options.beams.num_beams}",
-            "this call runs generations of one output each, whose tokens are known as they come; beams are known "
-            "when the search ends",
+            "this call delivers tokens as they are generated, but the outputs of a beam search are known only at its "
+            "end",
             "use LLM.generate",
         )
     if request_options.beams is not None and request_options.keep_state:
         raise OptionError(
-            "keep_state with num_beams", "the sequences of a beam search end with it", "leave one of them out"
+            "keep_state with num_beams", "a beam search keeps no sequence after its end", "leave one of them out"
         )
     return request_options, sampling
 
 
 def _as_list(prompts: Any) -> Sequence[Prompt]:
-    """One prompt as a list of one. A row of ids is one prompt; a list of rows or texts is many."""
+    """Return prompts as a list. A row of ids is a single prompt; a list of rows or texts is several prompts."""
     if isinstance(prompts, (str, bytes)) or not _is_row(prompts):
         return [prompts]
     rows: Any = prompts if isinstance(prompts, Sequence) else np.asarray(prompts)
     if not len(rows):
-        raise InputError("there are no prompts", "there is nothing to complete", "pass at least one")
+        raise InputError("the list of prompts is empty", "there is nothing to complete", "pass at least one prompt")
     return [prompts] if isinstance(rows[0], (int, float)) or getattr(rows[0], "ndim", 1) == 0 else rows
 
 
 def _is_row(value: Any) -> bool:
-    """Whether it is text, or things in a row."""
+    """Return True if the value is a text or a sequence of any kind."""
     return isinstance(value, Sequence) or (hasattr(value, "__array__") and np.ndim(value) > 0)

@@ -1,4 +1,4 @@
-"""What an LLM is told about speculation, and what becomes of it: texts to look through, and a draft model."""
+"""Speculative decoding options of an LLM, and the resources that they require: a lookup text and a draft model."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ from ..text.tokenizer import Tokenizer
 
 WAYS = ("off", "auto", "lookup")
 MOST_SPECULATIVE_TOKENS = 64
-# Characters of a text that are encoded at once; of one text so many are looked through, which takes 16 bytes a token.
+# The number of characters of a lookup text to encode at a time, and the maximum size of the text (16 bytes of memory
+# per token).
 _PIECE, _MOST_CHARACTERS = 2**16, 2**25
-# Rows of logits of one step take at most this much.
+# Memory limit for the logits rows of one step.
 _LOGITS_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How tokens are guessed, so that one step may give several. It changes no token, only the time that it takes.
+    """Options of speculative decoding, which changes the speed but never the output.
 
     Args:
-        lookup: guess what followed the last tokens where they came before, in the prompt or in the reply.
-        lookup_file: a UTF-8 text that is looked through as well, at most 32 Mi characters.
-        draft: a smaller model with the same vocabulary and special ids, which guesses too: a folder or a loaded Model.
-        num_speculative_tokens: guesses per sequence and step, at most; how many there are is decided at each step.
+        lookup: True to propose the tokens that followed an earlier occurrence of the last tokens, in the prompt or the
+            reply.
+        lookup_file: a UTF-8 text that is also searched, at most 32 Mi characters long.
+        draft: a smaller model with the same vocabulary and special ids, which also proposes tokens: a folder or a
+            loaded Model.
+        num_speculative_tokens: maximum number of proposed tokens per sequence and step. Each step chooses the actual
+            number.
 
     Raises:
-        OptionError: an argument out of range, or nothing that could guess.
+        OptionError: an argument is out of range, or there is no source of proposals.
 
     >>> import genai
     >>> with genai.LLM(speculation=genai.Speculation(num_speculative_tokens=8)) as llm:
@@ -67,25 +71,27 @@ class Speculation:
             raise OptionError(f"lookup = {self.lookup!r}", "True or False is expected", "leave it out for True")
         if not self.lookup and self.lookup_file is None and self.draft is None:
             raise OptionError(
-                "lookup = False, and neither a lookup_file nor a draft", "nothing could guess", "name one of them"
+                "lookup = False without a lookup_file or a draft", "nothing would propose tokens", "pass one of these"
             )
 
 
 SpeculationChoice: TypeAlias = Speculation | str
-"""A Speculation; "lookup" is one without arguments, "auto" the same where the model can be speculated with, "off" none.
-"""
+"""A Speculation, or a name. "lookup": a Speculation with default arguments. "auto": "lookup" if the model supports it,
+else "off". "off": no speculative decoding."""
 
 
 class SpeculationResources:
-    """What an LLM holds for speculation: made with it, closed with it.
+    """The lookup text and the draft model of an LLM, which are created and closed with the LLM.
 
     Args:
-        model, tokenizer: of the LLM.
+        model: the LLM's model.
+        tokenizer: the LLM's tokenizer.
         choice: see LLM.
-        options: of a draft model that is loaded.
+        options: model options that the draft model is loaded with.
+        max_sequences: see LLM.
 
     Raises:
-        As LLM.
+        The same errors as LLM.
     """
 
     def __init__(
@@ -116,11 +122,11 @@ class SpeculationResources:
 
     @property
     def is_on(self) -> bool:
-        """Whether tokens are guessed."""
+        """True if speculative decoding is on."""
         return self._speculation is not None
 
     def speculator(self) -> Speculator | None:
-        """What the engine asks; None where nothing is guessed."""
+        """Return the engine's source of proposals; None if speculative decoding is off."""
         speculation, vocab_size = self._speculation, self._model.decoder.vocab_size
         if speculation is None:
             return None
@@ -142,7 +148,7 @@ class SpeculationResources:
         )
 
     def close(self) -> None:
-        """Give the draft model back, unless it came loaded."""
+        """Close the draft model, unless the caller passed a loaded model."""
         if self._draft is not None and self._owns_draft:
             self._draft.close()
 
@@ -160,16 +166,15 @@ def _resolve(model: Model, choice: SpeculationChoice) -> Speculation | None:
         )
     if not model.decoder.verifies:
         raise UnsupportedModelError(
-            f"{model.folder}: guesses cannot be verified with this model",
-            "its graph runs as it was exported, where a token may round differently in a step with others",
-            "leave speculation out, or export a graph that can be flattened (info.reason says what is in the way)",
+            f"{model.folder}: proposed tokens cannot be verified with this model",
+            "its graph runs as exported, and a token's logits may round differently when several tokens share a step",
+            "leave speculation out, or export a graph that can be flattened (info.reason says what prevents it)",
         )
     return choice
 
 
 def _load_draft(folder: str | Path, model: Model, options: dict[str, Any]) -> Model:
-    """A draft model, loaded as the other one, and where that is, whatever its folder asks for; its context may be
-    smaller."""
+    """Load a draft model with the target model's device and the given options. Its context size may be smaller."""
     if options.get("device") is None:
         options = {**options, "device": model.decoder.executor.device}
     config, context = Config(folder), options.get("context_size")
@@ -182,7 +187,7 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
     text = read_text_file(path)
     if len(text) > _MOST_CHARACTERS:
         raise InputError(
-            f"{path}: has {len(text):,} characters", f"at most {_MOST_CHARACTERS:,} are looked through", "give a part"
+            f"{path}: has {len(text):,} characters", f"the limit is {_MOST_CHARACTERS:,}", "use a part of the file"
         )
     tokens: list[int] = []
     with task(f"Reading {path.name}", len(text), after=1.0) as reading:
@@ -193,7 +198,7 @@ def _read(path: Path, tokenizer: Tokenizer) -> LookupText:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """A text in pieces, cut where lines end if they do."""
+    """Yield a text in pieces of limited size, which end at line ends where possible."""
     begin = 0
     while begin < len(text):
         end = text.rfind("\n", begin + 1, begin + _PIECE) + 1 or begin + _PIECE
@@ -202,7 +207,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
-    """Raise VocabularyMismatchError unless a token means the same to both models."""
+    """Raise VocabularyMismatchError if any token has a different meaning in the two models."""
     if draft.folder.resolve() == model.folder.resolve():
         return
     other = Tokenizer(draft)
@@ -216,7 +221,7 @@ def _check_draft(model: Model, tokenizer: Tokenizer, draft: Model) -> None:
             difference = f"{name} is {mine} in {model.folder} and {theirs} in {draft.folder}"
     if difference is not None:
         raise VocabularyMismatchError(
-            f"the draft model has another vocabulary: {difference}",
-            "a guess is a token id, which must mean the same to both models",
-            "take a smaller model of the same family, with the same tokenizer, as the draft",
+            f"the draft model has a different vocabulary: {difference}",
+            "a proposal is a token id, so every token id must mean the same in both models",
+            "use a smaller model of the same family, with the same tokenizer, as the draft",
         )

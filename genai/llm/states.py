@@ -1,4 +1,4 @@
-"""States: texts that were read once and are gone on from many times, also by another process, from a file."""
+"""Reusable states of prompts: text that is computed once, continued many times and optionally saved to a file."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ from .request_options import BeamCallOptions, CallOptions
 from .requests import Prompt
 from .streaming import CompletionStream, Progress, wait_for
 
-if TYPE_CHECKING:  # an LLM makes states, which go on by it
+if TYPE_CHECKING:  # LLM creates states, and states use their LLM to continue
     from .llm import LLM
 
 
 class TextState(Single, AbstractContextManager["TextState"]):
-    """Tokens that a model has read, with their keys and values; made by LLM.read, LLM.load_state, or keep_state=True.
+    """Tokens that a model has computed, with their keys and values.
 
-    It does not change: whatever goes on from it shares its blocks of the cache, which are copied where they are written
-    to. They are held until it is closed or dropped, and count in the model's cache_bytes.
+    LLM.read, LLM.load_state and keep_state=True create states. A state never changes: continuations share its cache
+    blocks, and a shared block is copied before it is written. The blocks stay allocated until the state is closed or
+    garbage-collected, and they count towards the model's cache_bytes.
 
     Attributes:
-        tokens: ids. text that was generated is part of them.
-        adapter: the adapters that they went through; what goes on does so too.
-        notes: what the caller saved beside them.
+        tokens: token ids, including generated tokens.
+        adapter: the adapters that the tokens were computed with; continuations use the same adapters.
+        notes: JSON values that the caller saved with the state.
 
-    >>> document = llm.read("Luna has a red ball. Tom has a blue kite. " * 3)
-    >>> [len(one.token_ids) for one in document.generate(["Luna", "Tom has"], max_tokens=4, ignore_eos=True)]
-    [4, 4]
+    Examples:
+        >>> document = llm.read("Luna has a red ball. Tom has a blue kite. " * 3)
+        >>> [len(one.token_ids) for one in document.generate(["Luna", "Tom has"], max_tokens=4, ignore_eos=True)]
+        [4, 4]
     """
 
     def __init__(
@@ -59,20 +61,20 @@ class TextState(Single, AbstractContextManager["TextState"]):
     @property
     def _sequence(self) -> DecoderSequence:
         if self._open is None:
-            raise StateError("the state is closed", "close() gave its part of the cache back", "read the text again")
+            raise StateError("the state is closed", "close() released its cache blocks", "read the text again")
         _ = self._llm.model.decoder  # raises if the model was closed
         return self._open
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Token ids, those generated included."""
+        """The token ids, including generated tokens."""
         return tuple(self._sequence.tokens)
 
     def __len__(self) -> int:
-        """How many tokens."""
+        """Return the number of tokens."""
         return len(self._sequence.tokens)
 
-    # --- going on ----------------------------------------------------------------------------------------------------
+    # --- continuing --------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -82,41 +84,43 @@ class TextState(Single, AbstractContextManager["TextState"]):
         progress: Progress | None = None,
         **options: Unpack[BeamCallOptions],
     ) -> list[Completion]:
-        """Complete prompts, each as if this state's text stood before it; as LLM.generate otherwise.
+        """Complete each prompt as a continuation of this state's text. Otherwise this method is like LLM.generate.
 
-        A prompt's text is made into tokens by itself.
+        Each prompt's text is tokenised separately from the state's text.
 
         Raises:
-            As LLM.generate. OptionError: prompt_logprobs, as the state's tokens have been read.
+            OptionError: prompt_logprobs was set, but the state's tokens are already computed.
+            Others: the same errors as LLM.generate.
         """
         return self._llm._completed(self._generations_(prompts, params, options), options, progress)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[CallOptions]
     ) -> CompletionStream:
-        """The same, piece by piece; see LLM.stream."""
+        """Stream the completion of a prompt as a continuation of this state's text; see LLM.stream."""
         generations = self._llm._requests.single(self._after(prompt), params, options, adapter=self.adapter)
         return self._llm._streamed(self._from_here(generations))
 
     def resume(self, **options: Unpack[CallOptions]) -> Completion:
-        """Go on with a generation that was kept in its middle (keep_state=True, CompletionStream.state).
+        """Resume a generation that was saved before its end (keep_state=True, CompletionStream.fork).
 
-        The tokens are those that would have come without the pause: the request's options and seed apply, unless
-        `options` replace them; max_tokens counts new tokens. Text that was given already is not part of the result.
+        The tokens are the same as without the interruption. The request's options and seed apply, unless `options`
+        replaces them. max_tokens counts only new tokens, and the result contains only new text.
 
         Raises:
-            StateError: nothing was being generated. Otherwise as LLM.generate.
+            StateError: this state is not an unfinished generation.
+            Others: the same errors as LLM.generate.
         """
         generations = self._resumed(options)
         (completion,) = self._llm._completed(generations, options)
         return completion
 
     def read(self, prompt: Prompt, progress: Progress | None = None) -> TextState:
-        """The state after more text."""
+        """Return the state after additional text."""
         return self._llm._read(self._after(prompt), self.adapter, self, progress)
 
     def fork(self) -> TextState:
-        """Another state with the same tokens, which shares their blocks."""
+        """Return another state with the same tokens; the two states share their blocks."""
         sequence = self._sequence.fork()
         attributes = {"adapter": self.adapter, "mix": self._mix, "sampler": self._sampler, "notes": self.notes}
         return TextState(self._llm, sequence, **attributes)  # type: ignore[arg-type]
@@ -135,8 +139,8 @@ class TextState(Single, AbstractContextManager["TextState"]):
         for generation in generations:
             if generation.plan.params.prompt_logprobs is not None:
                 raise OptionError(
-                    "prompt_logprobs with a state", "its tokens have been read, and their logits are gone",
-                    "leave prompt_logprobs out, or give the whole text as a prompt",
+                    "prompt_logprobs with a state", "the state's tokens are already computed, without their logits",
+                    "leave prompt_logprobs out, or pass the whole text as a prompt",
                 )  # fmt: skip
             generation.origin = self._sequence
         return generations
@@ -144,10 +148,10 @@ class TextState(Single, AbstractContextManager["TextState"]):
     def _resumed(self, options: Mapping[str, Any]) -> list[Generation]:
         if self._sampler is None:
             raise StateError(
-                "there is nothing to resume", "this state was read, not generated", "use generate with a prompt"
+                "there is nothing to resume", "this state was read, not generated", "call generate with a prompt"
             )
         if options.get("num_beams", 1) != 1:
-            raise OptionError("resume with beams", "one sequence goes on", "use generate")
+            raise OptionError("resume with num_beams", "resume continues a single sequence", "use generate")
         generations = self._llm._requests.resumed(self._sampler, list(self._sequence.tokens), options)
         generations[0].adapters, generations[0].adapter = self._mix, self.adapter
         return self._from_here(generations)
@@ -155,15 +159,17 @@ class TextState(Single, AbstractContextManager["TextState"]):
     # --- files -------------------------------------------------------------------------------------------------------
 
     def save_state(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> int:
-        """Write it to a file, from which LLM.load_state goes on to the bit; returns its bytes.
+        """Write the state to a file, and return the file's size in bytes. LLM.load_state restores the state exactly.
 
-        The file is written whole and takes its place at the end: whoever is killed meanwhile leaves what was there.
+        The write is atomic: if the process is killed, an existing file is unchanged.
 
         Args:
-            notes: JSON values to be kept beside it; None = those that it has.
+            path: the file.
+            notes: JSON values to save with the state; None = the notes that the state already has.
 
         Raises:
-            StateFileError: it cannot be written. StateError: what was to be resumed has logits_processors.
+            StateFileError: the file cannot be written.
+            StateError: the state is an unfinished generation that has logits_processors.
         """
         notes = self.notes if notes is None else notes
         choice = self._llm.adapters.check(self.adapter) if self._mix is not None else {}
@@ -172,11 +178,11 @@ class TextState(Single, AbstractContextManager["TextState"]):
         return write_state(state_path(path), model.decoder, self._sequence, model.identity(), saved)
 
     def close(self) -> None:
-        """Give its part of the cache back. What goes on from it does so."""
+        """Release the state's cache blocks. Running continuations retain their blocks."""
         if self._open is not None:
             sequence, self._open = self._open, None
-            with suppress(StateError):  # in a process that was forked the cache is another's
-                self._llm._worker.ask(sequence.close)  # it may be forked there at this moment
+            with suppress(StateError):  # in a forked child process, the cache belongs to the parent
+                self._llm._worker.ask(sequence.close)  # on the engine's thread, which may be forking the sequence now
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -186,10 +192,11 @@ class TextState(Single, AbstractContextManager["TextState"]):
 
 
 def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: bool = False) -> TextState:
-    """See LLM.load_state; `for_all`: whatever has the same tokens goes on from it, as from what this process computed.
+    """Load a saved state; see LLM.load_state.
 
-    Whoever asks for that must know where the file comes from: nothing in it proves that its keys and values are those
-    of its tokens.
+    Args:
+        for_all: True to publish the state's blocks in the prefix cache, as if this process had computed them. Use True
+            only for files from a trusted source: nothing in a file proves that the keys and values match its tokens.
     """
     file_path = state_path(path)
     chosen = adapter
@@ -209,7 +216,7 @@ def load_state(llm: LLM, path: str | Path, adapter: AdapterChoice, *, for_all: b
 
 
 def read(llm: LLM, generation: Generation, before: TextState | None, progress: Progress | None = None) -> TextState:
-    """Compute the prompt of a request, and nothing more."""
+    """Compute a request's prompt without generating tokens, and return the state."""
     generation.keeps_sequence = generation.reads_only = True
     if before is not None:
         before._from_here([generation])
@@ -220,13 +227,13 @@ def read(llm: LLM, generation: Generation, before: TextState | None, progress: P
     )
     state, generation.retained = retained_state(llm, generation), None
     if state is None:
-        raise InputError("the text was not read", "the model was closed meanwhile", "read it again")
+        raise InputError("the text was not read", "the model was closed in the meantime", "read the text again")
     state._sampler = None
     return state
 
 
 def retained_state(llm: LLM, generation: Generation) -> TextState | None:
-    """What a request that is over left behind, if it was asked to."""
+    """Return the state that a finished request retained, or None if it retained no state."""
     if generation.retained is None:
         return None
     sequence, mix = generation.retained
@@ -234,10 +241,10 @@ def retained_state(llm: LLM, generation: Generation) -> TextState | None:
 
 
 def running_state(llm: LLM, generation: Generation) -> TextState:
-    """That of a request in its middle: on the engine's thread.
+    """Return the state of a running request. Call this function on the engine's thread.
 
     Raises:
-        StateError: it has not begun, or is over and left nothing behind.
+        StateError: the request has not started, or it ended without keeping its sequence.
     """
     if (state := retained_state(llm, generation)) is not None:
         return state
@@ -245,8 +252,8 @@ def running_state(llm: LLM, generation: Generation) -> TextState:
         over = generation.is_over
         raise StateError(
             "there is no sequence to fork",
-            "the generation is over, and its part of the cache was given back" if over else "it waits for its turn",
-            "fork before the end, or ask for it with keep_state=True" if over else "fork after the first piece",
+            "the generation is over, and its cache blocks were released" if over else "the request is still queued",
+            "fork before the end, or pass keep_state=True" if over else "fork after the first piece of text",
         )
     sequence = generation.sequence.fork()
     return TextState(

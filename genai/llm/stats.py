@@ -1,4 +1,4 @@
-"""What an LLM has done and does: counted by its engine, read at any time."""
+"""Statistics of an LLM, which are counted by its engine and can be read at any time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from ..models.model import Model
 
 @dataclass(frozen=True)
 class Stats:
-    """Figures of an LLM; those that count began with its first request.
+    """Statistics of an LLM. Counters start with the LLM's first request.
+
+    Beam searches run outside the engine and are not counted.
 
     Attributes:
-        running, waiting: requests that share the steps now, and that wait for a place.
-        finished, failed, cancelled: requests that are over: with a result, an error, or because nobody wanted more.
-        expired: of these, those whose time was over.
-        preempted: how often a request gave its part of the cache back and waited.
+        running: requests that are in the current batch.
+        waiting: requests that are queued.
+        finished: requests that ended with a result.
+        failed: requests that ended with an error.
+        cancelled: requests that were cancelled.
+        expired: finished and failed requests that ended at their deadline.
+        preempted: number of preemptions, in which a request releases its cache blocks and is queued again.
         steps: steps of the engine.
-        prompt_tokens: of the requests that began; cached_tokens of them were in the cache.
-        generated_tokens: tokens chosen.
-        cache_blocks, cache_blocks_free: of the KV cache, which other users of the model share. None where sequences
-            have memory of their own. block_tokens: tokens of a block.
-        prefix_cache: of the directory, if there is one: blocks found, blocks written, bytes held.
-
-    Beam searches run beside the engine and are not counted.
+        prompt_tokens: prompt tokens of the requests that have started.
+        cached_tokens: prompt tokens that the prefix cache supplied.
+        generated_tokens: tokens that were sampled.
+        cache_blocks: blocks of the KV cache, shared by all users of the model; None if each sequence has separate
+            memory.
+        cache_blocks_free: free blocks of the KV cache; None if each sequence has separate memory.
+        block_tokens: tokens per block.
+        prefix_cache: numbers of blocks found, written and dropped, and of bytes stored, in prefix_cache_dir; None if
+            there is no such folder.
     """
 
     running: int
@@ -45,12 +52,12 @@ class Stats:
     prefix_cache: dict[str, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values."""
+        """Return the statistics by name."""
         return asdict(self)
 
 
 def read_stats(model: Model, engine: Engine | None) -> Stats:
-    """The figures of a model's engine; None = it has not begun."""
+    """Return the statistics of a model's engine; None = an engine that has not started."""
     decoder, pool = model.decoder, model.decoder.pool
     counts = EngineCounts() if engine is None else engine.counts
     backing = None if pool is None else pool.backing

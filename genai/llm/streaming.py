@@ -1,6 +1,6 @@
-"""How a caller waits for generations: until all are over, piece by piece, or without blocking an event loop.
+"""Ways to wait for generations: until all of them are finished, as a stream, or without blocking an event loop.
 
-Whoever stops waiting (Ctrl-C, a cancelled task, a closed stream) cancels what it waited for.
+When a caller stops waiting (Ctrl-C, a cancelled task, a closed stream), the generations are cancelled.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from .generation import Generation
 if TYPE_CHECKING:
     import asyncio
 
-    from .states import TextState  # handed on in completions
+    from .states import TextState  # completions contain states
 
 _END = None
 
 
 class GenerationGroup:
-    """Generations of one call, which are over when all of them are. A failing one cancels the others.
+    """The generations of a call. The group is finished when all of them are; if one fails, the others are cancelled.
 
     Args:
-        leaders: the first sample of each prompt. worker: runs them.
-        on_done: told when all are over. on_text: told when there is the first text of any; both on the engine's thread.
+        leaders: the first sample for each prompt.
+        worker: the worker that runs the generations.
+        on_done: called on the engine's thread when all generations are finished.
+        on_text: called on the engine's thread when the first text of any generation arrives.
     """
 
     def __init__(
@@ -58,9 +60,9 @@ class GenerationGroup:
             self._on_text = None
 
     def finished(self, generation: Generation, error: BaseException | None) -> None:
-        """See Sink; the engine's thread alone calls it."""
+        """See Sink. Only the engine's thread calls it."""
         if isinstance(error, DeadlineError):
-            self._too_late = error  # others have deadlines of their own
+            self._too_late = error  # the other generations have separate deadlines
         elif error is not None and self.error is None:
             self.error = error
             self.cancel()
@@ -69,13 +71,13 @@ class GenerationGroup:
             self._on_done()
 
     def cancel(self) -> None:
-        """Drop those that are not over yet."""
+        """Cancel the generations that are not finished."""
         for generation in self.all:
             generation.is_unwanted = True
         self._worker.wake()
 
     def completions(self) -> list[Completion]:
-        """In order of prompts and samples."""
+        """Return the completions in the order of prompts and samples, or raise the error that ended the group."""
         if self.error is not None:
             raise self.error
         if self._too_late is not None and not any(generation.num_output for generation in self.all):
@@ -84,11 +86,11 @@ class GenerationGroup:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many are done, every tenth of a second while somebody waits."""
+"""A callback that receives (number done, total number) ten times per second while a caller waits."""
 
 
 def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | None = None) -> list[Completion]:
-    """Run a request and wait until it is over; `progress` hears how many completions are."""
+    """Run a request and wait until it is finished. `progress` receives the number of finished completions and all."""
     bell: queue.SimpleQueue[None] = queue.SimpleQueue()
     group = GenerationGroup(leaders, worker, lambda: bell.put(None))
     try:
@@ -105,7 +107,7 @@ def wait_for(leaders: list[Generation], worker: Worker, progress: Progress | Non
 
 
 async def await_for(leaders: list[Generation], worker: Worker) -> list[Completion]:
-    """Run a request; other tasks go on."""
+    """Run a request without blocking other tasks."""
     loop = _running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -124,24 +126,24 @@ async def await_for(leaders: list[Generation], worker: Worker) -> list[Completio
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    import asyncio  # takes 20 ms, and few callers need it
+    import asyncio  # the import takes 20 ms, and few callers need it
 
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise StateError(
-            "no event loop is running", "an async stream delivers to one", "use stream, or await"
+            "no event loop is running", "an async stream delivers to an event loop", "use stream, or call it in one"
         ) from None
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    # A loop that was closed (its error is a RuntimeError) has nobody waiting.
+    # If the loop is closed (its error is a RuntimeError), no task is waiting.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback)
 
 
 class _Mailbox:
-    """Where a streamed generation delivers. It does not know the stream, so that a dropped stream can be collected."""
+    """The receiver of a stream's generation. It holds no reference to the stream, so a dropped stream is collected."""
 
     def __init__(self, put: Callable[[str | None], None]) -> None:
         self._put = put
@@ -157,7 +159,7 @@ class _Mailbox:
 
 
 class _Stream(Single):
-    """One generation, delivered in pieces through a queue."""
+    """A generation that is delivered in pieces through a queue."""
 
     def __init__(self, generations: list[Generation], worker: Worker, put: Callable[[str | None], None]) -> None:
         self._worker = worker
@@ -169,17 +171,17 @@ class _Stream(Single):
 
     @property
     def completion(self) -> Completion:
-        """Text, tokens and figures: so far, or of the whole once the stream has ended."""
+        """The text, tokens and figures: the result so far, or the full result after the stream has ended."""
         return self._generation.completion()
 
     def cancel(self) -> None:
-        """Let it end where it is; what was made until then still arrives. May be called from a signal handler."""
+        """End the generation early. Text generated until then still arrives. Safe to call from a signal handler."""
         if not self._over:
             self._generation.is_unwanted = True
             self._worker.wake()
 
     def _took(self, piece: str | None) -> bool:
-        """Whether there is a piece; raises what ended the generation."""
+        """Return True if `piece` is text, and False at the end. Raise the error that ended the generation, if any."""
         self._over = piece is _END
         if self._over and self._mailbox.error is not None:
             raise self._mailbox.error
@@ -187,11 +189,12 @@ class _Stream(Single):
 
 
 class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
-    """An iterator over pieces of text, made by LLM.stream.
+    """An iterator over pieces of text. LLM.stream creates it.
 
     Attributes:
-        on_prompt: told while somebody waits for the first piece how many tokens of the prompt are computed.
-        make_state: makes the state of a running request, on the engine's thread; given by the LLM.
+        on_prompt: called, while a caller waits for the first piece, with the number of computed prompt tokens and their
+            total number.
+        make_state: returns the state of a running request, on the engine's thread; set by the LLM.
     """
 
     on_prompt: Progress | None = None
@@ -218,7 +221,7 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
         return piece
 
     def close(self) -> None:
-        """Cancel what is left, and wait until the engine has let go of it. `completion` keeps what there was."""
+        """Cancel the rest, and wait until the engine has released the request. `completion` keeps the text so far."""
         if not self._over:
             self._worker.check_usable()
         self.cancel()
@@ -226,9 +229,9 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
             self._over = self._get() is _END
 
     def _get(self) -> str | None:
-        """The next piece. An interrupt right after one was taken from the queue loses it, were it the end's mark."""
+        """Return the next piece, or _END. An interrupt just after queue.get can lose an item, even the end marker."""
         while True:
-            is_closed = self._mailbox.is_closed  # then all is in the queue
+            is_closed = self._mailbox.is_closed  # if True, everything is already in the queue
             with suppress(queue.Empty):
                 return self._pieces.get(timeout=0 if is_closed else Task.SECONDS)
             done, total = self._generation.prompt_progress
@@ -238,10 +241,12 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
                 return _END
 
     def fork(self) -> TextState:
-        """The generation as it is now, sharing its blocks of the cache: `resume` goes on with it, this stream does too.
+        """Return the generation's current state, which shares its cache blocks.
+
+        Both can continue: the state with `resume`, and this stream.
 
         Raises:
-            StateError: it has not begun, or is over, and was not asked to be kept (keep_state=True).
+            StateError: the generation has not started, or it ended without keep_state=True.
         """
         make = self.make_state
         assert make is not None
@@ -252,7 +257,7 @@ class CompletionStream(_Stream, AbstractContextManager["CompletionStream"]):
 
 
 class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletionStream"]):
-    """An async iterator over pieces of text, made by LLM.astream inside a running event loop."""
+    """An async iterator over pieces of text. LLM.astream creates it inside a running event loop."""
 
     def __init__(self, generations: list[Generation], worker: Worker) -> None:
         import asyncio
@@ -278,15 +283,19 @@ class AsyncCompletionStream(_Stream, AbstractAsyncContextManager["AsyncCompletio
         return piece
 
     async def aclose(self) -> None:
-        """Cancel what is left; see CompletionStream.close."""
+        """Cancel the rest; see CompletionStream.close."""
         self.cancel()
         while not self._over:
             self._over = await self._get() is _END
 
     async def _get(self) -> str | None:
-        """The next piece. The end's mark stays, for every task that waits."""
+        """Return the next piece, or _END. The end marker stays in the queue for every task that waits."""
         if _running_loop() is not self._loop:
-            raise StateError("this stream belongs to another event loop", "that one gets its pieces", "make a new one")
+            raise StateError(
+                "this stream belongs to another event loop",
+                "only the event loop that created a stream receives its text",
+                "create a new stream",
+            )
         piece = await self._pieces.get()
         if piece is _END:
             self._pieces.put_nowait(_END)

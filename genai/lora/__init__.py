@@ -1,5 +1,5 @@
-"""Low-rank adapters of a model: read from files, bound to the products of its program, loaded, kept and dropped.
+"""LoRA adapters: they are read from files, bound to the linear layers of a model's program, loaded, and unloaded.
 
-`names` knows what projections are called, `targets` finds them in a program, `peft` and `parameters` read files, `bind`
-turns what they hold into factors, `store` keeps the adapters of a model by name.
+`names` normalises the names of projections, and `targets` finds the projections in a program. `peft`, `gguf` and
+`parameters` read files, `bind` converts their content to factors for a program, and `store` manages a model's adapters.
 """

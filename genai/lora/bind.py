@@ -1,4 +1,4 @@
-"""From what an adapter's files hold to the factors that a program's targets take, with everything checked."""
+"""Conversion of an adapter's parameters to the factors for a program's targets, with validation."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .names import EXPERTS, Module, likely_module_name, module_of
 from .parameters import MOST_RANK, AdapterParameters, Pair, scaled
 from .targets import LoraTargets, TargetColumns
 
-# Kernels add to so many columns at once.
+# The number of columns that kernels process at a time.
 _COLUMNS = 16
 
 
 def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0) -> list[list[Factors]]:
-    """The factors of an adapter per target of a program.
+    """Return the factors of an adapter for each target of a program.
 
-    They are float16 where the program's products round their activations, unless a number is too large for that, or all
-    of a factor are too small, else float32. Scales are part of B.
+    Factors are float16 if the program's linear layers round their activations, unless a number is outside float16's
+    range or all numbers of a factor are too small. Otherwise factors are float32. Scales are included in B.
 
     Raises:
-        InputError: a module that the base has not, or has in another size; numbers that are not finite; nothing that
-            could be added.
+        InputError: the base lacks a module, or its module has a different size; values are not finite; or there are no
+            factors.
     """
     dtype: Any = np.float16 if targets.rounds else np.float32
     factors_of: list[list[Factors]] = [[] for _ in range(targets.count)]
@@ -37,7 +37,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
         if module in owners:
             raise InputError(
                 f"{adapter.source}: {name!r} and {owners[module]!r} are both {module}",
-                "a projection has one pair of factors",
+                "a projection can have only one pair of factors",
                 "export the adapter again",
             )
         owners[module] = name
@@ -47,7 +47,9 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
                 dtype = np.float32
     if not owners:
         raise InputError(
-            f"{adapter.source}: holds no factors of products", "there is nothing to add", "give another adapter"
+            f"{adapter.source}: contains no factors of linear layers",
+            "the adapter would have no effect",
+            "use another adapter",
         )
     rows = {part.target.number: part.target.rows for parts in targets.parts.values() for part in parts}
     whole = [_aligned(factors, rows.get(number, 0)) for number, factors in enumerate(factors_of)]
@@ -55,7 +57,7 @@ def bind(adapter: AdapterParameters, targets: LoraTargets, *, scale: float = 1.0
 
 
 def _fits_float16(factor: NDArray[np.float32]) -> bool:
-    """Whether numbers keep eleven bits as float16, in proportion to the largest of them."""
+    """Return True if the largest numbers of a factor have the full eleven bits of precision in float16."""
     largest, limits = np.abs(factor).max(initial=0), np.finfo(np.float16)
     return bool(largest == 0 or limits.smallest_normal <= largest <= limits.max)
 
@@ -67,42 +69,46 @@ def _module(adapter: AdapterParameters, name: str, targets: LoraTargets) -> Modu
         return module
     parts, known = name.split("."), [str(module) for module in targets.parts]
     if parts[-1] in ("lm_head", "embed_out", "embed_tokens", "wte"):
-        why = f"{parts[-1]} has no place of adapters: logits are computed for single rows, embeddings looked up"
+        why = (
+            f"{parts[-1]} is not a LoRA target here: logits are computed for selected rows, and embeddings are lookups"
+        )
         known = []
     elif any(EXPERTS.search(part) for part in parts):
-        why = "experts have no places of adapters; attention and shared experts have"
+        why = "experts are not LoRA targets here; attention and shared experts are"
         known = []
     elif parts[-1] == "query_key_value":
-        why = "it holds queries, keys and values of one head after the other, which the base has apart"
+        why = "the adapter has queries, keys and values interleaved by head, but the base has them in separate matrices"
         known = []
     else:
         why = f"the base has {len(targets.parts)} projections: {', '.join(targets.names[:7])}, …"
     otherwise = "use an adapter that was trained on this base, or merge it into the checkpoint: genai lora merge"
     fix = did_you_mean(str(module or likely_module_name(name)), known, otherwise)
-    raise InputError(f"{adapter.source}: {name!r:.200} is no projection of the base", why, fix)
+    raise InputError(f"{adapter.source}: {name!r:.200} is not a projection of the base", why, fix)
 
 
 def _factors(
     adapter: AdapterParameters, name: str, pair: Pair, parts: tuple[TargetColumns, ...], scale: float
 ) -> list[tuple[int, Factors]]:
-    """A pair as float32 factors of the targets that its module's columns lie in."""
+    """Convert a pair to float32 factors for the targets that contain its module's columns."""
     columns, rows = parts[0].target.columns, sum(part.width for part in parts)
     a, b = pair.a, pair.b
     if a.shape[1:] != (columns,) or b.shape[:1] != (rows,) or a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise InputError(
             f"{adapter.source}: {name!r} has A {list(a.shape)} and B {list(b.shape)}",
-            f"its projection of the base has {columns} inputs and {rows} outputs: A is [rank, {columns}] and B "
+            f"the base's projection has {columns} inputs and {rows} outputs: A must be [rank, {columns}] and B "
             f"[{rows}, rank]",
             "use an adapter that was trained on this base",
         )
     if not 1 <= len(a) <= MOST_RANK:
-        raise InputError(f"{adapter.source}: {name!r} has rank {len(a)}", f"1 to {MOST_RANK} run", "use another")
+        raise InputError(
+            f"{adapter.source}: {name!r} has rank {len(a)}", f"supported ranks: 1 to {MOST_RANK}", "use another adapter"
+        )
     a32, b32 = scaled(pair, scale)
     for factor, array in (("A", a32), ("B", b32)):
         if not np.isfinite(array).all():
             raise InputError(
-                f"{adapter.source}: factor {factor} of {name!r} has numbers that are not finite",
-                "they would make every token of every request that uses it NaN",
+                f"{adapter.source}: factor {factor} of {name!r} has values that are not finite",
+                "the values would turn every token of every request with this adapter into NaN",
                 "train or download the adapter again",
             )
     result, first = [], 0
@@ -113,7 +119,7 @@ def _factors(
 
 
 def _aligned(factors: list[Factors], rows: int) -> list[Factors]:
-    """Factors of ranges that begin on a multiple of _COLUMNS; where one does not, all as one, with zeros elsewhere."""
+    """Return factors whose column ranges start at multiples of _COLUMNS; if needed, merge them, padded with zeros."""
     ends = [f.first + len(f.b) for f in factors]
     if all(
         f.first % _COLUMNS == 0 and (end % _COLUMNS == 0 or end == rows) for f, end in zip(factors, ends, strict=True)
@@ -129,19 +135,19 @@ def _aligned(factors: list[Factors], rows: int) -> list[Factors]:
 
 
 def delta(adapter: AdapterParameters, module: str, weight: float = 1.0) -> NDArray[np.float32]:
-    """What an adapter adds to the weight of a module, as the base stores it: float32 [outputs, inputs], or turned.
+    """Return the change of a module's weight in the base's layout: float32 [outputs, inputs], or transposed.
 
     Raises:
-        InputError: numbers that are not finite.
+        InputError: values are not finite.
     """
     a, b = scaled(adapter.pairs[module], weight)
     with np.errstate(over="ignore", invalid="ignore"):
         added = b @ a
     if not np.isfinite(added).all():
         raise InputError(
-            f"{adapter.source}: what it adds to {module!r} is not finite",
-            f"its factors, times the weight {weight:g}, are too large for float32, or damaged",
-            "use a smaller weight; or train or download the adapter again",
+            f"{adapter.source}: the change of {module!r} is not finite",
+            f"the factors, multiplied by the weight {weight:g}, are too large for float32, or are damaged",
+            "use a smaller weight, or train or download the adapter again",
         )
     return added.T if adapter.fan_in_fan_out else added
 
@@ -149,10 +155,16 @@ def delta(adapter: AdapterParameters, module: str, weight: float = 1.0) -> NDArr
 def check_mergeable(
     adapter: AdapterParameters, module: str, shape: tuple[int, ...] | None, names: Iterable[str]
 ) -> None:
-    """Whether a checkpoint has the weight that an adapter changes, in its size (`shape`; None = it has it not).
+    """Check that a checkpoint has the weight that an adapter changes.
+
+    Args:
+        adapter: the adapter.
+        module: name of the module.
+        shape: shape of the checkpoint's weight; None if there is none.
+        names: names of the checkpoint's weights, for suggestions.
 
     Raises:
-        InputError: it has not.
+        InputError: the weight is missing or has another shape.
     """
     pair = adapter.pairs[module]
     expected = (len(pair.b), pair.a.shape[1])
@@ -160,10 +172,10 @@ def check_mergeable(
     if shape is None:
         raise InputError(
             f"{adapter.source}: the checkpoint has no {module + '.weight'!r}", "the adapter changes that module",
-            did_you_mean(module + ".weight", names, "merge into the checkpoint that it was trained on"),
+            did_you_mean(module + ".weight", names, "merge into the checkpoint that the adapter was trained on"),
         )  # fmt: skip
     if shape != expected:
         raise InputError(
-            f"{adapter.source}: {module!r} adds {list(expected)} to {list(shape)}", "both must agree",
-            "merge into the checkpoint that it was trained on",
+            f"{adapter.source}: {module!r} adds {list(expected)} to a weight of shape {list(shape)}",
+            "the shapes must match", "merge into the checkpoint that the adapter was trained on",
         )  # fmt: skip

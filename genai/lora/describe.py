@@ -16,7 +16,7 @@ _MOST_ENTRIES = 10_000
 
 
 def describe(adapter: AdapterParameters) -> dict[str, Any]:
-    """What `genai lora info` shows."""
+    """Return the facts that `genai lora info` shows."""
     modules = [module_of(name) for name in adapter.pairs]
     counts = Counter(module.projection if module else "unknown" for module in modules)
     return {
@@ -36,16 +36,16 @@ def describe(adapter: AdapterParameters) -> dict[str, Any]:
 
 
 def find_adapters(folder: Path) -> list[Path]:
-    """Adapters in a folder, and in the folders in it: PEFT's folders, `.onnx_adapter` files and GGUF files, by name.
+    """Return the paths of the adapters in a folder and its direct subfolders, sorted by name.
 
-    Of GGUF files those count that say that they hold an adapter.
+    Adapters are PEFT folders, `.onnx_adapter` files and GGUF files whose metadata marks them as adapters.
 
     Raises:
-        ModelFolderError: there is no such folder.
+        ModelFolderError: the folder does not exist.
     """
     if not folder.is_dir():
         why = "it is a file" if folder.exists() else "there is no such folder"
-        raise ModelFolderError(f"{folder}: no folder of adapters", why, "give the folder that they lie in")
+        raise ModelFolderError(f"{folder}: not a folder", why, "pass the folder that contains the adapters")
     if (folder / CONFIG).is_file():
         return [folder]
     entries = sorted(folder.iterdir())[:_MOST_ENTRIES]

@@ -1,4 +1,4 @@
-"""Adapters in GGUF files, as convert_lora_to_gguf.py of llama.cpp writes them."""
+"""Adapters in GGUF files, as written by llama.cpp's convert_lora_to_gguf.py."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ..errors import InputError
 from ..weight_files.gguf import GgufModel
 from .parameters import AdapterParameters, Pair
 
-# Architectures whose queries and keys lie in files as ggml rotates them: of each head pairs side by side.
+# Architectures whose files have the queries and keys of each head in ggml's interleaved rotary order.
 PERMUTED = frozenset({"llama", "olmo", "granite", "granitemoe", "smollm3"})
-# Where "up" holds the gate, too.
+# Architectures in which "up" also contains the gate.
 _GATE_IN_UP = frozenset({"phi3", "glm4"})
 _NAMES = {
     "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -33,38 +33,39 @@ _NAMES = {
 }  # fmt: skip
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output": "lm_head"}
 _TENSOR = re.compile(r"(?:blk\.(?P<layer>\d{1,6})\.)?(?P<place>[a-z_]+)\.weight\.lora_(?P<factor>[ab])")
-_AGAIN = "convert it again with llama.cpp's convert_lora_to_gguf.py, or use PEFT's folder itself"
+_AGAIN = "convert the adapter again with llama.cpp's convert_lora_to_gguf.py, or use the PEFT folder"
 
 
 def read_gguf_adapter(path: Path) -> AdapterParameters:
-    """Read a file. Rows of queries and keys may be in ggml's order: see `in_our_order`.
+    """Read an adapter file. Rows of queries and keys may be in ggml's order; see `in_our_order`.
 
     Raises:
-        ModelFolderError: it cannot be read. InputError: it is damaged, no adapter, or of a kind that cannot be run.
+        ModelFolderError: the file cannot be read.
+        InputError: the file is damaged, not an adapter, or of an unsupported kind.
     """
     model = GgufModel(path, copied=True)
     data, architecture = model.metadata, model.architecture
     for key, expected in (("general.type", "adapter"), ("adapter.type", "lora")):
         if (value := model.files[0].single(key)) != expected:
             raise InputError(
-                f"{path}: {key} is {value!r:.40}, expected {expected!r}", "this GGUF file holds no LoRA adapter",
-                "a whole model is used as MODEL; an adapter comes from convert_lora_to_gguf.py",
+                f"{path}: {key} is {value!r:.40}, expected {expected!r}", "this GGUF file contains no LoRA adapter",
+                "pass a whole model as MODEL; create adapters with convert_lora_to_gguf.py",
             )  # fmt: skip
     if "adapter.alora.invocation_tokens" in data:
         raise InputError(
-            f"{path}: has adapter.alora.invocation_tokens", "activated LoRA begins in the middle of a prompt",
+            f"{path}: has adapter.alora.invocation_tokens", "activated LoRA starts in the middle of a prompt",
             "use an ordinary adapter",
         )  # fmt: skip
     alpha = data.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise InputError(f"{path}: adapter.lora.alpha is {alpha!r:.40}", "a finite number is expected", _AGAIN)
+        raise InputError(f"{path}: adapter.lora.alpha is {alpha!r:.40}", "expected: a finite number", _AGAIN)
     factors: dict[str, dict[str, NDArray[Any]]] = {}
     for name in model:
         module, factor = _factor_of(name, architecture, path)
         factors.setdefault(module, {})[factor] = _floats(model, name, path)
     pairs = {module: _pair(module, pair_factors, float(alpha), path) for module, pair_factors in factors.items()}
     if not pairs:
-        raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", _AGAIN)
+        raise InputError(f"{path}: contains no factors", "an adapter has at least one pair of factors", _AGAIN)
     base = data.get("general.base_model.0.name", "")
     return AdapterParameters(
         path, pairs, "gguf", base=base if isinstance(base, str) else "", permuted=architecture in PERMUTED
@@ -72,11 +73,15 @@ def read_gguf_adapter(path: Path) -> AdapterParameters:
 
 
 def _factor_of(name: str, architecture: str, path: Path) -> tuple[str, str]:
-    """The module, by the name that checkpoints have for it, and the factor, "a" or "b"."""
+    """Return the name of the module in checkpoints, and the factor, "a" or "b"."""
     match = _TENSOR.fullmatch(name)
     if match is None:
-        why = "norms were trained beside the factors" if "norm" in name else "names end in .weight.lora_a or .lora_b"
-        raise InputError(f"{path}: tensor {name!r:.100} is no factor of a product", why, _AGAIN)
+        why = (
+            "norms were trained in addition to the factors"
+            if "norm" in name
+            else "names end in .weight.lora_a or .lora_b"
+        )
+        raise InputError(f"{path}: tensor {name!r:.100} is not a factor of a linear layer", why, _AGAIN)
     name_in_gguf, layer = match["place"], match["layer"]
     if layer is None:
         return _OUTSIDE.get(name_in_gguf, name_in_gguf), match["factor"]
@@ -91,7 +96,7 @@ def _floats(model: GgufModel, name: str, path: Path) -> NDArray[Any]:
     try:
         return dequantize(tensor) if type_of(tensor) is not None else tensor
     except QuantizationError as error:
-        raise InputError(f"{path}: tensor {name!r} is damaged", str(error), "download it again") from error
+        raise InputError(f"{path}: tensor {name!r} is damaged", str(error), "download the file again") from error
 
 
 def _pair(module: str, factors: Mapping[str, NDArray[Any]], alpha: float, path: Path) -> Pair:
@@ -103,16 +108,20 @@ def _pair(module: str, factors: Mapping[str, NDArray[Any]], alpha: float, path: 
     if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1]:
         raise InputError(
             f"{path}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
-            "A is [rank, inputs] and B [outputs, rank], of one rank", _AGAIN,
+            "A must be [rank, inputs] and B [outputs, rank], with the same rank", _AGAIN,
         )  # fmt: skip
     return Pair(a, b, alpha / len(a) if alpha else 1.0)
 
 
 def in_our_order(adapter: AdapterParameters, heads: int, kv_heads: int) -> AdapterParameters:
-    """The same adapter, with rows of queries and keys in the order that checkpoints have; others stay as they are.
+    """Return the adapter with the rows of queries and keys in the order of checkpoints. Other rows are unchanged.
+
+    Args:
+        adapter: the adapter.
+        heads, kv_heads: numbers of heads in the base.
 
     Raises:
-        InputError: a module has rows that so many heads do not share.
+        InputError: the rows of a module cannot be divided among the heads.
     """
     if not adapter.permuted:
         return adapter
@@ -133,10 +142,10 @@ def in_our_order(adapter: AdapterParameters, heads: int, kv_heads: int) -> Adapt
 
 
 def require_our_order(adapter: AdapterParameters) -> AdapterParameters:
-    """The adapter; InputError if rows of it are in ggml's order, which only a base with its heads undoes."""
+    """Return the adapter. Raise InputError if its rows are in ggml's order, which only a known base can undo."""
     if adapter.permuted and any(name.endswith((".q_proj", ".k_proj")) for name in adapter.pairs):
         raise InputError(
-            f"{adapter.source}: rows of queries and keys are in the order of ggml",
-            "how many heads share them is known from the base only", "name the base with --model",
+            f"{adapter.source}: rows of queries and keys are in ggml's order",
+            "reordering them requires the base's number of heads", "set the base with --model",
         )  # fmt: skip
     return adapter

@@ -1,9 +1,9 @@
-"""Inputs of a graph that have a default: the places that exporters leave for adapters.
+"""Graph inputs with a default, which exporters create for adapters.
 
-onnxruntime-genai's builder, with Olive, turns an adapter's factors into inputs whose default has rank 0, so that the
-graph runs without an adapter: base product, product with A, product with B, sum. Such a place is the same as ours
-beside the base product, so the products with nothing are taken out. What else has a default (a bias, say) is an input
-that an adapter may replace as a whole; then the graph runs as it was exported.
+onnxruntime-genai's builder, with Olive, turns an adapter's factors into inputs with a default of rank 0, so that the
+graph can run without an adapter: base matmul, matmul with A, matmul with B, sum. Such inputs are equivalent to our LoRA
+targets, so the empty matmuls are removed. An adapter can replace any other input with a default (for example a bias),
+but only as a whole; the graph then runs as it was exported.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .parameters import AdapterParameters
 
 
 def with_defaults(graph: Graph) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Type and shape of the default of each input that has one."""
+    """Return the type and shape of each input's default, for the inputs that have a default."""
     named = {value.name for value in graph.inputs}
     tensors = {name: tensor for name, tensor in graph.initializers.items() if name in named}
     return {name: (np.dtype(tensor.dtype.numpy_dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 def take_out_empty_factors(graph: Graph) -> dict[str, str]:
-    """Take products with factors of rank 0, and the sums with them, out of a graph.
+    """Remove matmuls with factors of rank 0, and the sums that add their results, from a graph.
 
     Returns:
-        The inputs that this was done to: name of the factor A to that of B.
+        The removed inputs: a mapping from the name of factor A to the name of factor B.
     """
     empty = {name for name, (_, shape) in with_defaults(graph).items() if len(shape) == 2 and 0 in shape}
     gone: dict[str, str] = {}
@@ -49,7 +49,7 @@ def take_out_empty_factors(graph: Graph) -> dict[str, str]:
 
 
 def _pattern(graph: Graph, first: str, empty: set[str]) -> tuple[str, Node, str] | None:
-    """The factor B, the sum, and what it adds to: (x @ A) @ B [* scale] + base."""
+    """Match (x @ A) @ B [* scale] + base; return the name of B, the sum, and the name of the base."""
     node = _only(graph, first)
     if node is None or node.op_type != "MatMul" or node.input(1) != first:
         return None
@@ -63,7 +63,7 @@ def _pattern(graph: Graph, first: str, empty: set[str]) -> tuple[str, Node, str]
         other = node.input(1) if node.input(0) == added else node.input(0)
         scale = graph.constant(other)
         if scale is None or scale.size != 1 or float(scale.reshape(-1)[0]) != 1.0:
-            return None  # a scale of the graph's own would have to be folded into every adapter
+            return None  # the graph's scale would have to be included in the factors of every adapter
         added = node.outputs[0]
         node = _only(graph, added)
     if node is None or node.op_type != "Add":
@@ -73,7 +73,7 @@ def _pattern(graph: Graph, first: str, empty: set[str]) -> tuple[str, Node, str]
 
 
 def _only(graph: Graph, name: str) -> Node | None:
-    """The only node that reads a value."""
+    """Return the only node that reads a value."""
     users = graph.consumers(name)
     return users[0] if len(users) == 1 else None
 
@@ -81,18 +81,18 @@ def _only(graph: Graph, name: str) -> Node | None:
 def check_values(
     adapter: AdapterParameters, defaults: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an adapter that replace defaults.
+    """Return the adapter's arrays that replace defaults of graph inputs.
 
     Raises:
-        InputError: a name that the graph has not, another type or shape, numbers that are not finite, or factors of
-            products beside them.
+        InputError: an input does not exist; an array has a different type or shape, or values that are not finite; or
+            the adapter also has factors of linear layers.
     """
     for name, array in adapter.values.items():
         if name not in defaults:
             inputs = ", ".join(list(defaults)[:8]) or "none"
             raise InputError(
                 f"{adapter.source}: Invalid input name: {name!r:.200}",
-                f"inputs of the graph with a default: {inputs}",
+                f"inputs of the graph that have a default: {inputs}",
                 did_you_mean(name, defaults, "use an adapter that was exported for this model"),
             )
         dtype, shape = defaults[name]
@@ -104,13 +104,13 @@ def check_values(
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InputError(
-                f"{adapter.source}: {name!r} has numbers that are not finite", "every token would be NaN",
+                f"{adapter.source}: {name!r} has values that are not finite", "every token would be NaN",
                 "train or download the adapter again",
             )  # fmt: skip
     if adapter.pairs and adapter.values:
         raise InputError(
-            f"{adapter.source}: holds factors of products, and {next(iter(adapter.values))!r}",
-            "the first run beside the base, the second as an input of the graph: not both at once",
-            "export them as two adapters",
+            f"{adapter.source}: contains factors of linear layers and {next(iter(adapter.values))!r}",
+            "factors change linear layers, other arrays replace graph inputs, and an adapter can do only one of these",
+            "export the factors and the other arrays as two adapters",
         )
     return dict(adapter.values)

@@ -1,4 +1,4 @@
-"""What layers and projections are called, in checkpoints, in adapters and in graphs: one name for each."""
+"""Names of layers and projections in checkpoints, adapters and graphs, and the single name that all variants map to."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 _LAYERS = {"layers", "layer", "h", "blocks", "block"}
 _ATTENTION = re.compile("attn|attention|attentions")
-# Parts of names behind which nothing is a projection that adapters can change.
+# Parts of names that do not contain projections with LoRA targets.
 EXPERTS = re.compile("experts?$|moe$|block_sparse_moe$")
-# In the name of a value whose columns are those of another one, in the order of the matrix that reads it.
+# Part of the name of a value whose columns were put into the order of the matrix that reads it.
 REORDERED = "/order_"
 _SHARED = re.compile("shared_experts?$")
-# Parts of names before the layers of another model beside the decoder.
+# Parts of names that precede the layers of models other than the decoder.
 _ELSEWHERE = re.compile("vision|visual|image|audio|speech|encoder$")
 _MOST_DIGITS = 6
 
-# What each projection is called: everywhere, in attention, and in feed-forward layers.
+# The known names of each projection: anywhere, in attention layers, and in feed-forward layers.
 _ANYWHERE = {
     "q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "o_proj", "qkv_proj": "qkv_proj",
     "wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj", "Wqkv": "qkv_proj", "c_attn": "qkv_proj",
@@ -31,12 +31,12 @@ _IN_ATTENTION = {
     "dense": "o_proj", "out_proj": "o_proj", "c_proj": "o_proj", "wqkv": "qkv_proj",
 }  # fmt: skip
 _IN_FEED_FORWARD = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj", "c_proj": "down_proj"}
-# A projection that holds others, in the order of its columns.
+# Fused projections, each with its parts in the order of the columns.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 class Module(NamedTuple):
-    """A projection of a layer, such as (3, "q_proj"); one of a shared expert is "shared_expert.up_proj"."""
+    """A projection of a layer, such as (3, "q_proj"); in a shared expert, the name is like "shared_expert.up_proj"."""
 
     layer: int
     projection: str
@@ -46,7 +46,7 @@ class Module(NamedTuple):
 
 
 def module_of(name: str) -> Module | None:
-    """The projection that a name with dots or slashes speaks of; None where it is none that can be adapted."""
+    """Return the projection named by a name with dots or slashes; None if adapters cannot change it."""
     parts = re.split(r"[./]", name)
     indices = [i for i, part in enumerate(parts[:-2]) if part in _LAYERS and _is_number(parts[i + 1])]
     if not indices or any(_ELSEWHERE.search(part) for part in parts[: indices[0]]):
@@ -66,7 +66,7 @@ def module_of(name: str) -> Module | None:
 
 
 def likely_module_name(name: str) -> str:
-    """How a projection would be called that the end of a name speaks of, known or not; the name itself without layer.
+    """Return the likely projection at the end of a name, whether known or not; the name itself if it has no layer.
 
     >>> likely_module_name("base_model.model.model.layers.3.self_attn.q_prj")
     'layers.3.q_prj'

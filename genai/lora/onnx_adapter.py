@@ -1,8 +1,9 @@
-"""Adapter files of onnxruntime (`.onnx_adapter`): named arrays in a FlatBuffer, read and written.
+"""Adapter files of onnxruntime (`.onnx_adapter`), which contain named arrays in a FlatBuffer.
 
-The file is a table of onnxruntime's schema: format, adapter and model version, and a vector of parameters, each a name,
-an element type of ONNX, dimensions, and bytes on an eight-byte boundary. `flatbuffers` writes it. Reading checks every
-offset against the file's size, since the library's own accessors would follow whatever a damaged file says.
+The file is a table in onnxruntime's schema: format version, adapter version, model version, and a vector of parameters.
+A parameter has a name, an ONNX element type, dimensions, and bytes aligned to eight bytes. `flatbuffers` writes the
+file. The reader checks every offset against the file's size, because the library's own accessors would follow any
+offset in a damaged file.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..errors import GenaiError, InputError
 from ..onnx.types import DataType
 
 IDENTIFIER, FORMAT_VERSION = b"TORT", 1
-# Numbers of the fields of a file and of a parameter, in the order of the schema.
+# Field numbers of a file and of a parameter, in the order of the schema.
 _FORMAT, _ADAPTER, _MODEL, _PARAMETERS = 0, 1, 2, 3
 _NAME, _DIMENSIONS, _TYPE, _DATA = 0, 1, 2, 3
 _MOST_PARAMETERS, _MOST_RANK, _ALIGNMENT = 100_000, 16, 8
@@ -30,12 +31,12 @@ _MOST_PARAMETERS, _MOST_RANK, _ALIGNMENT = 100_000, 16, 8
 
 @dataclass
 class AdapterFile:
-    """The contents of an adapter file.
+    """The content of an adapter file.
 
     Attributes:
-        arrays: by name.
-        adapter_version, model_version: numbers of the caller's, in the range of int32.
-        format_version: of the file's form.
+        arrays: arrays by name.
+        adapter_version, model_version: versions set by the writer, int32.
+        format_version: version of the file format.
     """
 
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -45,63 +46,63 @@ class AdapterFile:
 
 
 def read_adapter_file(path: Path) -> AdapterFile:
-    """Read a file.
+    """Read an adapter file.
 
     Raises:
-        InputError: there is no such file, or it is damaged or no adapter.
+        InputError: the file is missing, damaged, or not an adapter file.
     """
     try:
-        # A copy: a map of a file that is cut short later would end the process.
+        # Read a copy, because access to a mapped file that is truncated later would crash the process.
         data = np.fromfile(path, np.uint8) if path.is_file() or path.is_dir() else _missing(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read", str(error), "check the path and its permissions") from error
     if len(data) < 8 or bytes(data[4:8]) != IDENTIFIER:
         raise InputError(
-            f"{path}: is no adapter file",
-            f"bytes 4 to 8 of one are {IDENTIFIER.decode()}",
-            "give an .onnx_adapter file",
+            f"{path}: not an adapter file",
+            f"bytes 4 to 8 of an adapter file are {IDENTIFIER.decode()}",
+            "pass an .onnx_adapter file",
         )
     try:
         return _read(_Buffer(data))
     except _Damaged as error:
-        raise InputError(f"{path}: is damaged", str(error), "copy or export the adapter again") from error
+        raise InputError(f"{path}: the file is damaged", str(error), "copy or export the adapter again") from error
 
 
 def write_adapter_file(path: Path, file: AdapterFile) -> None:
-    """Write a file. Raises InputError: the system refuses it."""
+    """Write an adapter file. Raises InputError if writing fails."""
     try:
         path.write_bytes(_written(file))
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "choose another place") from error
+        raise InputError(f"{path}: cannot be written", str(error), "choose another path") from error
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 class _Damaged(Exception):
-    """An offset or a size leads outside the file."""
+    """An offset or a size that points outside the file."""
 
 
 class _Buffer:
-    """A FlatBuffer of which every access is checked."""
+    """A FlatBuffer with bounds checks on every access."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data, self._view, self._size = data, data.data, len(data)
         self._left = len(data)
 
     def number(self, struct_format: str, offset: int) -> int:
-        """A number of a `struct` form at a place."""
+        """Read a number with a `struct` format at an offset."""
         if not 0 <= offset <= self._size - struct.calcsize(struct_format):
             raise _Damaged(f"offset {offset} is outside the file, which has {self._size} bytes")
         number: int = struct.unpack_from(struct_format, self._view, offset)[0]
         return number
 
     def follow(self, offset: int) -> int:
-        """Where the unsigned offset at a place leads."""
+        """Return the target of the unsigned offset stored at `offset`."""
         return offset + self.number("<I", offset)
 
     def field(self, table: int, number: int) -> int:
-        """Where a field of a table is; 0 = it is not there."""
+        """Return the position of a field in a table; 0 if the field is absent."""
         directory = table - self.number("<i", table)
         entry = 4 + 2 * number
         if entry + 2 > self.number("<H", directory):
@@ -110,12 +111,12 @@ class _Buffer:
         return table + offset if offset else 0
 
     def integer(self, table: int, number: int, struct_format: str = "<i") -> int:
-        """The number in a field; 0 where it is not there."""
+        """Read the number in a field; 0 if the field is absent."""
         offset = self.field(table, number)
         return self.number(struct_format, offset) if offset else 0
 
     def vector(self, table: int, number: int, item: int) -> tuple[int, int]:
-        """Where the items of a vector begin, and how many there are; (0, 0) where it is not there."""
+        """Return the position of a vector's first item, and the number of items; (0, 0) if the field is absent."""
         field = self.field(table, number)
         if not field:
             return 0, 0
@@ -126,10 +127,10 @@ class _Buffer:
         return offset + 4, count
 
     def bytes(self, offset: int, count: int) -> NDArray[np.uint8]:
-        """A view of bytes that a vector has; none of them is another's, so all together are no more than the file."""
+        """Return a view of a vector's bytes. Vectors must not overlap: their total size must not exceed the file's."""
         self._left -= count
         if self._left < 0:
-            raise _Damaged(f"names and numbers overlap: together they have more than the file's {self._size} bytes")
+            raise _Damaged(f"names and arrays overlap: their total size exceeds the file's {self._size} bytes")
         return self._data[offset : offset + count]
 
 
@@ -137,10 +138,10 @@ def _read(buffer: _Buffer) -> AdapterFile:
     root = buffer.follow(0)
     adapter, model, version = (buffer.integer(root, number) for number in (_ADAPTER, _MODEL, _FORMAT))
     if version != FORMAT_VERSION:
-        raise _Damaged(f"its format version is {version}, known is {FORMAT_VERSION}")
+        raise _Damaged(f"its format version is {version}, but only version {FORMAT_VERSION} is supported")
     first, count = buffer.vector(root, _PARAMETERS, 4)
     if count > _MOST_PARAMETERS:
-        raise _Damaged(f"it has {count} parameters, at most {_MOST_PARAMETERS} are read")
+        raise _Damaged(f"it has {count} parameters, but the limit is {_MOST_PARAMETERS}")
     arrays: dict[str, NDArray[Any]] = {}
     for index in range(count):
         name, array = _parameter(buffer, buffer.follow(first + 4 * index))
@@ -162,17 +163,17 @@ def _parameter(buffer: _Buffer, table: int) -> tuple[str, NDArray[Any]]:
         raise _Damaged(f"a name is not UTF-8: {error}") from error
     offset, rank = buffer.vector(table, _DIMENSIONS, 8)
     if rank > _MOST_RANK:
-        raise _Damaged(f"{name!r} has {rank} dimensions, at most {_MOST_RANK} are read")
+        raise _Damaged(f"{name!r} has {rank} dimensions, but the limit is {_MOST_RANK}")
     shape = [buffer.number("<q", offset + 8 * index) for index in range(rank)]
     kind = buffer.integer(table, _TYPE)
     dtype = None
     with suppress(GenaiError, ValueError, KeyError, TypeError):
         dtype = np.dtype(DataType(kind).numpy_dtype)
     if dtype is None or dtype.hasobject:
-        raise _Damaged(f"{name!r} has element type {kind}, which is not read here")
+        raise _Damaged(f"{name!r} has element type {kind}, which is not supported")
     offset, size = buffer.vector(table, _DATA, 1)
     if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != size:
-        raise _Damaged(f"{name!r} has shape {shape} of {dtype}, and {size} bytes")
+        raise _Damaged(f"{name!r} has {size} bytes, which does not match shape {shape} of {dtype}")
     data = buffer.bytes(offset, size)
     array = data if data.ctypes.data % dtype.itemsize == 0 else data.copy()
     return name, array.view(dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""What an adapter's files hold, whatever their format: pairs of factors by the name of the module that they change."""
+"""The content of an adapter's files in any format: pairs of factors, by the name of the module that they change."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from .names import module_of
 from .onnx_adapter import AdapterFile, read_adapter_file, write_adapter_file
 
 SUFFIX = ".onnx_adapter"
-# Nobody trains larger ones; a step's memory grows with the ranks of its adapters.
+# Larger ranks are not used in practice, and a step's memory grows with the ranks of its adapters.
 MOST_RANK = 1024
-_GIVE_ONE = f"give a folder as PEFT writes it, an {SUFFIX} file, or a GGUF file of an adapter"
+_GIVE_ONE = f"pass a PEFT folder, an {SUFFIX} file, or the GGUF file of an adapter"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """x @ a.T @ b.T * scale, which is added to a projection.
+    """The factors of x @ a.T @ b.T * scale, which is added to a projection.
 
     Attributes:
-        a: [rank, inputs]. b: [outputs, rank]. Of any float type. scale: alpha / rank, or what training scaled by.
+        a: factor A [rank, inputs], any float type.
+        b: factor B [outputs, rank], any float type.
+        scale: alpha / rank, or the scale used in training.
     """
 
     a: NDArray[Any]
@@ -39,17 +41,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class AdapterParameters:
-    """An adapter as its files say it.
+    """The content of an adapter's files.
 
     Attributes:
         source: the folder or file.
-        pairs: by the name of a module, as the files write it.
-        values: other arrays, by the name of the graph's input whose default they replace.
-        base: what the files say of the model that it was trained on; "" = nothing.
-        base_hash: the identity of that model, if the files say it; see `base_identity`.
+        pairs: factors by module name, as written in the files.
+        values: other arrays, by the name of the graph input with the default that they replace.
+        base: name of the model that the adapter was trained on; "" = unknown.
+        base_hash: identity of that model, if recorded; see `base_identity`.
         kind: "peft", "onnx_adapter" or "gguf".
-        fan_in_fan_out: whether the base stores its weights as [inputs, outputs], as GPT-2 does: for merging.
-        permuted: rows of queries and keys are in the order of ggml; see `gguf`.
+        fan_in_fan_out: True if the base stores weights as [inputs, outputs], as GPT-2 does; used for merging.
+        permuted: True if rows of queries and keys are in ggml's order; see `gguf`.
     """
 
     source: Path
@@ -63,7 +65,7 @@ class AdapterParameters:
 
     @cached_property
     def content_hash(self) -> bytes:
-        """SHA-256 of all numbers and the names that they belong to: what is added depends on nothing else."""
+        """SHA-256 of all numbers and their names, which determine the adapter's effect."""
         digest = hashlib.sha256()
         for name in sorted(self.pairs):
             pair = self.pairs[name]
@@ -79,18 +81,18 @@ class AdapterParameters:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that occur, in order."""
+        """The distinct ranks, in ascending order."""
         return sorted({len(pair.a) for pair in self.pairs.values()})
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers as the files hold them."""
+        """The number of bytes in the arrays of the files."""
         pairs = sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
         return pairs + sum(array.nbytes for array in self.values.values())
 
 
 def adapter_path(source: str | Path) -> Path:
-    """Where an adapter is. Raises ModelFolderError, InputError: there is none."""
+    """Return the path of an adapter. Raises ModelFolderError or InputError if there is no adapter."""
     try:
         path = Path(source)
         if path.is_dir():
@@ -99,63 +101,66 @@ def adapter_path(source: str | Path) -> Path:
     except (TypeError, ValueError, OSError) as error:
         raise InputError(f"an adapter's path is {source!r:.80}", str(error)[:200], _GIVE_ONE) from error
     if not exists or not (path.suffix == SUFFIX or is_gguf(path)):
-        why = f"it is a file whose name does not end in {SUFFIX}" if exists else "there is no such folder or file"
+        why = f"its name does not end in {SUFFIX}" if exists else "there is no such folder or file"
         raise ModelFolderError(f"{path}: not an adapter", why, _GIVE_ONE)
     return path
 
 
 def paired(source: Path, module: str, a: NDArray[Any], b: NDArray[Any], scale: float = 1.0) -> Pair:
-    """Factors of a module as its files hold them, checked against each other. Raises InputError: they do not agree."""
+    """Create a module's pair from the factors in a file. Raises InputError if their shapes or types are invalid."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
         raise InputError(
             f"{source}: {module!r} has A {list(a.shape)} and B {list(b.shape)}",
-            "A is [rank, inputs] and B [outputs, rank], of one rank",
+            "A must be [rank, inputs] and B [outputs, rank], with the same rank",
             "save the adapter again",
         )
     for array in (a, b):
         if not is_float(array):
             raise InputError(
                 f"{source}: a factor of {module!r} is {array.dtype}",
-                "the factors of adapters are multiplied as floats here; whole numbers are quantised ones",
+                "factors must be floats; integers are quantised factors, which are not supported",
                 "save the adapter again in float16, bfloat16 or float32",
             )
     return Pair(a, b, scale)
 
 
 def scaled(pair: Pair, weight: float = 1.0) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """A and B as float32, all scales in B; what float32 cannot hold is infinite."""
+    """Return A and B as float32, with all scales in B. Values outside float32's range become infinite."""
     with np.errstate(over="ignore", invalid="ignore"):
         return pair.a.astype(np.float32), pair.b.astype(np.float32) * np.float32(pair.scale * weight)
 
 
 def is_float(array: NDArray[Any]) -> bool:
-    """Whether an array holds floats, of NumPy's types or of ml_dtypes'."""
+    """Return True if an array holds floats, whether of a NumPy or an ml_dtypes type."""
     return array.dtype.kind == "f" or "float" in array.dtype.name
 
 
 def narrowed(array: NDArray[np.float32], dtype: Any, source: Path, module: str) -> NDArray[Any]:
-    """A factor in the type that it is to be written in. Raises InputError: a number has no place in it."""
+    """Convert a factor to the type to write. Raises InputError if a number is outside the type's range."""
     with np.errstate(over="ignore"):
         result: NDArray[Any] = np.ascontiguousarray(array.astype(dtype))
     if not np.isfinite(result).all():
         raise InputError(
             f"{source}: a factor of {module!r} has numbers up to {np.abs(array).max():.3g}",
             f"the largest {np.dtype(dtype)} is {np.finfo(dtype).max:.3g}",
-            "write float32; or train the adapter again if it holds NaN or infinite numbers",
+            "write float32; if the factor contains NaN or infinite numbers, train the adapter again",
         )
     return result
 
 
 def read_onnx_adapter(path: Path) -> AdapterParameters:
-    """An adapter file of onnxruntime: factors as graphs have them, [inputs, rank] and [rank, outputs], scaled."""
+    """Read an adapter file of onnxruntime.
+
+    The factors are those of the graph, with scales included: [inputs, rank] and [rank, outputs].
+    """
     arrays, halves = read_adapter_file(path).arrays, {}
     values: dict[str, NDArray[Any]] = {}
     for name, array in arrays.items():
         if ".quant." in name:
             raise InputError(
                 f"{path}: {name!r} is quantised",
-                "the factors of adapters are multiplied as floats here",
-                "convert the adapter again without quantising it",
+                "factors must be floats",
+                "convert the adapter again without quantisation",
             )
         module, factor = split_factor(name)
         if factor and array.ndim == 2:
@@ -173,7 +178,9 @@ def read_onnx_adapter(path: Path) -> AdapterParameters:
     }
     lonely = [module for module, factor in halves if module not in pairs]
     if lonely:
-        raise InputError(f"{path}: {lonely[0]!r} has one factor", "A and B come in pairs", "export the adapter again")
+        raise InputError(
+            f"{path}: {lonely[0]!r} has only one factor", "A and B come in pairs", "export the adapter again"
+        )
     return AdapterParameters(path, pairs, "onnx_adapter", values)
 
 
@@ -181,10 +188,13 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
     """Write an adapter file.
 
     Args:
-        dtype: of the factors that it will hold. names: per module what the graph's inputs are called before ".lora_A".
+        adapter: the adapter.
+        path: the file, which must not exist.
+        dtype: type of the factors in the file.
+        names: for each module, the part of the graph's input names that precedes ".lora_A".
 
     Raises:
-        InputError: numbers that the type cannot hold; something is there already; the system refuses to write.
+        InputError: a number is outside the type's range, the file exists, or writing fails.
     """
     arrays: dict[str, NDArray[Any]] = {}
     for module, pair in adapter.pairs.items():
@@ -198,27 +208,29 @@ def write_onnx_adapter(adapter: AdapterParameters, path: Path, dtype: Any, *, na
 
 
 def already_exists(path: Path) -> InputError:
-    """The error that something is where an adapter is to be written."""
-    return InputError(f"{path} exists already", "an adapter is never overwritten", "remove it, or choose another place")
+    """Return the error for an adapter's target path when a file or folder already exists there."""
+    return InputError(f"{path} already exists", "adapters are never overwritten", "delete it, or choose another path")
 
 
 def input_names(adapter: AdapterParameters, known_names: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Per module of an adapter what graphs of onnxruntime-genai's builder call its inputs, before ".lora_A".
+    """Return, for each module, the part of its input names in onnxruntime-genai's graphs that precedes ".lora_A".
 
     Args:
-        known_names: the names of the factors A (and B) that a graph has; without them, the builder's own way.
+        adapter: the adapter.
+        known_names: names of the factors A (and B) in a graph; without them, the naming scheme of onnxruntime-genai's
+            builder is used.
     """
     known = {module_of(split_factor(name)[0]): split_factor(name)[0] for name in known_names or ()}
     return {module: known.get(module_of(module), module.replace(".self_attn.", ".attn.")) for module in adapter.pairs}
 
 
 def checkpoint_name(module: str) -> str:
-    """What checkpoints call a module that graphs of onnxruntime-genai's builder call "model.layers.0.attn.q_proj"."""
+    """Return a module's name in checkpoints, given either that name or the builder's "model.layers.0.attn.q_proj"."""
     return re.sub(r"^(model\.layers\.\d+\.)attn\.", r"\1self_attn.", module)
 
 
 def split_factor(name: str) -> tuple[str, str]:
-    """A parameter's module and which factor it is, "A" or "B"; "" where it is neither."""
+    """Return a parameter's module and its factor, "A" or "B"; the factor is "" if the name has neither suffix."""
     for factor in "AB":
         before, separator, _ = name.partition(f".lora_{factor}.")
         if separator:

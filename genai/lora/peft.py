@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them: a folder with adapter_config.json and adapter_model.safetensors."""
+"""Adapters in PEFT's format: a folder with adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ from ..weight_files.safetensors import read_safetensors
 from .parameters import AdapterParameters, already_exists, checkpoint_name, narrowed, paired, scaled
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
-# Where our own tools write down which base an adapter was trained on; see `store.base_identity`.
+# The field in which this project records the base that an adapter was trained on; see `store.base_identity`.
 BASE_HASH = "genai_base_sha256"
 _PREFIXES = ("base_model.model.", "base_model.")
-# Every pattern is tried on every module, which takes a few microseconds.
+# The maximum number of combinations of a pattern and a module. Matching a pattern takes a few microseconds.
 _MOST_PATTERN, _MOST_TRIALS = 1000, 1_000_000
 _QUIETLY = re2.Options()
 _QUIETLY.log_errors = False
 
-# Kinds of adapters that are more than two factors beside a product: what is set, and why that cannot run.
+# Config fields of adapters with more than two factors per linear layer, and why these adapters are not supported.
 _REFUSED = {
-    "use_dora": "DoRA scales the columns of the merged weight, for which the base's own would have to be changed",
+    "use_dora": "DoRA scales the columns of the merged weight, which changes the base's weights",
     "use_qalora": "QA-LoRA pools its inputs in groups",
-    "lora_bias": "the second factor has a bias of its own",
-    "modules_to_save": "whole modules were trained beside the factors, which replace the base's own",
+    "lora_bias": "the factor B has a bias",
+    "modules_to_save": "whole modules were trained in addition to the factors, and replace modules of the base",
     "trainable_token_indices": "rows of the embedding were trained",
-    "alora_invocation_tokens": "activated LoRA begins in the middle of a prompt",
-    "target_parameters": "parameters of experts were adapted, which have no place of their own",
+    "alora_invocation_tokens": "activated LoRA starts in the middle of a prompt",
+    "target_parameters": "parameters of experts were adapted, and these are not LoRA targets here",
     "layer_replication": "layers of the base are repeated",
-    "arrow_config": "adapters are mixed by what they are given",
+    "arrow_config": "Arrow mixes adapters depending on their inputs",
     "corda_config": "CorDA changes the base's weights",
     "lora_ga_config": "LoRA-GA changes the base's weights",
-    "megatron_config": "Megatron's parallel layers are cut in another way",
+    "megatron_config": "Megatron's parallel layers are split differently",
     "use_bdlora": "BD-LoRA stores one of the factors in blocks",
-    "kasa_config": "KaSA truncates the base's weights, and scales the factors' ranks",
-    "monteclora_config": "MonteCLoRA mixes factors that it draws",
-    "velora_config": "VeLoRA keeps further parameters beside the factors",
+    "kasa_config": "KaSA truncates the base's weights and scales the factors' ranks",
+    "monteclora_config": "MonteCLoRA mixes randomly drawn factors",
+    "velora_config": "VeLoRA has parameters in addition to the factors",
 }
-# Ways to begin training that take what the factors hold out of the base's weights: these files fit what was left.
+# Initialisations that subtract the initial factors from the base's weights. These adapters fit only the changed base.
 _TAKEN_OUT_OF_THE_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
-_MERGE = "merge it into the base with PEFT (merge_and_unload), and build a model folder from the result"
+_MERGE = "merge the adapter into the base with PEFT (merge_and_unload), and build a model folder from the result"
 
 
 def read_peft(folder: Path) -> AdapterParameters:
-    """Read a folder. Nothing in it is executed, and no path in it is followed.
+    """Read an adapter folder. Nothing in it is executed, and no path in it is followed.
 
     Raises:
-        ModelFolderError: a file is missing. InputError: it is damaged, or of a kind that cannot be run.
+        ModelFolderError: a file is missing.
+        InputError: a file is damaged, or the kind of adapter is not supported.
     """
     config = _config(folder)
     path = folder / WEIGHTS
@@ -68,7 +69,9 @@ def read_peft(folder: Path) -> AdapterParameters:
         module, factor = _factor_of(name, path)
         if factor in names.setdefault(module, {}):
             raise InputError(
-                f"{path}: {module!r} has two factors {factor}", "they are of several adapters", "save one of them alone"
+                f"{path}: {module!r} has two factors {factor}",
+                "the file contains several adapters",
+                "save each adapter to a separate folder",
             )
         names[module][factor] = name
     ranks, alphas = (_Numbers(config, *fields, folder, len(names)) for fields in _FIELDS)
@@ -80,12 +83,12 @@ def read_peft(folder: Path) -> AdapterParameters:
         pairs[module] = paired(path, module, a, b, scale)
         if len(a) != rank:
             raise InputError(
-                f"{path}: {module!r} has rank {len(a)}, {CONFIG} says {rank:g}",
-                "what is added is scaled by it, so both must agree",
+                f"{path}: {module!r} has rank {len(a)}, but {CONFIG} has {rank:g}",
+                "the rank determines the scale, so the two ranks must be equal",
                 f"correct r or rank_pattern in {CONFIG}",
             )
     if not pairs:
-        raise InputError(f"{path}: holds no factors", "an adapter has at least one pair", "save the adapter again")
+        raise InputError(f"{path}: contains no factors", "an adapter has at least one pair", "save the adapter again")
     return AdapterParameters(
         folder, pairs, "peft", base=str(config.get("base_model_name_or_path") or ""),
         base_hash=str(config.get(BASE_HASH) or ""), fan_in_fan_out=bool(config.get("fan_in_fan_out")),
@@ -95,16 +98,16 @@ def read_peft(folder: Path) -> AdapterParameters:
 def _config(folder: Path) -> dict[str, Any]:
     def absent(path: Path) -> ModelFolderError:
         return ModelFolderError(
-            f"{path}: no {CONFIG}",
-            "an adapter is a folder as PEFT writes it, an .onnx_adapter file, or a GGUF file",
-            "give one",
+            f"{path}: there is no {CONFIG}",
+            "an adapter is a PEFT folder, an .onnx_adapter file, or a GGUF file",
+            "pass the path of an adapter",
         )
 
     config = folder_json(folder, CONFIG, InputError, absent)
     if config.get("peft_type", "LORA") != "LORA":
         raise InputError(
             f"{folder}: peft_type is {config['peft_type']!r:.40}",
-            "adapters here are LORA: two factors a product",
+            "only LORA is supported: two factors per linear layer",
             _MERGE,
         )
     for name, why in _REFUSED.items():
@@ -112,19 +115,23 @@ def _config(folder: Path) -> dict[str, Any]:
             raise InputError(f"{folder}: {name} is {config[name]!r:.80}", why, _MERGE)
     if config.get("bias", "none") != "none":
         raise InputError(
-            f"{folder}: bias is {config['bias']!r:.40}", "biases of the base were trained beside the factors", _MERGE
+            f"{folder}: bias is {config['bias']!r:.40}",
+            "biases of the base were trained in addition to the factors",
+            _MERGE,
         )
     initialisation = config.get("init_lora_weights")
     if isinstance(initialisation, str) and initialisation.lower().startswith(_TAKEN_OUT_OF_THE_BASE):
         raise InputError(
             f"{folder}: init_lora_weights is {initialisation!r:.40}",
-            "training began by taking a part out of the base's weights, so the factors fit another base than yours",
-            "save it with PEFT's path_initial_model_for_weight_conversion, or use the base without that part and set "
+            "this initialisation subtracts the initial factors from the base's weights, so only the changed base fits",
+            "save it with PEFT's path_initial_model_for_weight_conversion, or use the changed base and set "
             f"init_lora_weights to true in {CONFIG}",
         )
     for name in ("use_rslora", "fan_in_fan_out"):
         if not isinstance(config.get(name) or False, bool):
-            raise InputError(f"{folder}: {name} is {config[name]!r:.40}", "true or false is expected", "correct it")
+            raise InputError(
+                f"{folder}: {name} is {config[name]!r:.40}", "expected: true or false", "correct the value"
+            )
     return config
 
 
@@ -132,14 +139,16 @@ def _missing(folder: Path) -> ModelFolderError:
     if (folder / PICKLE).is_file():
         return ModelFolderError(
             f"{folder}: the factors are in {PICKLE}, which is a pickle",
-            "opening a pickle runs whatever code it holds, so it is never opened here",
+            "loading a pickle can run any code, so pickles are never loaded",
             "save the adapter with safe_serialization=True",
         )
-    return ModelFolderError(f"{folder}: no {WEIGHTS}", "it holds the factors", "download the adapter whole")
+    return ModelFolderError(
+        f"{folder}: there is no {WEIGHTS}", "this file contains the factors", "download the complete adapter"
+    )
 
 
 def _factor_of(name: str, path: Path) -> tuple[str, str]:
-    """The module and the factor, "A" or "B", of a tensor such as `base_model.model.….q_proj.lora_A.weight`."""
+    """Return the module and the factor, "A" or "B", of a tensor such as `base_model.model.….q_proj.lora_A.weight`."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             inner = name[len(prefix) :]
@@ -151,13 +160,13 @@ def _factor_of(name: str, path: Path) -> tuple[str, str]:
         if separator and after.split(".")[-1] == "weight" and after.count(".") <= 1:
             return before, factor
     reasons = {
-        "base_layer": "the embedding or the head was adapted, whose weight was saved beside the factors",
-        "lora_embedding": "the embedding was adapted, whose rows are looked up and not multiplied",
+        "base_layer": "the embedding or the head was adapted, and its weight was saved with the factors",
+        "lora_embedding": "the embedding was adapted, but an embedding is a lookup and not a matmul",
         "lora_magnitude_vector": _REFUSED["use_dora"],
         "modules_to_save": _REFUSED["modules_to_save"],
     }
     why = next((why for part, why in reasons.items() if part in name), "its name has neither lora_A nor lora_B")
-    raise InputError(f"{path}: tensor {name!r:.200} is no factor of a product", why, _MERGE)
+    raise InputError(f"{path}: tensor {name!r:.200} is not a factor of a linear layer", why, _MERGE)
 
 
 def _arrays(
@@ -171,17 +180,23 @@ def _arrays(
     return tensors[names["A"]], tensors[names["B"]]
 
 
-# Patterns of the config, what holds where none matches, and the least number that makes sense.
+# The pattern field, the default field and the minimum value, for each number in the config.
 _FIELDS = (("rank_pattern", "r", 1.0), ("alpha_pattern", "lora_alpha", -math.inf))
 _MOST_NUMBER = float(np.finfo(np.float32).max)
 
 
 class _Numbers:
-    """A number of the config per module, chosen as PEFT does: that of the first pattern, in the config's order, which
-    matches the whole name or its end behind a dot.
+    """A number that the config sets per module.
+
+    It is chosen as in PEFT: the first pattern in the config's order that matches the whole name of the module, or the
+    end of the name after a dot, determines the number.
 
     Args:
-        patterns, default: the fields. least: the smallest number that makes sense. modules: how many are asked about.
+        config: the config.
+        patterns, default: names of the fields.
+        least: minimum value.
+        folder: the adapter's folder, for messages.
+        modules: number of modules.
     """
 
     def __init__(
@@ -191,13 +206,13 @@ class _Numbers:
         numbers = config.get(patterns) or {}
         if not isinstance(numbers, dict):
             raise InputError(
-                f"{folder}: {patterns} is {numbers!r:.80}", "numbers by pattern are expected", "correct it"
+                f"{folder}: {patterns} is {numbers!r:.80}", "expected: numbers by pattern", "correct the value"
             )
         if len(numbers) * modules > _MOST_TRIALS:
             raise InputError(
-                f"{folder}: {patterns} has {len(numbers)} patterns, for {modules} modules",
-                f"at most {_MOST_TRIALS:,} pairs of the two are tried",
-                "write patterns that fit several modules",
+                f"{folder}: {patterns} has {len(numbers)} patterns for {modules} modules",
+                f"the limit is {_MOST_TRIALS:,} pairs of a pattern and a module",
+                "use fewer patterns that match several modules",
             )
         self._default = self._number(default, config.get(default, 8))
         self._numbers = [
@@ -206,42 +221,42 @@ class _Numbers:
         ]
 
     def of(self, module: str) -> float:
-        """The number of a module."""
+        """Return the number for a module."""
         return next((number for pattern, number in self._numbers if pattern.fullmatch(module)), self._default)
 
     def _pattern(self, patterns: str, pattern: str) -> Any:
         try:
             if len(pattern) > _MOST_PATTERN:
-                raise ValueError(f"it is longer than {_MOST_PATTERN} characters")
+                raise ValueError(f"the pattern is longer than {_MOST_PATTERN} characters")
             return re2.compile(rf"(.*\.)?({pattern})", _QUIETLY)
         except (re2.error, ValueError) as error:
             said = error.args[0] if error.args else error
             why = said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
             raise InputError(
                 f"{self._path}: {patterns} has {pattern!r:.80}",
-                f"it is no pattern that is tried here ({why}): one that looks around or back could take for ever",
-                "write the modules down by their names",
+                f"this pattern is not supported ({why}): look-around and back-references could take unlimited time",
+                "list the modules by name",
             ) from error
 
     def _number(self, name: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MOST_NUMBER:
-            raise InputError(f"{self._path}: {name} is {value!r:.40}", "a finite number is expected", "correct it")
+            raise InputError(f"{self._path}: {name} is {value!r:.40}", "expected: a finite number", "correct the value")
         if value < self._least:
-            raise InputError(f"{self._path}: {name} is {value}", "a rank is at least 1", "correct it")
+            raise InputError(f"{self._path}: {name} is {value}", "a rank must be at least 1", "correct the value")
         return float(value)
 
 
 def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
-    """Write an adapter as PEFT does, scales in the second factors.
+    """Write an adapter in PEFT's format, with the scales included in factor B.
 
     Raises:
-        InputError: it has arrays that are no factors, or numbers that the type cannot hold; something is there
-            already; the system refuses to write.
+        InputError: the adapter has arrays that are not factors, or numbers outside the type's range; the folder is not
+            empty; or writing fails.
     """
     if adapter.values:
         raise InputError(
-            f"{adapter.source}: {next(iter(adapter.values))!r} is no factor of a product",
-            "PEFT's folders hold pairs of factors", "keep it as an .onnx_adapter file",
+            f"{adapter.source}: {next(iter(adapter.values))!r} is not a factor of a linear layer",
+            "PEFT folders contain only pairs of factors", "use an .onnx_adapter file",
         )  # fmt: skip
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise already_exists(folder)
@@ -265,4 +280,4 @@ def write_peft(adapter: AdapterParameters, folder: Path, dtype: Any) -> None:
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         save_file(tensors, str(folder / WEIGHTS), metadata={"format": "pt"})
     except OSError as error:
-        raise InputError(f"{folder}: cannot be written", str(error), "choose another place") from error
+        raise InputError(f"{folder}: cannot be written", str(error), "choose another folder") from error

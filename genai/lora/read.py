@@ -1,4 +1,4 @@
-"""Reads an adapter from any kind of file."""
+"""Reading of an adapter in any supported format."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .peft import read_peft
 
 
 def read_adapter(source: str | Path) -> AdapterParameters:
-    """An adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
+    """Read an adapter from a PEFT folder, an `.onnx_adapter` file or a GGUF file.
 
     Raises:
-        ModelFolderError, InputError: there is none, it is damaged, or of a kind that cannot be run beside its base.
+        ModelFolderError, InputError: the adapter is missing, damaged, or of an unsupported kind.
     """
     path = adapter_path(source)
     if is_gguf(path):

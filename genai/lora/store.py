@@ -1,4 +1,4 @@
-"""The adapters of a model, by name: loaded, shared by requests, kept within a budget, and dropped."""
+"""A model's adapters, by name: they are loaded, shared by requests, limited to a memory budget, and unloaded."""
 
 from __future__ import annotations
 
@@ -29,22 +29,29 @@ from .peft import BASE_HASH
 from .read import read_adapter
 
 AdapterChoice: TypeAlias = str | Mapping[str, float] | None
-"""The adapters of a request: a name, names with weights, or None."""
+"""The adapters of a request: a name, a mapping from names to weights, or None."""
 
 _MOST_ADAPTERS_OF_A_REQUEST = 16
-# Names that an error lists.
+# The maximum number of names that an error lists.
 _MOST_SHOWN = 10
 
 
 @dataclass(eq=False)
 class _Entry:
-    """An adapter that has a name.
+    """A loaded adapter.
 
     Attributes:
-        modules: names of the projections that it changes.
-        key: of its content and scale. device: its memory; None = evicted, to be read from `source` again.
-        users: mixes that requests hold. last_used: when a request last asked for it.
-        values: for inputs of the graph, of adapters that are no low-rank ones.
+        name: name of the adapter.
+        source: the adapter's folder or file.
+        scale: factor that the adapter's effect is multiplied by.
+        key: hash of the adapter's content and scale.
+        nbytes: number of bytes on the device.
+        device: the adapter's device memory; None = evicted, to be read from `source` again.
+        ranks: the adapter's distinct ranks.
+        modules: names of the projections that the adapter changes.
+        values: arrays for graph inputs, for adapters that are not LoRA.
+        users: mixes that requests currently hold.
+        last_used: time at which a request last used it.
     """
 
     name: str
@@ -61,18 +68,19 @@ class _Entry:
 
 
 class Adapters(Single, AbstractContextManager["Adapters"]):
-    """Low-rank adapters of a model, by name. Safe to use from several threads.
+    """LoRA adapters of a model, by name. Several threads may use this object.
 
-    The first one that is loaded gives the model's program places for them (loading the model with lora=True does that
-    at once); from then on adapters come and go without it.
+    Loading the first adapter recompiles the model's program with LoRA targets. (If you load the model with lora=True,
+    the program is compiled with targets from the start.) After that, adapters are loaded and unloaded without
+    recompilation.
 
     Args:
-        model: the model whose adapters they are.
-        max_bytes: most memory for adapters. When one more would exceed it, those that no request uses and that were
-            used longest ago are dropped from memory, and read again when a request asks for them. None = no bound.
+        model: the model that the adapters are for.
+        max_bytes: maximum memory for adapters; None = no limit. If another adapter would exceed the limit, idle
+            adapters are evicted, the least recently used first. They are read again when a request needs them.
 
     Raises:
-        OptionError: max_bytes is no whole number of at least 1.
+        OptionError: max_bytes is not a whole number, or is less than 1.
 
     >>> import genai
     >>> from genai.models.folders import bundled_adapter
@@ -87,42 +95,46 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
     def __init__(self, model: Model, *, max_bytes: int | None = None) -> None:
         if not isinstance(model, Model):
             raise InputError(
-                f"Adapters needs a Model, not {type(model).__name__}", "adapters change its products", "pass a Model"
+                f"Adapters needs a Model, not {type(model).__name__}",
+                "adapters change the linear layers of a model",
+                "pass a Model",
             )
         if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1):
             raise OptionError(
-                f"max_bytes = {max_bytes!r}", "a whole number of at least 1 is expected", "leave it out for no bound"
+                f"max_bytes = {max_bytes!r}", "expected: a whole number of at least 1", "remove it for no limit"
             )
         self.model, self.max_bytes = model, max_bytes
         self._entries: dict[str, _Entry] = {}
-        # All that are in memory, also those that nothing but a request knows any more.
+        # All adapters in memory, including unloaded adapters that a request still uses.
         self._in_memory: weakref.WeakSet[DeviceAdapter] = weakref.WeakSet()
         self._lock = threading.RLock()
         renew_locks(self, "_lock")
 
     @property
     def names(self) -> list[str]:
-        """Their names, in the order in which they were loaded."""
+        """The names of the adapters, in the order in which they were loaded."""
         return list(self._entries)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that they take now, those included that were unloaded and that a request still uses."""
+        """The number of bytes in memory, including unloaded adapters that a request still uses."""
         with self._lock:
             return sum(device.nbytes for device in self._in_memory)
 
     def load(self, path: str | Path, name: str, scale: float = 1.0) -> None:
-        """Read an adapter and give it a name.
+        """Load an adapter under a name.
 
         Args:
-            path: a folder as PEFT writes it, an `.onnx_adapter` file, or a GGUF file.
-            scale: a factor on what it adds, besides what its files say.
+            path: a PEFT folder, an `.onnx_adapter` file, or a GGUF file.
+            name: name of the adapter, unique.
+            scale: factor that the adapter's effect is multiplied by, in addition to the scale in the adapter's files.
 
         Raises:
-            ModelFolderError, InputError: there is none, it is damaged, it does not fit the model, or was trained on
-                another one.
-            OptionError: a name that is taken, or a scale that is not finite.
-            UnsupportedModelError, CacheCapacityError: the model has no places for adapters; there is no memory.
+            ModelFolderError, InputError: the adapter is missing or damaged, does not fit the model, or was trained on
+                another base.
+            OptionError: the name is in use, or the scale is not finite.
+            UnsupportedModelError: the model has no LoRA targets.
+            CacheCapacityError: there is not enough memory.
         """
         _check_name(name)
         weight = _number(f"scale of adapter {name!r}", scale)
@@ -142,27 +154,32 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             self._entries[name] = entry
 
     def unload(self, name: str, *, when_idle: bool = False) -> None:
-        """Forget an adapter; its memory goes back.
+        """Unload an adapter and free its memory.
 
         Args:
-            when_idle: requests that use it go on with it, and its memory goes back when the last of them ends.
+            name: name of the adapter.
+            when_idle: True = requests that use the adapter continue, and its memory is freed when the last one ends.
 
         Raises:
-            OptionError: there is none of that name. StateError: it is in use, and `when_idle` is not set.
+            OptionError: there is no adapter with this name.
+            StateError: the adapter is in use, and `when_idle` is False.
         """
         with self._lock:
             entry = self._entry(name)
             if entry.users and not when_idle:
                 raise StateError(
                     f"Adapter still in use: {name}",
-                    f"{len(entry.users)} requests or generators go through it",
-                    "close them first, or use unload(name, when_idle=True)",
+                    f"{len(entry.users)} requests or generators use it",
+                    "close these requests and generators first, or call unload(name, when_idle=True)",
                 )
             del self._entries[name]
 
     def info(self, name: str) -> dict[str, Any]:
-        """What is known of an adapter: source, scale, the hash of its numbers and scale, ranks, how many modules it
-        changes, bytes, whether it is in memory, and how many requests use it."""
+        """Return facts about an adapter.
+
+        The facts are: source, scale, hash of the numbers and scale, ranks, number of changed modules, bytes, whether
+        the adapter is in memory, and the number of requests that use it.
+        """
         entry = self._entry(name)
         return {
             "name": name,
@@ -177,14 +194,14 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         }
 
     def mix(self, choice: AdapterChoice) -> AdapterMix | None:
-        """The adapters of a request, in memory as long as somebody holds the result.
+        """Return the adapters of a request. They stay in memory for as long as the result is referenced.
 
         Args:
-            choice: a name; names with weights, which multiply what each adds; None = none.
+            choice: a name, or a mapping from names to weights that multiply each adapter's effect; None = none.
 
         Raises:
-            OptionError: a name that is not loaded, or a weight that is not finite.
-            As load: an adapter that was dropped from memory, and whose files are gone or changed.
+            OptionError: a name is not loaded, or a weight is not finite.
+            InputError: an evicted adapter's files were changed. Other errors are the same as for `load`.
         """
         weights = self.check(choice)
         if not weights:
@@ -202,19 +219,23 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             return mix
 
     def check(self, choice: AdapterChoice) -> dict[str, float]:
-        """Names and weights of a request's adapters, checked; weights of 0 are left out. Raises OptionError."""
+        """Return the names and weights of a request's adapters after validation, omitting weights of 0.
+
+        Raises:
+            OptionError: a name, a weight or the number of adapters is invalid.
+        """
         if choice is None:
             return {}
         choices = {choice: 1.0} if isinstance(choice, str) else choice
         if not isinstance(choices, Mapping):
             raise OptionError(
-                f"adapter = {choice!r:.80}", "a name, or weights by name, are expected", 'pass "a" or {"a": 0.7}'
+                f"adapter = {choice!r:.80}", "expected: a name, or weights by name", 'pass "a" or {"a": 0.7}'
             )
         if len(choices) > _MOST_ADAPTERS_OF_A_REQUEST:
             raise OptionError(
                 f"{len(choices)} adapters for one request",
-                f"at most {_MOST_ADAPTERS_OF_A_REQUEST} go together",
-                "merge some",
+                f"a request can use at most {_MOST_ADAPTERS_OF_A_REQUEST}",
+                "merge some of the adapters",
             )
         for name in choices:
             self._entry(name)
@@ -222,15 +243,15 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         return {name: weight for name, weight in weights.items() if weight != 0}
 
     def modules(self, name: str) -> frozenset[str]:
-        """Names of the projections that an adapter changes."""
+        """Return the names of the projections that an adapter changes."""
         return self._entry(name).modules
 
     def values(self, name: str) -> Mapping[str, Any]:
-        """The arrays of an adapter that replaces defaults of the graph's inputs; empty for a low-rank one."""
+        """Return the arrays with which an adapter replaces defaults of graph inputs; empty for a LoRA adapter."""
         return self._entry(name).values
 
     def close(self) -> None:
-        """Forget all of them; requests that use one go on with it."""
+        """Unload all adapters; requests that use an adapter continue."""
         with self._lock:
             self._entries.clear()
 
@@ -248,23 +269,25 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             names = self.names
             listed = [*names[:_MOST_SHOWN], *(["…"] if len(names) > _MOST_SHOWN else [])]
             fix = did_you_mean(str(name), names, "load it first (--lora NAME=PATH, LLM.load_adapter)")
-            raise OptionError(f"Adapter not found: {name!s:.80}", f"loaded are: {', '.join(listed) or 'none'}", fix)
+            raise OptionError(
+                f"Adapter not found: {name!s:.80}", f"loaded adapters: {', '.join(listed) or 'none'}", fix
+            )
         return entry
 
     def _read(self, path: str | Path) -> AdapterParameters:
-        """An adapter's files, its rows in the order of the model's."""
+        """Read an adapter's files, and put the rows into the order of the model."""
         decoder = self.model.config.model.decoder
         return in_our_order(read_adapter(path), decoder.num_attention_heads, decoder.num_key_value_heads)
 
     def _device(self, entry: _Entry, others: Sequence[_Entry]) -> DeviceAdapter:
-        """Its memory; read from its files again if it was dropped, without dropping the `others`."""
+        """Return the adapter's device memory. If it was evicted, load it again without evicting `others`."""
         if entry.device is None:
             read = self._read(entry.source)
             if _key(read, entry.scale) != entry.key:
                 raise InputError(
-                    f"{entry.source}: adapter {entry.name!r} is not the one that was loaded",
-                    "its files changed after it was dropped from memory (max_bytes)",
-                    "unload it and load it anew",
+                    f"{entry.source}: adapter {entry.name!r} has changed since it was loaded",
+                    "its files were changed after it was evicted from memory (max_bytes)",
+                    "unload the adapter and load it again",
                 )
             self._fill(entry, self._factors(read, entry.scale), others)
             if entry.device is None:
@@ -272,17 +295,17 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
         return entry.device
 
     def _factors(self, read: AdapterParameters, scale: float) -> list[list[Factors]]:
-        """Its factors per place of the model; none of an adapter that replaces inputs of the graph."""
+        """Return the factors per LoRA target of the model; empty for an adapter that replaces graph inputs."""
         if read.values:
             self.model.check_adapter_values(read)
             return []
         return bind(read, self.model.lora_targets(), scale=scale)
 
     def _fill(self, entry: _Entry, factors: list[list[Factors]], others: Sequence[_Entry] = ()) -> None:
-        """Bring an adapter into memory if there is room beside those in use and the `others`.
+        """Load an adapter into device memory if it fits together with the adapters in use and `others`.
 
         Raises:
-            CacheCapacityError: there never will be any.
+            CacheCapacityError: the adapter can never fit.
         """
         if entry.values:
             return
@@ -296,9 +319,9 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
             device = executor.load_adapter(factors)
         except MemoryError as error:
             raise CacheCapacityError(
-                f"adapter {entry.name!r} takes {format_bytes(size)}",
-                f"{format_bytes(free)} are free",
-                "unload others, or give a smaller cache_bytes when the model is loaded",
+                f"adapter {entry.name!r} needs {format_bytes(size)}",
+                f"only {format_bytes(free)} is free",
+                "unload other adapters, or load the model with a smaller cache_bytes",
             ) from error
         entry.nbytes = device.nbytes
         if self.max_bytes is not None and entry.nbytes > self.max_bytes:
@@ -309,13 +332,13 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
 
     def _no_room(self, entry: _Entry) -> CacheCapacityError:
         return CacheCapacityError(
-            f"adapter {entry.name!r} takes {format_bytes(entry.nbytes)}",
-            f"max_bytes allows {format_bytes(self.max_bytes or 0)}, of which requests use {format_bytes(self.nbytes)}",
-            "raise it, use fewer adapters at a time, or one of lower rank",
+            f"adapter {entry.name!r} needs {format_bytes(entry.nbytes)}",
+            f"max_bytes is {format_bytes(self.max_bytes or 0)}, of which requests use {format_bytes(self.nbytes)}",
+            "raise max_bytes, use fewer adapters at a time, or use an adapter of lower rank",
         )
 
     def _make_room(self, size: int, others: Sequence[_Entry]) -> bool:
-        """Drop idle adapters, the longest unused first, until so much more fits the budget; whether it does."""
+        """Evict idle adapters, least recently used first, until `size` more bytes fit; else return False."""
         if self.max_bytes is None:
             return True
         idle = [one for one in self._entries.values() if one.device is not None and not one.users and one not in others]
@@ -328,16 +351,17 @@ class Adapters(Single, AbstractContextManager["Adapters"]):
     def _check_base(self, read: AdapterParameters) -> None:
         if read.base_hash and read.base_hash != base_identity(self.model.folder):
             raise InputError(
-                f"{read.source}: was trained on another base ({read.base or 'unnamed'})",
-                f"it records {read.base_hash:.12}…, the model in {self.model.folder} is "
+                f"{read.source}: the adapter was trained on another base ({read.base or 'unnamed'})",
+                f"the adapter records the base {read.base_hash:.12}…, but the model in {self.model.folder} is "
                 f"{base_identity(self.model.folder):.12}…",
-                f"load it into that model; or remove {BASE_HASH} from its config if you know that it fits",
+                f"load the adapter into that base; if it does fit this model, remove {BASE_HASH} from its config",
             )
 
 
 def base_identity(folder: Path) -> str:
-    """What tells a model folder's weights from others: SHA-256 of its graph file, and of the ends and the sizes of the
-    files beside it that hold weights.
+    """Return a hash that identifies the weights in a model folder.
+
+    The hash is SHA-256 over the names, sizes, beginnings and ends of the graph file and the weight files.
     """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.suffix in (".onnx", ".data") and path.is_file()):
@@ -359,7 +383,9 @@ def _key(read: AdapterParameters, scale: float) -> bytes:
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name or len(name) > 256:
-        raise OptionError(f"an adapter's name is {name!r:.80}", "a text of 1 to 256 characters is expected", "pass one")
+        raise OptionError(
+            f"an adapter's name is {name!r:.80}", "expected: a string of 1 to 256 characters", "use another name"
+        )
 
 
 _NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
@@ -367,18 +393,20 @@ _NUMBERS: tuple[type[Any], ...] = (int, float, np.integer, np.floating)
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, _NUMBERS) or not -1e6 <= _widest(value) <= 1e6:
-        raise OptionError(f"{name} = {value!r:.40}", "a finite number, at most a million, is expected", "pass one")
+        raise OptionError(
+            f"{name} = {value!r:.40}", "expected: a number from -1e6 to 1e6", "use a number in this range"
+        )
     return float(value)
 
 
 def _widest(value: Any) -> Any:
-    """A number in a type that a million has a place in; NaN is between no two numbers."""
+    """Convert NumPy floats to Python floats, because a million is outside float16's range."""
     return float(value) if isinstance(value, np.floating) else value
 
 
 def _only_generators(entry: _Entry) -> InputError:
     return InputError(
-        f"adapter {entry.name!r} replaces inputs of the graph that are no low-rank factors",
-        "requests share their steps, and such inputs hold for a whole step",
-        "use it with Generator.set_active_adapter",
+        f"adapter {entry.name!r} replaces graph inputs and is not a LoRA adapter",
+        "requests share steps, but graph inputs apply to a whole step",
+        "use this adapter with Generator.set_active_adapter",
     )

@@ -1,4 +1,4 @@
-"""Where adapters can change a program: a target beside each product that a checkpoint would call a projection."""
+"""LoRA targets of a program: the linear layers that adapters can change."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from genai.kernels.ir import (
 
 from .names import FUSED, REORDERED, Module, module_of
 
-# A product of fewer columns is no target: kernels read so many numbers at once.
+# Matrices with fewer columns are not targets, because kernels read this number of values at a time.
 _LEAST_COLUMNS = 16
 
 
 @dataclass(frozen=True)
 class LoraTarget:
-    """A product that adapters can change: x [T, columns] to [T, rows]."""
+    """A linear layer that adapters can change; it maps x [T, columns] to [T, rows]."""
 
     number: int
     module: Module
@@ -40,7 +40,7 @@ class LoraTarget:
 
 @dataclass(frozen=True)
 class TargetColumns:
-    """Columns [first, first + width) of the result of a target."""
+    """Columns [first, first + width) of a target's output."""
 
     target: LoraTarget
     first: int
@@ -49,12 +49,13 @@ class TargetColumns:
 
 @dataclass(frozen=True)
 class LoraTargets:
-    """The targets of a program.
+    """The LoRA targets of a program.
 
     Attributes:
-        parts: per projection the columns that are its own, in order: of a fused one in the graph a part of a target,
-            of a fused one in an adapter several.
-        count: of targets. rounds: whether any of the products rounds its activations.
+        parts: for each projection, the output columns that form it, in order. A projection that the graph fuses with
+            others is a part of one target; a fused projection of an adapter may consist of several targets.
+        count: number of targets.
+        rounds: True if at least one of the linear layers rounds its activations.
     """
 
     parts: Mapping[Module, tuple[TargetColumns, ...]]
@@ -63,14 +64,14 @@ class LoraTargets:
 
     @property
     def names(self) -> list[str]:
-        """Names of the projections."""
+        """The names of the projections."""
         return [str(module) for module in self.parts]
 
 
 def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
-    """A program whose products have targets, and what they are; values and constants stay the same."""
+    """Return the program with LoRA targets in its linear layers, and the targets; values and constants are the same."""
     targets: dict[Module, LoraTarget] = {}
-    # Adapters know the columns of x in the order that they have before a quantised matrix has them put in its own.
+    # Adapters expect the columns of x in their original order, before they are reordered for a quantised matrix.
     origins = {op.out: op.x for op in program.ops
                if isinstance(op, SelectColumns) and REORDERED in op.out}  # fmt: skip
     parts: list[Any] = []
@@ -89,7 +90,7 @@ def with_targets(program: OpProgram) -> tuple[OpProgram, LoraTargets]:
 
 
 def without_targets(program: OpProgram) -> OpProgram:
-    """The program that has no targets, of which each op can be run alone."""
+    """Return the program without LoRA targets, so that each op can run on its own."""
     parts = [_bare(part) for part in program.parts if not isinstance(part, LoraShrink)]
     return replace(program, parts=tuple(parts))
 
@@ -105,7 +106,7 @@ def _bare(part: Any) -> Any:
 def _changed(
     ops: Sequence[Op], program: OpProgram, targets: dict[Module, LoraTarget], origins: Mapping[str, str]
 ) -> list[Op]:
-    """Ops in order; what adapters make of a product's input comes before the first product that reads it."""
+    """Add targets to ops. The adapters' op on an input precedes the first linear layer that reads this input."""
     changed: list[Op] = []
     shrinks: dict[str, list[Op]] = {}
     for op in ops:
@@ -122,7 +123,7 @@ def _changed(
 
 
 def _adapted(op: Linear | GatedLinear, targets: dict[Module, LoraTarget], shrinks: list[Op], origin: str) -> Op:
-    """A product with its targets; those of its projections are added to `targets`, and what they read to `shrinks`."""
+    """Return a linear layer with its targets. Also add them to `targets`, and the ops for factor A to `shrinks`."""
     changes: dict[str, Projection] = {}
     for name in ("projection",) if isinstance(op, Linear) else ("gate", "up"):
         projection: Projection = getattr(op, name)
@@ -138,7 +139,7 @@ def _adapted(op: Linear | GatedLinear, targets: dict[Module, LoraTarget], shrink
 
 
 def _module(op: Linear | GatedLinear, projection: Projection) -> Module | None:
-    """By the name of the result, which is the node's own; weights of the same bytes have one name between them."""
+    """Find the module by the name of the node's output, because weights with equal bytes may share a name."""
     names = (op.out, projection.weight.data) if isinstance(op, Linear) else (projection.weight.data,)
     return next((module for name in names if (module := module_of(name)) is not None), None)
 

@@ -1,1 +1,1 @@
-"""From an ONNX decoder graph to a program of ops: the batch made flat, and what each operator becomes."""
+"""Conversion of ONNX decoder graphs to programs of ops: the batch is flattened, and each operator is lowered."""

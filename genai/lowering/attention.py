@@ -1,4 +1,4 @@
-"""Attention of decoders: GroupQueryAttention over pages and rotary embeddings as ops."""
+"""Row and lowering rules of attention: GroupQueryAttention with the paged cache, and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -38,36 +38,39 @@ def _check_attention_inputs(node: Node, states: Sequence[State | None]) -> None:
     if not {kind(3), kind(4)} <= {Kind.CACHE, None}:
         raise NotFlattenable("past keys and values must be inputs of the graph")
     if not {kind(7), kind(8)} <= {Kind.UNIFORM, Kind.TABLES, None}:
-        raise NotFlattenable("cos and sin tables must be constant or chosen by the total length")
+        raise NotFlattenable("cos and sin tables must be constant or selected by the total length")
     if kind(10) is not None:
         raise NotFlattenable("an attention bias is not supported in paged attention")
     if kind(9) not in (Kind.ROWS, None):
-        raise NotFlattenable("positions must be one per token")
+        raise NotFlattenable("one position per token is required")
     if len(node.outputs) > 3 and node.outputs[3]:
-        raise NotFlattenable("the attention scores are asked for as an output")
+        raise NotFlattenable("the attention scores are used as an output")
 
 
 @row_rule("RotaryEmbedding", domain=MS)
 def rotary_embedding_rows(at: NodeRows) -> States:
     x, positions, *tables = at.states
     if x is None or positions is None or {x.kind, positions.kind} != {Kind.ROWS}:
-        raise NotFlattenable("needs one position per token")
+        raise NotFlattenable("one position per token is required")
     if any(table is None or table.kind not in (Kind.UNIFORM, Kind.TABLES) for table in tables):
-        raise NotFlattenable("needs constant cos and sin tables")
+        raise NotFlattenable("the cos and sin tables must be constant")
     if any(table is not None and table.kind is Kind.TABLES for table in tables):
-        raise NotFlattenable("tables chosen by the total length are known inside attention only")
+        raise NotFlattenable("only attention supports tables selected by the total length")
     return [x]
 
 
 @lowering_rule("PagedAttention", domain=OURS)
 def paged_attention(spec: LoweringSpec) -> Lowered | None:
-    """Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm."""
+    """Lower attention over cache pages.
+
+    Inputs: query (or packed QKV), key, value, cos, sin, long cos, long sin, head sink, q norm, k norm.
+    """
     attributes, out = spec.attributes, spec.outputs[0]
     heads, kv_heads = int(attributes["num_heads"]), int(attributes["kv_num_heads"])
     head_size, v_head_size = int(attributes["head_size"]), int(attributes["v_head_size"])
     key, value = (spec.inputs[index] if spec.has(index) else "" for index in (1, 2))
     widths = [heads * head_size, kv_heads * head_size, kv_heads * v_head_size]
-    # What a host node makes has no type yet; here it gets the one that attention needs.
+    # The result of a host node has no type yet, so it gets the type that attention requires.
     input_widths = (
         {spec.inputs[0]: widths[0], key: widths[1], value: widths[2]} if key else {spec.inputs[0]: sum(widths)}
     )

@@ -1,4 +1,4 @@
-"""Element by element operators and casts over rows: how tokens pass through them, and the ops that they become."""
+"""Row and lowering rules of element-wise operators and casts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_r
 
 @lowering_rule("Identity")
 def lower_identity(spec: LoweringSpec) -> Lowered | None:
-    """Another name."""
+    """Lower Identity to a slice of all columns, which only renames the value."""
     x = spec.rows(0)
     return None if x is None else slice_columns(spec, x)
 
@@ -43,13 +43,13 @@ def lower_unary(spec: LoweringSpec, function: str, *parameters: float) -> Lowere
 
 @lowering_rule(*_UNARY_FUNCTIONS)
 def plain(spec: LoweringSpec) -> Lowered | None:
-    """Functions without parameters."""
+    """Lower unary functions without parameters."""
     return lower_unary(spec, _UNARY_FUNCTIONS[spec.op_type])
 
 
 @lowering_rule(*_BINARY_FUNCTIONS)
 def two_operands(spec: LoweringSpec) -> Lowered | None:
-    """Rows with rows of the same shape, or with constants that are the same for every row."""
+    """Lower arithmetic on two values of equal shape, or on rows and a constant that is the same for every row."""
     shapes = {type_ for index in (0, 1) if (type_ := spec.rows(index)) is not None}
     if len(shapes) != 1:
         return None
@@ -68,7 +68,7 @@ def two_operands(spec: LoweringSpec) -> Lowered | None:
 
 
 def _is_per_row(constant: NDArray[Any] | None, shape: RowsType) -> bool:
-    """Whether a constant broadcasts along the last axis only."""
+    """Return True if a constant broadcasts only along the last axis."""
     if constant is None or constant.size not in (1, shape.last) or constant.ndim > len(shape.shape):
         return False
     return constant.size == 1 or constant.shape[-1] == shape.last
@@ -79,11 +79,11 @@ def elementwise_rows(at: NodeRows) -> States:
     if all(state.kind in (Kind.LENGTHS, Kind.UNIFORM) for state in states):
         return [_length_arithmetic(at)]
     if any(state.kind not in (Kind.ROWS, Kind.UNIFORM) for state in states):
-        raise NotFlattenable("tokens meet values computed from the attention mask or from lengths")
+        raise NotFlattenable("tokens are combined with values computed from the attention mask or from lengths")
     rank = max(state.rank for state in states)
     axes = {state.axis + rank - state.rank for state in states if state.kind is Kind.ROWS}
     if len(axes) != 1:
-        raise NotFlattenable("two values bring their tokens along different axes")
+        raise NotFlattenable("the token axes of two values differ")
     axis = axes.pop()
     shape = tuple(_broadcast(states, rank, i, axis) for i in range(rank))
     return [State(Kind.ROWS, shape, axis)] * len(at.node.outputs)
@@ -95,7 +95,7 @@ def _broadcast(states: Sequence[State], rank: int, index: int, axis: int) -> Row
         own_axis = index - (rank - state.rank)
         dim = state.known_shape[own_axis] if own_axis >= 0 else ONE
         if state.kind is Kind.UNIFORM and index == axis and dim != ONE:
-            raise NotFlattenable(f"a constant of size {dim} runs along the token axis")
+            raise NotFlattenable(f"a constant of size {dim} extends along the token axis")
         result = dim if dim != ONE else result
     return result
 
@@ -114,7 +114,7 @@ def _length_arithmetic(at: NodeRows) -> State:
 
 
 def _quotient(left: RowDim, right: RowDim) -> RowDim | None:
-    """Half a head, say; None where the quotient is no whole number or not known."""
+    """Divide dimensions, such as a head size by 2; None if the quotient is unknown or not a whole number."""
     whole = not (right.batch or right.tokens) and right.factor > 0 and left.factor % right.factor == 0
     return RowDim(left.factor // right.factor, left.batch, left.tokens) if whole else None
 
@@ -130,7 +130,7 @@ row_rule(
 
 @lowering_rule("Clip")
 def lower_clip(spec: LoweringSpec) -> Lowered | None:
-    """Limits that are constants (or attributes, before version 11)."""
+    """Lower Clip with constant limits (attributes, before version 11)."""
     limits = []
     for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
         if spec.has(index):
@@ -151,7 +151,7 @@ row_rule(
 @lowering_rule("Gelu")
 @lowering_rule("Gelu", "FastGelu", "QuickGelu", domain=MS)
 def lower_gelu(spec: LoweringSpec) -> Lowered | None:
-    """Exact, or by the tanh approximation; a bias has no op."""
+    """Lower exact or tanh GELU; GELU with a bias has no op."""
     if spec.has(1):
         return None
     if spec.op_type == "QuickGelu":
@@ -162,7 +162,7 @@ def lower_gelu(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule("SwiGLU", domain=OURS)
 def lower_swiglu(spec: LoweringSpec) -> Lowered | None:
-    """silu(gate) * up."""
+    """Lower silu(gate) * up."""
     gate, up, out = spec.rows(0), spec.rows(1), spec.outputs[0]
     if gate is None or gate != up:
         return None
@@ -174,7 +174,7 @@ row_rule("Gelu")(elementwise_rows)
 
 @lowering_rule("Cast")
 def lower_cast(spec: LoweringSpec) -> Lowered | None:
-    """float32 to float32."""
+    """Lower casts to float32, the type of rows."""
     return lower_identity(spec) if int(spec.attributes["to"]) == DataType.FLOAT else None
 
 

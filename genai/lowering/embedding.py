@@ -1,4 +1,4 @@
-"""Look-ups in tables by token ids as ops."""
+"""Row and lowering rules of table look-ups by token ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gather_rows(at: NodeRows) -> States:
         try:
             return [State(Kind.LENGTHS, entries=tuple(data.entries[i] for i in picks))]
         except IndexError:
-            raise NotFlattenable(f"picks dimension {picks} of {len(data.entries)}") from None
+            raise NotFlattenable(f"dimension {picks} is outside a shape of rank {len(data.entries)}") from None
     axis = at.axis(data, 0, name)
     if data.kind is Kind.UNIFORM and indices.kind is Kind.ROWS:
         shape = [*data.known_shape[:axis], *indices.known_shape, *data.known_shape[axis + 1 :]]
@@ -42,17 +42,17 @@ def gather_rows(at: NodeRows) -> States:
 
 
 def _unpacked_width(graph: Graph, node: Node, data: State) -> RowDim:
-    """Elements in a row of a quantised table: a uint8 one holds several to a byte, an int4 one says its own number."""
+    """Return the elements per row of a quantised table. uint8 packs several per byte; int4 shapes count elements."""
     stored = graph.type_of(node.inputs[0])
     packed = isinstance(stored, TensorType) and stored.dtype is DataType.UINT8
     return RowDim(data.known_shape[-1].factor * (8 // int(node.attribute("bits", 4)) if packed else 1))
 
 
 def _last_row(at: NodeRows, data: State) -> State:
-    """Gather(index -1) along the token axis: the last row of each sequence, the wanted rows of the step."""
+    """Convert a Gather of the last row of each sequence (index -1 on the token axis) to the step's logits rows."""
     index = at.graph.constant(at.node.inputs[1])
     if index is None or index.ndim != 0 or int(index) != -1 or data.axis != 1 or data.known_shape[0] != BATCH:
-        raise NotFlattenable("picks tokens by their place in the sequence")
+        raise NotFlattenable("tokens are selected by their position in the sequence")
     at.analysis.last_row_gathers.append(at.node)
     shape = (RowDim(1, tokens=True), *data.known_shape[2:])
     return State(Kind.ROWS, shape, 0)
@@ -60,7 +60,7 @@ def _last_row(at: NodeRows, data: State) -> State:
 
 @lowering_rule("Gather")
 def lower_gather(spec: LoweringSpec) -> Lowered | None:
-    """Rows of a table of floats; columns of rows, by a constant."""
+    """Lower a look-up in a float table, or a selection of columns by a constant."""
     if (x := spec.rows(0)) is not None:
         return _columns_of(spec, x)
     table, ids = spec.constants[0], spec.types[1]
@@ -86,7 +86,7 @@ def _columns_of(spec: LoweringSpec, x: RowsType) -> Lowered | None:
 
 @lowering_rule("GatherBlockQuantized", domain=MS)
 def lower_gather_block_quantized(spec: LoweringSpec) -> Lowered | None:
-    """Rows of a block-quantised table, in the packed form that a tied head has."""
+    """Lower a look-up in a block-quantised table, in the packed form that it shares with a tied output head."""
     data, attributes, ids = spec.constants[0], spec.attributes, spec.types[1]
     if data is None or data.ndim != 2 or data.dtype != np.uint8 or not isinstance(ids, Ids):
         return None

@@ -1,8 +1,9 @@
-"""Attention written out in plain operators becomes GroupQueryAttention, which can be flattened.
+"""Replaces attention in plain operators with GroupQueryAttention, which can be flattened.
 
-The form is that of torch.onnx and Optimum exports: keys and values are joined with their past, repeated for grouped
-heads, multiplied with queries, masked, put through a softmax and multiplied with values. What the mask lets through
-cannot be read off its operators; whoever calls must find out, and say so per mask.
+The pattern is the pattern of torch.onnx and Optimum exports: keys and values are concatenated with their past and
+repeated for grouped heads. Queries are multiplied with the keys; the scores are masked, normalised by a softmax and
+multiplied with the values. The operators do not reveal which keys a mask hides; the caller must determine that for each
+mask.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HEADS_TO_TOKENS = [0, 2, 1, 3]
 
 @dataclass(frozen=True)
 class Cached:
-    """Keys or values: the past that is a graph input, what this step adds, and both together; [B, heads, S, size]."""
+    """Keys or values [B, heads, S, size]: the past (a graph input), the new ones, and both concatenated (present)."""
 
     past: str
     new: str
@@ -36,12 +37,14 @@ class Cached:
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """One attention layer in plain operators.
+    """An attention layer in plain operators.
 
     Attributes:
-        query: [batch, heads, tokens, head_size]. scale: of the scores. softcap: cap * tanh(x / cap) over
-            them, 0 for none. mask: what is added to them.
-        output: the node that brings the result's tokens before its heads.
+        query: name of the queries [batch, heads, tokens, head_size].
+        scale: factor of the scores.
+        softcap: cap of cap * tanh(x / cap), applied to the scores; 0 = none.
+        mask: name of the values that are added to the scores.
+        output: the node that moves the token axis of the result before its head axis.
     """
 
     query: str
@@ -54,7 +57,7 @@ class PlainAttention:
 
 
 def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention]:
-    """Every layer of that form, in the order of the graph."""
+    """Return every attention layer in plain operators, in graph order."""
     matches = (_match(graph, node, names) for node in graph.nodes if node.key == ("", "MatMul"))
     return [match for match in matches if match is not None]
 
@@ -62,10 +65,11 @@ def find_plain_attention(graph: Graph, names: GraphNames) -> list[PlainAttention
 def replace_plain_attention(
     model: OnnxModel, layers: list[PlainAttention], heads: tuple[int, int], window: Callable[[str], int | None]
 ) -> None:
-    """Put GroupQueryAttention in the place of each layer.
+    """Replace each layer with GroupQueryAttention.
 
     Args:
-        heads: of queries, and of keys and values. window: per mask the tokens that a query sees, or None for all.
+        heads: numbers of query heads and of key/value heads.
+        window: function that maps a mask to the number of tokens that a query attends to, or to None for all tokens.
     """
     graph = model.graph
     for layer in layers:
@@ -123,7 +127,7 @@ def _match(graph: Graph, product: Node, names: GraphNames) -> PlainAttention | N
 
 
 def _tokens_first(graph: Graph, name: str) -> Node | None:
-    """The only use of a value [B, heads, S, size]: the Transpose to [B, S, heads, size], perhaps behind a Reshape."""
+    """Return a value's only use if it is a Transpose of [B, heads, S, size] to [B, S, heads, size], else None."""
     users = [node for node in graph.consumers(name) if node.op_type != "Shape"]
     if len(users) != 1:
         return None
@@ -136,7 +140,7 @@ def _tokens_first(graph: Graph, name: str) -> Node | None:
 
 
 def _transposed_keys(graph: Graph, name: str) -> tuple[str, float] | None:
-    """Keys [B, heads, T, size] behind a swap of the last two axes, and what they were multiplied with."""
+    """Return keys [B, heads, T, size] before the swap of their last two axes, and their scale factor."""
     name, outer = _without_factors(graph, name)
     swap = _producer(graph, name, "Transpose")
     swaps = swap is not None and swap.attribute("perm") == [0, 1, 3, 2]
@@ -148,7 +152,7 @@ def _transposed_keys(graph: Graph, name: str) -> tuple[str, float] | None:
 
 
 def _cached(graph: Graph, name: str) -> Cached | None:
-    """Past and new keys or values joined along the tokens, behind a repetition for grouped heads if there is one."""
+    """Match past and new keys or values concatenated along tokens, before they are repeated for grouped heads."""
     reshape = _producer(graph, name, "Reshape")
     if reshape is not None:
         expand = _producer(graph, reshape.inputs[0], "Expand")
@@ -163,7 +167,7 @@ def _cached(graph: Graph, name: str) -> Cached | None:
 
 
 def _same_layer(graph: Graph, names: GraphNames, key: str, value: str) -> bool:
-    """Whether these are inputs of the graph, named as one layer's past keys and past values."""
+    """Return True if both names are graph inputs, namely the past keys and past values of one layer."""
     before, after = names.past_key.split("%d")
     layer = key.removeprefix(before).removesuffix(after)
     named = key == names.past_key.replace("%d", layer) and value == names.past_value.replace("%d", layer)
@@ -171,7 +175,7 @@ def _same_layer(graph: Graph, names: GraphNames, key: str, value: str) -> bool:
 
 
 def _skip(graph: Graph, name: str) -> str:
-    """Through operators that change nothing here: casts, identities, a join of one."""
+    """Follow a value back through operators that do not change it: casts, identities, a Concat with one input."""
     while (node := graph.producer(name)) is not None:
         same = node.op_type in ("Cast", "Identity", "Dropout") or (node.op_type == "Concat" and len(node.inputs) == 1)
         behind = node.inputs[0] if same else _nan_guard(graph, node)
@@ -182,7 +186,7 @@ def _skip(graph: Graph, name: str) -> str:
 
 
 def _nan_guard(graph: Graph, node: Node) -> str | None:
-    """The x of Where(IsNaN(x), 0, x), which matters only to rows that see nothing."""
+    """Match Where(IsNaN(x), 0, x), which only affects fully masked rows; return x or None."""
     match = find(graph, node, Pattern("Where", Pattern("IsNaN", "x"), "zero", "x"))
     zero = graph.constant(match["zero"]) if match else None
     return match["x"] if zero is not None and not np.any(zero) else None
@@ -198,7 +202,7 @@ def _without_factors(graph: Graph, name: str) -> tuple[str, float]:
 
 
 def _joined_heads(graph: Graph, before: Node, name: str) -> str:
-    """[B, heads, S, size] to [B, S, heads * size]."""
+    """Insert nodes that convert [B, heads, S, size] to [B, S, heads * size]."""
     moved, joined = graph.fresh_name(f"{name}/tokens"), graph.fresh_name(f"{name}/joined")
     shape = graph.add_constant(f"{name}/joined_shape", np.array([0, 0, -1], np.int64))
     transpose = make_node("Transpose", [name], [moved], name=moved, perm=_HEADS_TO_TOKENS)
@@ -211,7 +215,7 @@ _FLAT_SWAP = Pattern("Reshape", Pattern("Transpose", Pattern("Reshape", "x", "jo
 
 
 def flat_swap(graph: Graph, name: str) -> str | None:
-    """The x of Reshape(Transpose(Reshape(x, [-1, T, D]), [0, 2, 1]), [..., D, T]); None if it is anything else."""
+    """Match Reshape(Transpose(Reshape(x, [-1, T, D]), [0, 2, 1]), [..., D, T]); return x or None."""
     node = graph.producer(name)
     match = {} if node is None else find(graph, node, _FLAT_SWAP)
     swap = made_by(graph, match.get("swapped", ""), "Transpose")
@@ -224,7 +228,7 @@ def flat_swap(graph: Graph, name: str) -> str | None:
 
 
 def _parts(graph: Graph, name: str, source: str) -> list[object]:
-    """What a shape is joined of: numbers, and spans (first, end) of the source's own shape."""
+    """Return the parts that are concatenated to a shape: numbers, and spans (first, end) of the source's shape."""
     join = made_by(graph, name, "Concat")
     return [] if join is None else [_part(graph, part, source) for part in join.inputs]
 
@@ -245,7 +249,7 @@ def _part(graph: Graph, name: str, source: str) -> object:
 
 
 def settle_shapes(model: OnnxModel, names: GraphNames) -> None:
-    """Simplify a model in place; its shapes are inferred before and after."""
+    """Fold the known shapes of a model to constants, in place; infer shapes before and after."""
     infer_shapes(model)
     ends = [pattern.split("%d") for pattern in names.pasts]
     for node in model.graph.nodes:

@@ -1,8 +1,8 @@
-"""Turns a decoder graph with past/present tensors into one that works on a flat batch of tokens and a paged cache.
+"""Converts a decoder graph with past/present tensors to a graph over a flat batch of tokens and a paged cache.
 
-The row analysis proves that it may; then four small rewrites follow: attention reads the step's block tables, RoPE
-tables chosen by total length become two tables per sequence, the wanted rows are gathered before the head, and the
-mask subgraph, now unused, is dropped.
+The row analysis proves that the conversion is possible. Four small rewrites follow: attention reads the step's block
+tables, RoPE tables selected by the total length become two tables per sequence, the logits rows are gathered before the
+head, and the mask subgraph, which is no longer used, is removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rules import apply_rule
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """What one attention layer keeps in the cache; window = visible tokens (None = all)."""
+    """The cache entries of one attention layer; window: the number of visible tokens (None = all)."""
 
     layer: int
     kv_heads: int
@@ -35,10 +35,10 @@ class FlatDecoder:
     """A flattened decoder.
 
     Attributes:
-        model: rewritten.
-        layers: what they keep in the cache.
-        rope_threshold: the length above which long RoPE tables apply; None = one table.
-        output_names: what the graph called the model's outputs: the logits, then others of one row per token.
+        model: the rewritten model.
+        layers: the cache entries of each attention layer.
+        rope_threshold: the length above which the long RoPE tables apply; None = there is only one table.
+        output_names: the names of the graph's outputs: first the logits, then the other outputs with a row per token.
     """
 
     model: OnnxModel
@@ -51,13 +51,13 @@ def flatten_decoder(model: OnnxModel, names: GraphNames) -> FlatDecoder:
     """Rewrite `model` in place.
 
     Raises:
-        NotFlattenable: with the node and the reason; the model is then unchanged.
+        NotFlattenable: the model cannot be flattened; names the node and the reason. The model is unchanged.
     """
     graph = model.graph
     graph.topological_sort()
     analysis = analyse_rows(graph, _input_states(graph, names))
     if not analysis.attention:
-        raise NotFlattenable("no attention operator that keeps a cache was found")
+        raise NotFlattenable("no attention operator with a cache was found")
     thresholds = {_threshold(graph, node, names) for node in analysis.table_choices}
     if len(thresholds) > 1:
         raise NotFlattenable("RoPE tables change at several lengths")
@@ -95,7 +95,7 @@ def _input_states(graph: Graph, names: GraphNames) -> dict[str, State]:
         elif any(pattern.fullmatch(value.name) for pattern in past):
             states[value.name] = State(Kind.CACHE)
         else:
-            raise NotFlattenable(f"the graph wants input {value.name!r}, whose meaning is not known")
+            raise NotFlattenable(f"the meaning of the graph's input {value.name!r} is unknown")
     return states
 
 
@@ -108,7 +108,7 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _threshold(graph: Graph, node: Node, names: GraphNames) -> int:
-    """The length above which an If picks the long tables."""
+    """Return the length above which an If selects the long tables."""
     condition = graph.producer(node.inputs[0])
     if condition is not None and condition.op_type == "Greater":
         threshold = graph.constant(condition.inputs[1])
@@ -118,7 +118,7 @@ def _threshold(graph: Graph, node: Node, names: GraphNames) -> int:
 
 
 def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
-    """Whether a value is Shape(attention_mask)[1]."""
+    """Return True if a value is Shape(attention_mask)[1]."""
     node = graph.producer(name)
     while node is not None and node.op_type in ("Cast", "Identity", "Squeeze", "Unsqueeze", "Reshape"):
         node = graph.producer(node.inputs[0])
@@ -136,7 +136,7 @@ def _is_total_length(graph: Graph, name: str, names: GraphNames) -> bool:
 
 
 def _add_tables(graph: Graph, node: Node) -> dict[str, tuple[str, str]]:
-    """Make both branches' constants initialisers; returns (short, long) names per output of the If."""
+    """Add both branches' constants as initializers; return the names (short, long) for each output of the If."""
     long_names = _branch_constants(graph, node.attribute("then_branch"))
     short_names = _branch_constants(graph, node.attribute("else_branch"))
     return dict(zip(node.outputs, zip(short_names, long_names, strict=True), strict=True))
@@ -163,7 +163,7 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
     if node.attribute("causal", 1) == 0:
         raise NotFlattenable(f"attention {node.name!r} is not causal")
     if any(node.attribute(name, "NONE") != "NONE" for name in ("k_quant_type", "v_quant_type")):
-        raise NotFlattenable(f"attention {node.name!r} keeps a quantised cache")
+        raise NotFlattenable(f"attention {node.name!r} has a quantised cache")
     if node.input(9) not in ("", names.position_ids):
         raise NotFlattenable(f"attention {node.name!r} computes its own positions")
     heads, kv_heads = int(node.attribute("num_heads", 0)), int(node.attribute("kv_num_heads", 0))
@@ -178,7 +178,7 @@ def _layer_of(node: Node, names: GraphNames, analysis: RowAnalysis) -> Attention
 
 
 def _numbered(layers: list[AttentionLayer]) -> list[AttentionLayer]:
-    """The layers with numbers from 0 on, in the order of the numbers in their names: these may be any."""
+    """Renumber the layers from 0, in the order of the numbers in the names; those numbers may have gaps."""
     order = {name: index for index, name in enumerate(sorted({layer.layer for layer in layers}))}
     if len(order) != len(layers):
         raise NotFlattenable("two attention operators share one past tensor")
@@ -191,7 +191,7 @@ _KEPT_ATTRIBUTES = (
 
 
 def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tuple[str, str]]) -> None:
-    """GroupQueryAttention becomes genai.PagedAttention.
+    """Replace GroupQueryAttention with genai.PagedAttention.
 
     Inputs: query, key, value, cos, sin, long cos, long sin, head sink, q norm weight, k norm weight.
     """
@@ -213,7 +213,7 @@ def _rewrite_attention(node: Node, layer: AttentionLayer, tables: dict[str, tupl
 
 
 def _gather_logits_rows(graph: Graph, analysis: RowAnalysis, head: Node | None) -> None:
-    """Compute the head for `logits_indices` only: where the graph takes the last row, or before its last product."""
+    """Compute the head only for `logits_indices`: from the graph's last-row Gather onwards, or in its last matmul."""
     for node in analysis.last_row_gathers:
         node.domain, node.op_type, node.inputs = OURS, "LogitsRows", node.inputs[:1]
         node.attributes = {"squeeze": Attribute.of("squeeze", 1)}
@@ -232,14 +232,14 @@ def _is_of_rows(name: str, analysis: RowAnalysis) -> bool:
 
 
 def _logits_rows(graph: Graph, output: Value) -> Value:
-    """A further output, of the logits rows only."""
+    """Restrict an output other than the logits to the logits rows."""
     gathered = graph.fresh_name(f"{output.name}/logits_rows")
     graph.append(Node("LogitsRows", [output.name], [gathered], OURS, gathered))
     return Value(gathered)
 
 
 def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
-    """The last matrix product before the logits, reached through operators with a single per-token input."""
+    """Return the last matmul before the logits; only operators with a single per-token input may lie between."""
     name = logits
     while (node := graph.producer(name)) is not None:
         per_token = [i for i in node.inputs if i and analysis.states[i].kind is Kind.ROWS]
@@ -248,11 +248,11 @@ def _head_product(graph: Graph, logits: str, analysis: RowAnalysis) -> Node:
         if node.op_type in PRODUCTS and per_token[0] == node.inputs[0]:
             return node
         name = per_token[0]
-    raise NotFlattenable(f"no matrix product leads straight to {logits!r}, so the model's head was not found")
+    raise NotFlattenable(f"the model's head was not found: no matmul leads directly to {logits!r}")
 
 
 def analyse_rows(graph: Graph, inputs: dict[str, State]) -> RowAnalysis:
-    """Interpret a graph (topologically sorted) from the states of its inputs; NotFlattenable names node and reason."""
+    """Analyse a topologically sorted graph, given its inputs' states. NotFlattenable names the node and the reason."""
     states = {name: uniform(tensor.shape) for name, tensor in graph.initializers.items()} | inputs
     analysis = RowAnalysis(states)
     for node in graph.nodes:

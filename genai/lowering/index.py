@@ -1,4 +1,4 @@
-"""Which file of this folder has the rules of an operator.
+"""The file of this folder that contains an operator's rules.
 
 Written by `python -m tools.operator_index`.
 """
@@ -48,4 +48,4 @@ OPERATORS: dict[str, dict[str, str]] = {
         "com.microsoft": "BiasGelu FastGelu QuickGelu SkipLayerNormalization SkipSimplifiedLayerNormalization",
     },
 }
-"""By file and domain, the names of operators."""
+"""The names of operators by file and domain."""

@@ -1,4 +1,4 @@
-"""Products of rows with constant matrices, dense and quantised, as ops."""
+"""Row and lowering rules of matmuls with constant matrices, dense and quantised."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rul
 def matmul_rows(at: NodeRows) -> States:
     x, weight = at.states
     if x is None or weight is None or x.kind is not Kind.ROWS or weight.kind is not Kind.UNIFORM:
-        raise NotFlattenable("a product whose right side is not constant mixes tokens")
+        raise NotFlattenable("a matmul whose right side is not constant mixes tokens")
     if weight.rank != 2:
-        raise NotFlattenable("a product with a stacked constant is not known here")
+        raise NotFlattenable("a matmul with a stack of constant matrices is not supported")
     at.keep_off(x, -1, "the contraction")
     return [x.resized(x.rank - 1, weight.known_shape[1])]
 
@@ -52,7 +52,7 @@ def matmul_nbits_rows(at: NodeRows) -> States:
 
 @lowering_rule(BLOCK_PRODUCT, domain=MS)
 def lower_matmul_nbits(spec: LoweringSpec) -> Lowered | None:
-    """x @ W^T + bias + addend (input 6, ours: the place of a low-rank adapter's output)."""
+    """Lower x @ W^T + bias + addend (input 6, an extension for a LoRA adapter's output)."""
     x, attributes = spec.rows(0), spec.attributes
     n, k, bits = int(attributes["N"]), int(attributes["K"]), int(attributes.get("bits", 4))
     if x is None or x.width != k or spec.has(4) or int(attributes.get("weight_prepacked", 0)):
@@ -69,7 +69,7 @@ def lower_matmul_nbits(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule("MatMul")
 def lower_matmul(spec: LoweringSpec) -> Lowered | None:
-    """Rows times a constant matrix [K, N] of float32, float16 or bfloat16."""
+    """Lower a matmul of rows and a constant matrix [K, N] of float32, float16 or bfloat16."""
     x, weight = spec.rows(0), spec.constants[1]
     if x is None or weight is None or weight.ndim != 2 or weight.shape[0] != x.width or x.last != x.width:
         return None
@@ -96,19 +96,19 @@ def lookup_rows(at: NodeRows) -> States:
     ids = at.states[1]
     others = [state for index, state in enumerate(at.states) if index != 1]
     if ids is None or ids.kind is not Kind.ROWS or any(s is None or s.kind is not Kind.UNIFORM for s in others):
-        raise NotFlattenable("a table that is not the same for all tokens, or ids that are")
+        raise NotFlattenable("the table must be the same for all tokens, and there must be one id per token")
     return [State(Kind.ROWS, (*ids.known_shape, RowDim(int(at.node.attribute("K", 0)))), ids.axis)]
 
 
 @lowering_rule(QUANTIZED_PRODUCT, domain=OURS)
 def lower_quantized_matmul(spec: LoweringSpec) -> Lowered | None:
-    """x @ W^T + bias + addend."""
+    """Lower x @ W^T + bias + addend."""
     return _lower_product(spec, own_weight(spec, PRODUCT_INPUTS), BIAS, ADDEND)
 
 
 @lowering_rule(BNB4_PRODUCT, domain=MS)
 def lower_matmul_bnb4(spec: LoweringSpec) -> Lowered | None:
-    """x @ W^T."""
+    """Lower x @ W^T."""
     return _lower_product(spec, bnb4_weight(spec))
 
 
@@ -127,7 +127,7 @@ def _lower_product(spec: LoweringSpec, weight: BlockWeight, bias: int = -1, adde
 
 @lowering_rule(QUANTIZED_LOOKUP, domain=OURS)
 def lower_quantized_gather(spec: LoweringSpec) -> Lowered | None:
-    """Rows of a table, in the packed form that a tied head has."""
+    """Lower a look-up in a quantised table, in the packed form that it shares with a tied output head."""
     ids, out = spec.types[1], spec.outputs[0]
     if not isinstance(ids, Ids):
         return None

@@ -1,4 +1,4 @@
-"""Mixtures of experts (com.microsoft::MoE and QMoE) as ops."""
+"""Row and lowering rules of mixtures of experts (com.microsoft::MoE and QMoE)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rules import Lowered, LoweringSpec, NodeRows, Packed, States, lowering_rul
 
 @lowering_rule("MoE", "QMoE", domain=MS)
 def experts(spec: LoweringSpec) -> Lowered | None:
-    """Rows of x; scores may come from the host."""
+    """Lower the experts over rows of x; a host node may compute the router scores."""
     x = spec.rows(0)
     if x is None or x.last != x.width:
         return None
@@ -28,7 +28,7 @@ def experts(spec: LoweringSpec) -> Lowered | None:
 def experts_rows(at: NodeRows) -> States:
     x, scores, *weights = at.states
     if x is None or scores is None or {x.kind, scores.kind} != {Kind.ROWS} or scores.axis != 0 or scores.rank != 2:
-        raise NotFlattenable("needs one vector and one row of scores per token")
+        raise NotFlattenable("one vector and one row of scores per token are required")
     if any(state is not None and state.kind is not Kind.UNIFORM for state in weights):
         raise NotFlattenable("the experts must be the same for all tokens")
     at.keep_off(x, -1, "the contraction")

@@ -1,4 +1,4 @@
-"""Operators that move or reshape values: where the token axis goes, and the ops that they become."""
+"""Row and lowering rules of operators that move or reshape values."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .rules import Lowered, LoweringSpec, NodeRows, States, lowering_rule, row_r
 def choose_tables(at: NodeRows) -> States:
     condition = at.states[0]
     if condition is None or condition.kind is not Kind.CONTEXT:
-        raise NotFlattenable("a branch on a value that is not the total length")
+        raise NotFlattenable("a branch depends on a value other than the total length")
     for branch in at.node.subgraphs():
         if any(inner.op_type != "Constant" for inner in branch.nodes):
-            raise NotFlattenable("a branch that does more than choose constants")
+            raise NotFlattenable("a branch does more than select constants")
     at.analysis.table_choices.append(at.node)
     return [State(Kind.TABLES)] * len(at.node.outputs)
 
@@ -64,13 +64,13 @@ def concat_rows(at: NodeRows) -> States:
             return [State(Kind.LENGTHS, entries=tuple(dim for part in parts for dim in part or ()))]
         return [State(Kind.CONTEXT)]
     if any(state.kind is not Kind.ROWS for state in states):
-        raise NotFlattenable("tokens are joined with values that are not per token")
+        raise NotFlattenable("tokens are concatenated with values that are not per token")
     first = states[0]
     axis = at.axis(first, 0)
     for state in states:
         at.keep_off(state, axis)
     if len({state.axis for state in states}) != 1:
-        raise NotFlattenable("two values bring their tokens along different axes")
+        raise NotFlattenable("the token axes of two values differ")
     width = sum(state.known_shape[axis].factor for state in states)
     return [first.resized(axis, RowDim(width))]
 
@@ -119,14 +119,14 @@ def _resolve(old: RowShape, target: RowShape, allow_zero: bool) -> RowShape:
 
 
 def _regrouped(state: State, shape: RowShape) -> State:
-    """Tokens stay rows if as many elements lie before their axis as did before (the batch counting as one)."""
+    """Reshape a state; tokens stay rows if the number of elements before their axis stays the same (batch = 1)."""
     axes = [i for i, dim in enumerate(shape) if dim.tokens]
     if len(axes) != 1:
-        raise NotFlattenable(f"no token axis is left in [{', '.join(map(str, shape))}]")
+        raise NotFlattenable(f"the shape [{', '.join(map(str, shape))}] does not have exactly one token axis")
     before_old = product(state.known_shape[: state.axis]).factor
     before_new = product(shape[: axes[0]]).factor
     if before_old != before_new:
-        raise NotFlattenable("the new shape cuts across tokens")
+        raise NotFlattenable("the new shape splits or merges tokens")
     return State(Kind.ROWS, shape, axes[0])
 
 
@@ -159,7 +159,7 @@ def squeeze_rows(at: NodeRows) -> States:
         return [state]
     axes = at.axes()
     if axes is None:
-        raise NotFlattenable("the axes to drop depend on run-time sizes")
+        raise NotFlattenable("the axes to remove depend on run-time sizes")
     axes = [state.axis_index(axis) for axis in axes]
     for axis in axes:
         at.keep_off(state, axis)
@@ -168,7 +168,7 @@ def squeeze_rows(at: NodeRows) -> States:
 
 @lowering_rule("Reshape")
 def lower_reshape(spec: LoweringSpec) -> Lowered | None:
-    """Rows stay rows while the last axis holds a whole part of one."""
+    """Lower Reshape if the size of the last axis divides a row."""
     x, target = spec.rows(0), spec.constants[1]
     if x is None or target is None or int(spec.attributes.get("allowzero", 0)):
         return None
@@ -176,7 +176,7 @@ def lower_reshape(spec: LoweringSpec) -> Lowered | None:
     fixed = [d for d in dims if d > 0]
     if len(dims) != target.size or dims.count(-1) != 1 or dims[-1] <= 0 or x.width % dims[-1]:
         return None
-    # What the open dimension gets must be a whole number per row, however many rows there are.
+    # The -1 dimension must be a whole number per row for any number of rows.
     if x.width % int(np.prod(fixed)) or dims.index(-1) > 1 or any(d != 1 for d in dims[: dims.index(-1)]):
         return None
     return slice_columns(spec, replace(x, shape=tuple(dims)))
@@ -226,7 +226,7 @@ def _slice_arguments(at: NodeRows) -> tuple[list[int], list[int], list[int], lis
 
 
 def _known_ints(at: NodeRows, index: int) -> list[int] | None:
-    """A constant, or dimensions that do not vary."""
+    """Return the integers of a constant, or of fixed dimensions in a shape; None if the input is absent."""
     state, name = at.states[index], at.node.inputs[index]
     if state is not None and state.kind is Kind.LENGTHS:
         if any(dim.batch or dim.tokens for dim in state.entries):
@@ -237,7 +237,7 @@ def _known_ints(at: NodeRows, index: int) -> list[int] | None:
 
 @lowering_rule("Slice")
 def lower_slice(spec: LoweringSpec) -> Lowered | None:
-    """A run of the last axis."""
+    """Lower a slice of the last axis."""
     x = spec.rows(0)
     computed = any(spec.constants[i] is None for i in range(1, len(spec.inputs)) if spec.has(i))
     if x is None or x.last != x.width or computed or len(spec.inputs) < 3:
@@ -253,7 +253,7 @@ def lower_slice(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule("Split")
 def lower_split(spec: LoweringSpec) -> Lowered | None:
-    """Runs of the last axis that follow each other."""
+    """Lower Split to consecutive slices of the last axis."""
     x, axis = spec.rows(0), int(spec.attributes.get("axis", 0))
     if x is None or x.last != x.width or axis not in (-1, len(x.shape) - 1) or not all(spec.outputs):
         return None
@@ -274,7 +274,7 @@ def lower_split(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule("LogitsRows", domain=OURS)
 def logits_rows(spec: LoweringSpec) -> Lowered | None:
-    """The rows whose logits are wanted."""
+    """Lower the selection of the rows that need logits."""
     x, out = spec.rows(0), spec.outputs[0]
     if x is None or x.per is not Per.TOKEN or x.last != x.width:
         return None

@@ -1,4 +1,4 @@
-"""Norms and reductions over rows as ops."""
+"""Row and lowering rules of norms and reductions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def skip_norm_rows(at: NodeRows) -> States:
 
 @lowering_rule("SimplifiedLayerNormalization", "RMSNormalization", "LayerNormalization")
 def lower_norm(spec: LoweringSpec) -> Lowered | None:
-    """Each run of the last axis alone: a row, or the heads of one."""
+    """Lower a norm over the last axis: over a row, or over each head of a row."""
     x = spec.rows(0)
     if x is None or int(spec.attributes.get("axis", -1)) not in (-1, len(x.shape) - 1) or any(spec.outputs[1:]):
         return None
@@ -70,7 +70,7 @@ def lower_norm(spec: LoweringSpec) -> Lowered | None:
 
 @lowering_rule("SkipSimplifiedLayerNormalization", "SkipLayerNormalization", domain=MS)
 def lower_skip_norm(spec: LoweringSpec) -> Lowered | None:
-    """The norm of x + skip (+ bias), and the sum itself as output 3."""
+    """Lower the norm of x + skip (+ bias); output 3 is the sum."""
     x, skip = spec.rows(0), spec.rows(1)
     if x is None or x != skip or x.last != x.width or any(spec.outputs[1:3]) or not spec.has(2):
         return None

@@ -1,4 +1,4 @@
-"""A flattened decoder as a program of ops, with what has no op running on the host between them."""
+"""A flattened decoder as a program of ops, with host nodes for the operators without an op."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _COPIED_BYTES = 2**20
 
 
 def build_program(model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]], options: PlanOptions) -> OpProgram:
-    """Compile a flattened model's graph (topologically sorted here).
+    """Compile the graph of a flattened model; the graph is first sorted topologically.
 
     Args:
-        ids: the graph inputs that are integers per token, with their types.
+        ids: the graph inputs that contain one integer per token, with their types.
     """
     compiler = _RowCompiler(
         checked_scope(model, options, find_lowering_rule), {name: kind for name, (kind, _) in ids.items()}
@@ -43,7 +43,7 @@ def build_program(model: OnnxModel, ids: Mapping[str, tuple[Ids, np.dtype[Any]]]
 
 
 class _RowCompiler(Compiler):
-    """Gathers ops; nodes without an op rule become host nodes."""
+    """Collects ops; nodes without a lowering rule become host nodes."""
 
     def __init__(self, scope: Scope, ids: Mapping[str, Ids]) -> None:
         super().__init__(scope)
@@ -68,7 +68,7 @@ class _RowCompiler(Compiler):
         return True
 
     def _spec(self, node: Node, subgraphs: Mapping[str, Any]) -> NodeSpec:
-        """With one name for constants of the same bytes, so that tied weights are one."""
+        """Build the spec, with one name for constants of the same bytes so that tied weights are packed only once."""
         spec = super()._spec(node, subgraphs)
         return replace(spec, inputs=tuple(self.weights.name_of(name) for name in node.inputs))
 
@@ -91,13 +91,13 @@ class _RowCompiler(Compiler):
 
 
 def _on_host(step: OpCall, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a host node computes; failures name it."""
+    """Run a host node; errors name the node."""
     with np.errstate(all="ignore"):
         return call(step, None, inputs)
 
 
 def _rows_type(graph: Graph, name: str, per: Per) -> RowsType | None:
-    """What is known of a value that a host node makes: rows, if it is [1, rows, features]."""
+    """Return the type of a host node's result: rows if it is [1, rows, features], else None (unknown)."""
     type_ = graph.type_of(name)
     shape = type_.shape if isinstance(type_, TensorType) else None
     if shape is None or len(shape) != 3 or not isinstance(shape[2], int) or isinstance(shape[1], int):
@@ -106,12 +106,12 @@ def _rows_type(graph: Graph, name: str, per: Per) -> RowsType | None:
 
 
 def _copied(array: NDArray[Any]) -> NDArray[Any]:
-    """A small constant as a copy: then a model whose large ones are all packed needs its files no more."""
+    """Copy a small constant, so that the files of a model are no longer needed once all large constants are packed."""
     return array.copy() if array.nbytes <= _COPIED_BYTES else array
 
 
 class ProgramConstants:
-    """The `Constants` that ops name; those that a device has packed are dropped, and their pages given back."""
+    """The constants that ops name. Constants that a device has packed are removed, and their memory pages released."""
 
     def __init__(self, compiler: _RowCompiler) -> None:
         self._release = compiler.weights.release

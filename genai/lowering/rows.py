@@ -1,10 +1,10 @@
-"""Row analysis: proves that a decoder's batch may be flattened to one row of T tokens, [1, T].
+"""Row analysis: proves that a decoder's batch can be flattened to one row of T tokens, [1, T].
 
-Flattening mixes tokens of different sequences on the token axis. That is allowed where every operator treats tokens
-independently (row-wise) or is a known exchange between rows for which a rewrite exists (attention, the last-row
-gather before the head, the long-RoPE If). The analysis follows the token axis through every value (moves, merges
-such as tokens x heads, rank changes) by interpreting the graph over symbolic shapes. One operator that it cannot
-place makes it raise `NotFlattenable`, and the model is then run sequence by sequence instead.
+Flattening mixes tokens of different sequences on the token axis. This is valid if every operator either treats tokens
+independently (row-wise) or is a known exchange between rows for which there is a rewrite (attention, the last-row
+gather before the head, the long-RoPE If). The analysis interprets the graph over symbolic shapes to follow the token
+axis through every value (moves, merges such as tokens x heads, rank changes). If it cannot analyse an operator, it
+raises `NotFlattenable`, and the model computes sequences one by one instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RowDim:
 
     def __mul__(self, other: RowDim) -> RowDim:
         if (self.batch and other.batch) or (self.tokens and other.tokens):
-            raise NotFlattenable("a dimension holds the tokens twice, so tokens meet each other")
+            raise NotFlattenable("a dimension contains the tokens twice, so tokens are combined with each other")
         return RowDim(self.factor * other.factor, self.batch or other.batch, self.tokens or other.tokens)
 
     def __str__(self) -> str:
@@ -47,13 +47,13 @@ RowShape = tuple[RowDim, ...]
 
 
 class Kind(Enum):
-    """What a value is, seen along the token axis."""
+    """The role of a value with respect to the token axis."""
 
     UNIFORM = "the same for all tokens"
     ROWS = "one entry per token along one axis"
     LENGTHS = "a vector of dimensions, computed from shapes"
     CONTEXT = "computed from the attention mask or the total length"
-    TABLES = "RoPE tables chosen by the total length"
+    TABLES = "RoPE tables selected by the total length"
     CACHE = "a past or present key/value tensor"
 
 
@@ -77,30 +77,30 @@ class State:
         return self.shape
 
     def axis_index(self, axis: int) -> int:
-        """An axis counted from the front."""
+        """Return an axis counted from the front."""
         return axis + self.rank if axis < 0 else axis
 
     def with_shape(self, shape: RowShape, axis: int | None = None) -> State:
-        """The same rows in another shape; the tokens' axis stays unless another is given."""
+        """Return the same rows in another shape and, if `axis` is given, with another token axis."""
         return replace(self, shape=shape, axis=self.axis if axis is None else axis)
 
     def resized(self, axis: int, size: RowDim) -> State:
-        """The same rows with another extent of one axis."""
+        """Return the same rows with a different size of one axis."""
         return self.with_shape(tuple(size if i == axis else dim for i, dim in enumerate(self.known_shape)))
 
     def without_axes(self, axes: Sequence[int]) -> State:
-        """The same rows without axes of extent one."""
+        """Return the same rows without axes of size 1."""
         shape = tuple(dim for i, dim in enumerate(self.known_shape) if i not in axes)
         return self.with_shape(shape, self.axis - sum(axis < self.axis for axis in axes))
 
 
 def uniform(shape: Sequence[int]) -> State:
-    """The state of a constant."""
+    """Return the state of a constant."""
     return State(Kind.UNIFORM, tuple(RowDim(size) for size in shape))
 
 
 def rows(shape: RowShape) -> State:
-    """ROWS with its token axis found from the shape."""
+    """Return a ROWS state whose token axis is determined from the shape."""
     axes = [i for i, dim in enumerate(shape) if dim.tokens]
     if len(axes) != 1:
         raise NotFlattenable(f"expected one token axis, found {len(axes)} in [{', '.join(map(str, shape))}]")
@@ -108,13 +108,13 @@ def rows(shape: RowShape) -> State:
 
 
 def product(shape: RowShape) -> RowDim:
-    """The number of elements, symbolically."""
+    """Return the symbolic number of elements."""
     return math.prod(shape, start=ONE)
 
 
 @dataclass
 class RowAnalysis:
-    """A state per value name, and the nodes that exchange between rows in a known way, as the rules find them."""
+    """The state of each value by name, and the nodes that exchange data between rows; the rules record both."""
 
     states: dict[str, State]
     attention: list[Node] = field(default_factory=list)

@@ -1,7 +1,7 @@
-"""What is known of operators over rows of tokens: where the tokens go, what nodes become, which inputs are weights.
+"""Registries of rules for decoders, by operator: row rules, lowering rules and stored weights.
 
-A row rule says where the tokens are in a node's outputs (see `rows`). An op rule turns a node over rows of tokens
-into ops.
+A row rule returns the state of a node's outputs, which includes the token axis (see `rows`). A lowering rule converts a
+node over rows of tokens to ops.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _DOMAINS = sorted({domain for domain, _ in _FILES})
 
 
 def load_rules(domain: str, op_type: str) -> None:
-    """Import the files of this package that know an operator, so that the tables of rules have it."""
+    """Import the files of this package that contain an operator's rules."""
     for module in _FILES.get((domain, op_type), ()):
         load(f"{__package__}.{module}")
 
 
 @dataclass(frozen=True)
 class NodeRows:
-    """What a row rule may look at, and where it notes what it found.
+    """The input of a row rule, and the analysis in which the rule records its findings.
 
     Attributes:
-        states: per input where the tokens are in it, None where it is absent.
+        states: state per input, None if the input is absent.
     """
 
     graph: Graph
@@ -49,33 +49,33 @@ class NodeRows:
 
     @property
     def rows(self) -> State:
-        """The only ROWS input of an operator whose other inputs are uniform."""
+        """The state of the only ROWS input; all other inputs must be uniform."""
         return single_rows_state(self.states)
 
     def first(self) -> State:
-        """The state of the first input."""
+        """Return the state of the first input."""
         state = self.states[0]
         assert state is not None
         return state
 
     def axis(self, state: State, default: int, name: str = "axis") -> int:
-        """The axis of a state that an attribute names."""
+        """Return the axis of a state that an attribute specifies."""
         return state.axis_index(int(self.node.attribute(name, default)))
 
     def axes(self) -> list[int] | None:
-        """Axes given as input 1 (newer operator sets) or as an attribute (older ones)."""
+        """Return the axes from input 1 (newer operator sets) or from an attribute (older operator sets)."""
         if self.node.input(1):
             return self.ints(1)
         axes = self.node.attribute("axes", None)
         return None if axes is None else [int(axis) for axis in axes]
 
     def keep_off(self, state: State, axis: int, subject: str = "") -> None:
-        """Refuse what runs along the token axis."""
+        """Raise NotFlattenable if an operation runs along the token axis."""
         if state.axis_index(axis) == state.axis:
             raise NotFlattenable(f"{subject or self.node.op_type} runs along the token axis {state.axis}")
 
     def ints(self, index: int) -> list[int]:
-        """The numbers in a constant input."""
+        """Return the integers in a constant input. Raises NotFlattenable if it is not constant."""
         name = self.node.inputs[index]
         value = self.graph.constant(name)
         if value is None:
@@ -83,7 +83,7 @@ class NodeRows:
         return [int(item) for item in np.asarray(value).reshape(-1)]
 
     def lengths(self, index: int) -> tuple[RowDim, ...] | None:
-        """The dimensions that a shape vector holds; -1 and 0 keep their meaning as factors."""
+        """Return the dimensions in a shape vector, or None if unknown. The factors -1 and 0 retain their meaning."""
         state = self.states[index]
         if state is not None and state.kind is Kind.LENGTHS:
             return state.entries
@@ -99,9 +99,9 @@ row_rule = rules_by_operator(_ROW_RULES, "")
 
 
 def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], analysis: RowAnalysis) -> States:
-    """States of a node's outputs: constants and mask arithmetic pass generically, rows need a rule of their own."""
+    """Return the states of a node's outputs; constants and mask arithmetic do not need a rule, but rows do."""
     if missing := [name for name, state in zip(node.inputs, states, strict=True) if name and state is None]:
-        raise NotFlattenable(f"nothing is known of input {missing[0]!r}")
+        raise NotFlattenable(f"the state of input {missing[0]!r} is unknown")
     kinds = {state.kind for state in states if state is not None}
     load_rules(*node.key)
     function = _ROW_RULES.get(node.key)
@@ -119,7 +119,7 @@ def apply_rule(graph: Graph, node: Node, states: Sequence[State | None], analysi
 
 
 def _uniform_output(graph: Graph, name: str, kind: Kind) -> State:
-    """Uniform values computed from constants: take the shape that shape inference found, when it is static."""
+    """Return the state of a value computed from constants, with its inferred shape if the shape is static."""
     value = graph.values.get(name)
     shape = getattr(value.type, "shape", None) if value is not None else None
     if kind is Kind.UNIFORM and shape is not None and all(isinstance(size, int) for size in shape):
@@ -128,21 +128,21 @@ def _uniform_output(graph: Graph, name: str, kind: Kind) -> State:
 
 
 def single_rows_state(states: Sequence[State | None]) -> State:
-    """The only ROWS among states of which the others are uniform."""
+    """Return the only ROWS state; all other states must be uniform."""
     rows = [state for state in states if state is not None and state.kind is Kind.ROWS]
     others = [s for s in states if s is not None and s.kind not in (Kind.ROWS, Kind.UNIFORM)]
     if others or len(rows) != 1:
-        raise NotFlattenable("tokens meet values that are not the same for all tokens")
+        raise NotFlattenable("tokens are combined with values that are not the same for all tokens")
     return rows[0]
 
 
-# What is known of a node's input: rows, the step's integers, or nothing.
+# The known type of a node's input: rows, the step's integers, or None.
 ValueType = RowsType | Ids | None
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """What a node becomes: ops in order, and the types of the values that they make (or ask for)."""
+    """The result of lowering a node: its ops in order, and the types of the values that the ops compute or require."""
 
     ops: Sequence[Op]
     types: Mapping[str, RowsType] = field(default_factory=dict)
@@ -150,24 +150,24 @@ class Lowered:
 
 @dataclass(frozen=True)
 class LoweringSpec(NodeSpec):
-    """What an op rule may know of its node: also, per input, what is known of the value."""
+    """The description of a node that a lowering rule receives, with the known type of each input."""
 
     types: Sequence[ValueType] = ()
 
     def rows(self, index: int) -> RowsType | None:
-        """The type of input `index` if it is a value of rows."""
+        """Return the type of input `index` if it has rows, else None."""
         type_ = self.types[index] if index < len(self.types) else None
         return type_ if isinstance(type_, RowsType) else None
 
 
-# None for a form that has no op.
+# The rule returns None for forms of the operator that have no op.
 LoweringRule = Callable[[LoweringSpec], Lowered | None]
 _LOWERING_RULES: dict[tuple[str, str], LoweringRule] = {}
 lowering_rule = rules_by_operator(_LOWERING_RULES, "")
 
 
 def find_lowering_rule(domain: str, op_type: str) -> LoweringRule | None:
-    """The rule for an operator, or None."""
+    """Return an operator's lowering rule, or None."""
     load_rules(domain, op_type)
     return _LOWERING_RULES.get((domain, op_type))
 
@@ -179,14 +179,15 @@ def slice_columns(spec: NodeSpec, out: RowsType, first: int = 0, index: int = 0)
 
 @dataclass(frozen=True)
 class Packed:
-    """An input that holds integers of fewer bits than a byte has, in blocks.
+    """An input that contains blocks of integers narrower than a byte.
 
     Attributes:
-        bits: the attribute that says how many bits a weight has. scales, points: the inputs that belong to it.
-        sizes: the attributes that say how many rows and columns a matrix has; None = the stored array says it, and
-            row_axes tells how many of its leading axes count rows.
-        block_size: where the node does not say; 0 = one scale per row.
-        as_stored: packed, it takes about as much memory as it is stored in (up to a tenth more).
+        bits: the attribute that specifies the bits per weight.
+        scales, points: the inputs that contain the scales and zero points.
+        sizes: the attributes with the numbers of rows and columns. None = the shape of the stored array specifies them,
+            and its first `row_axes` axes count rows.
+        block_size: default if the node does not specify it; 0 = one scale per row.
+        as_stored: True if the packed form takes about as much memory as the stored form (at most a tenth more).
     """
 
     bits: str
@@ -204,7 +205,7 @@ class StoredWeights:
 
     Attributes:
         packed: packed weights by input.
-        beside: inputs that are not weights themselves: scales, zero points, tables of cosines and sines.
+        beside: other inputs that are stored with the weights: scales, zero points, cos and sin tables.
     """
 
     packed: Mapping[int, Packed]
@@ -215,14 +216,14 @@ _STORED: dict[str, StoredWeights] = {}
 
 
 def stored_weights(op_type: str, packed: Mapping[int, Packed] | None = None, beside: tuple[int, ...] = ()) -> None:
-    """Say what an operator's stored inputs are; scales and zero points of packed weights lie beside them."""
+    """Register an operator's stored inputs; the scales and zero points of packed weights are added to `beside`."""
     packed = packed or {}
     sides = tuple(index for stored in packed.values() for index in (stored.scales, stored.points))
     _STORED[op_type] = StoredWeights(packed, (*sides, *beside))
 
 
 def find_stored_weights(op_type: str) -> StoredWeights:
-    """What is known of an operator; nothing for those that store nothing of their own."""
+    """Return an operator's stored inputs; empty if the operator has no stored weights."""
     for domain in _DOMAINS:
         load_rules(domain, op_type)
     return _STORED.get(op_type, StoredWeights({}, ()))

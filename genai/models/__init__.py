@@ -1,4 +1,4 @@
-"""A model folder becomes a model: its configuration is checked, its graph read and planned for, its decoder loaded.
+"""Loading of a model folder: checks its configuration, reads its graph, plans its memory, and creates its decoder.
 
-Knows folders, graphs and the memory they take, not text. Nothing is imported here.
+The package depends on folders, graphs and memory, but not on text. This module imports nothing.
 """

@@ -1,4 +1,4 @@
-"""Which device a model is loaded on: the caller's word, or else what its folder asks for."""
+"""Selection of a model's device, by the caller or else by the model's folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ CUDA = ("cuda", "cudaexecutionprovider")
 
 @dataclass(frozen=True)
 class ChosenDevice:
-    """A device by name.
+    """The name of a device, and the origin of the choice.
 
     Attributes:
-        asked_by: the file that asks for it, where nobody else does: the CPU serves as well then, as it did before
-            somebody wrote that file on a machine with a GPU. "" = the caller said so.
-        is_default: nobody said anything, so that it is the CPU.
+        name: name of the device.
+        asked_by: the file that requests the device, if the caller names none. In this case, the CPU is an acceptable
+            fallback, because the file may have been written on another machine with a GPU. "" = the caller named the
+            device.
+        is_default: True if neither the caller nor the folder named a device, so that the CPU is used.
     """
 
     name: str
@@ -27,15 +29,16 @@ class ChosenDevice:
 
     @property
     def cpu_serves_too(self) -> bool:
-        """Whether the CPU computes where the device does not work."""
+        """True if the CPU may be used when the device does not work."""
         return self.name == "auto" or bool(self.asked_by)
 
 
 def folder_device(raw: Any) -> str:
-    """The GPU that the providers of a genai_config.json stand for; "" = none, or one that there are no kernels for.
+    """Return the GPU that the providers in a genai_config.json name; "" if they name none, or an unsupported device.
 
     Raises:
-        ConfigError: it asks for CUDA, and not for a GPU by its number. Options of others are not ours to refuse.
+        ConfigError: the options of the CUDA provider do not contain a valid GPU number. Other providers' options are
+            not checked.
     """
     for block in ("model", "decoder", "session_options"):
         raw = raw.get(block) if isinstance(raw, dict) else None
@@ -49,11 +52,11 @@ def folder_device(raw: Any) -> str:
 
 
 def _number(options: Any) -> int:
-    """The number of a GPU in the options of a provider, 0 where there is none."""
+    """Return the number of the GPU in a provider's options, or 0 if there is no number."""
     if not isinstance(options, dict):
         raise ConfigError(
             f"provider_options of cuda = {options!r:.80} in genai_config.json",
-            f"an object is expected, found {type(options).__name__}",
+            f"an object is expected, not {type(options).__name__}",
             'write {"cuda": {}}, or {"cuda": {"device_id": "0"}}',
         )
     device_id = options.get("device_id", 0)
@@ -61,7 +64,7 @@ def _number(options: Any) -> int:
     if index is None:
         raise ConfigError(
             f"device_id = {device_id!r:.80} of provider cuda in genai_config.json",
-            "the number of a GPU is expected, in plain digits",
-            'write "device_id": "0" for the first one, or leave it out',
+            "the number of a GPU is expected, in decimal digits",
+            'write "device_id": "0" for the first GPU, or leave it out',
         )
     return index

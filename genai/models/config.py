@@ -1,4 +1,4 @@
-"""genai_config.json: read, checked key by key, and the typed view of it that the engine uses."""
+"""genai_config.json: how it is read, the checks of every key, and the typed view that the engine uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SESSION, _PROVIDERS = "model.decoder.session_options", "provider_options"
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder block: file name, sizes, and what the graph calls its inputs and outputs."""
+    """The decoder block, with the file name, sizes, and the names of the graph's inputs and outputs."""
 
     filename: str
     head_size: int
@@ -39,7 +39,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The model block; `embedding` names the graph that makes a decoder's embeddings, "" = the decoder itself does."""
+    """The model block. `embedding` names the graph that computes embeddings; "" = the decoder computes them."""
 
     type: str
     vocab_size: int
@@ -55,12 +55,13 @@ class Config:
     """A model folder's genai_config.json.
 
     Args:
-        path: the model folder, or the name of a model that was pulled.
+        path: the model folder, or the name of a pulled model.
 
     Raises:
-        ModelFolderError: the folder or the file is missing or unreadable, or a model was pulled and not built yet.
-        ConfigError: not JSON, an unknown key, a wrong type, or a value out of range.
-        NotSupportedYetError: a key that would change what is generated and that this version does not obey.
+        ModelFolderError: the folder or the file is missing or unreadable, or the pulled model has not been built yet.
+        ConfigError: the file is not JSON, or has an unknown key, a wrong type, or a value out of range.
+        NotSupportedYetError: the file has a key that changes the generated tokens and that this version does not
+            support.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -72,7 +73,7 @@ class Config:
     def _check(self) -> None:
         self.ignored_keys = tuple(_check_object("", self.raw, config_schema.ROOT))
         self.folder_device = folder_device(self.raw)
-        if self.folder_device:  # of these the providers have an effect
+        if self.folder_device:  # in this case, only the providers among the session options have an effect
             others = [f"{_SESSION}.{name}" for name in self._session_options if name != _PROVIDERS]
             self.ignored_keys = (*(key for key in self.ignored_keys if key != _SESSION), *others)
         self.model = _model_config(self.raw)
@@ -80,10 +81,11 @@ class Config:
         _check_search(self.search)
 
     def overlay(self, text: str) -> None:
-        """Merge JSON text over the configuration: objects merge, everything else replaces.
+        """Merge JSON text into the configuration: objects are merged, all other values are replaced.
 
         Raises:
-            ConfigError: not a JSON object, or the result breaks a rule; the configuration is then left as it was.
+            ConfigError: the text is not a JSON object, or the result is invalid. In both cases, the configuration stays
+                unchanged.
         """
         patch = json_object(text, "overlay", ConfigError)
         before = self.raw
@@ -96,14 +98,14 @@ class Config:
             raise
 
     def add_model_data(self, model_filename: str, model_data: bytes | bytearray | memoryview) -> None:
-        """Read a file of the model from memory instead of the folder, in models that are loaded later.
+        """Use a file from memory instead of the folder's file, in all models that are loaded afterwards.
 
         Args:
-            model_filename: as genai_config.json, or a graph's external data, names it.
-            model_data: its bytes, copied.
+            model_filename: the file's name in genai_config.json, or in a graph's external data.
+            model_data: the file's contents, which are copied.
 
         Raises:
-            InputError: not a name, or not bytes.
+            InputError: the name is not a str, or the contents are not bytes.
         """
         if not isinstance(model_filename, str) or not isinstance(model_data, bytes | bytearray | memoryview):
             raise InputError(
@@ -114,23 +116,23 @@ class Config:
         self.model_data[model_filename] = bytes(model_data)
 
     def remove_model_data(self, model_filename: str) -> None:
-        """Take back what add_model_data gave; loaded models keep it.
+        """Undo add_model_data for a file. Models that are already loaded keep the file's contents.
 
         Raises:
-            InputError: nothing of that name was given.
+            InputError: no file with this name was added.
         """
         if model_filename not in self.model_data:
             names = ", ".join(self.model_data) or "none"
-            raise InputError(f"remove_model_data: no {model_filename!r}", f"given are: {names}", "give one of these")
+            raise InputError(f"remove_model_data: no {model_filename!r}", f"added files: {names}", "use one of these")
         del self.model_data[model_filename]
 
     @property
     def device(self) -> str:
-        """The device that was chosen for models of this configuration, as Model takes it; "" = none was."""
+        """The device that was set for models of this configuration, in the form of Model's argument; "" if none was."""
         return ""
 
     def choose_device(self, device: str | None) -> ChosenDevice:
-        """Where the model is to be loaded: the caller's word, what was chosen, what the folder asks for, the CPU."""
+        """Return the device of a model: the caller's, else the configured one, else the folder's, else the CPU."""
         if device is not None or self.device:
             return ChosenDevice(device or self.device)
         if self.folder_device:
@@ -144,7 +146,7 @@ class Config:
 
 
 def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key]) -> list[str]:
-    """Check one object against its schema; returns the dotted names of keys that are accepted but have no effect."""
+    """Check one object against its schema. Return the dotted names of keys that are accepted and ignored."""
     ignored: list[str] = []
     for name, item in value.items():
         path = f"{where}.{name}" if where else name
@@ -156,18 +158,18 @@ def _check_object(where: str, value: Mapping[str, Any], keys: Mapping[str, Key])
             allowed = " or ".join(kind.__name__ for kind in key.types)
             raise ConfigError(
                 f"{path} = {item!r:.80} in {CONFIG_NAME}",
-                f"expected {allowed}, found {type(item).__name__}",
-                f"write {path} as {allowed}",
+                f"expected {allowed}, not {type(item).__name__}",
+                f"change {path} to {allowed}",
             )
         if key.types == config_schema.INT and path != _SEED and not -_LIMIT <= item < _LIMIT:
             raise ConfigError(
-                f"{path} = {item} in {CONFIG_NAME}", "ids, sizes and lengths have 32 bits", f"write less than {_LIMIT}"
+                f"{path} = {item} in {CONFIG_NAME}", "ids, sizes and lengths have 32 bits", f"use less than {_LIMIT}"
             )
         if key.use is Use.LATER and item not in ({}, [], None):
             raise NotSupportedYetError(
                 f"{path} in {CONFIG_NAME} is not supported yet",
-                "it changes what is generated, so it is not ignored",
-                "use a model folder without it",
+                "it changes the generated tokens, so it cannot be ignored",
+                "use a model folder without this key",
             )
         if key.use is Use.FOREIGN:
             ignored.append(path)
@@ -204,7 +206,7 @@ def _model_config(raw: Mapping[str, Any]) -> ModelConfig:
                 f"a token id below vocab_size {vocab_size} is expected",
                 "correct the value",
             )
-    # Negative ids are how some builders write "there is none".
+    # Some builders write negative ids for missing tokens.
     bos, pad = (value if value is not None and value >= 0 else None for value in optional.values())
     return ModelConfig(
         type=str(_require(model, "model", "type")),
@@ -225,7 +227,7 @@ def _embedding(block: Mapping[str, Any]) -> str:
 def _inside(where: str, filename: str) -> str:
     if Path(filename).is_absolute() or ".." in Path(filename).parts:
         raise ConfigError(
-            f"{where} = {filename!r}", "the file must lie inside the model folder", "give a relative file name"
+            f"{where} = {filename!r}", "the file must be inside the model folder", "use a relative file name"
         )
     return filename
 
@@ -234,7 +236,7 @@ def _decoder_config(decoder: Mapping[str, Any]) -> DecoderConfig:
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     filename = _inside("model.decoder.filename", str(_require(decoder, "model.decoder", "filename")))
     window = decoder.get("sliding_window", {}).get("window_size")
-    # Only what a graph may leave open is needed; the sizes that no graph leaves open, some folders leave out.
+    # Only the sizes that a graph may leave open are required, because some folders omit the other sizes.
     either = "num_attention_heads" if "num_attention_heads" in decoder else "num_key_value_heads"
     heads = _positive(decoder, "model.decoder", either if either in decoder else "num_attention_heads")
     kv_heads = int(decoder.get("num_key_value_heads", heads))

@@ -1,8 +1,8 @@
-"""The keys of genai_config.json, as onnxruntime-genai 0.18 defines them, and what each does here.
+"""The keys of genai_config.json in onnxruntime-genai 0.18, and the way in which this toolkit treats them.
 
-Three classes of keys: USED here; FOREIGN (they steer onnxruntime's own machinery and cannot change tokens: accepted
-and named at -v); LATER (they change what is generated, and this version does not do it: refused when set).
-A key in none of them is an error.
+There are three classes of keys. USED: the key has an effect. FOREIGN: the key controls onnxruntime's own machinery and
+cannot change tokens; it is accepted, and listed with -v. LATER: the key changes the generated tokens and is not
+supported by this version, so setting the key is an error. A key in none of these classes is an error.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 
 class Use(Enum):
-    """What this toolkit does with a key."""
+    """The way in which a key is treated."""
 
     USED = "used"
-    FOREIGN = "accepted; steers onnxruntime only"
+    FOREIGN = "ignored; affects only onnxruntime"
     LATER = "not supported yet"
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its JSON types, its use, and for objects the keys inside (None = any)."""
+    """A key, with its JSON types, its use, and, for objects, the keys inside (None = any keys)."""
 
     types: tuple[type, ...]
     use: Use = Use.USED
@@ -83,7 +83,7 @@ DECODER = {
     "shared_initializers": Key((list,), Use.LATER),
     "pipeline": Key((list,), Use.LATER),
 }
-# Pictures and sound cannot be given, and what they would become is nothing: the text of such a model runs.
+# Images and audio are not supported, so their inputs are empty. The text of such a model still works.
 EMBEDDING = {
     **_keys(STR, "filename"),
     "inputs": Key((dict,), keys=_keys(STR, "input_ids image_features audio_features")),

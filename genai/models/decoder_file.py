@@ -1,4 +1,4 @@
-"""Reads a decoder's ONNX file, and what else its graph needs to take token ids."""
+"""Reads a decoder's ONNX file, joins the embedding graph if there is one, and sets inputs with a constant value."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .embedding_graph import join_embedding
 
 
 def read_decoder_file(config: Config) -> OnnxModel:
-    """Read it, from memory what Config.add_model_data gave, and give inputs of one meaning their value."""
+    """Read the decoder's graph. Files from Config.add_model_data take precedence over files in the folder."""
     model = _read_graph(config, config.model.decoder.filename)
     _settle_inputs(model.graph)
     names = config.model.decoder.names
     if any(value.name == names.inputs_embeds for value in model.graph.inputs):
         if not config.model.embedding:
             raise UnsupportedModelError(
-                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} in place of token ids",
-                "genai_config.json names no graph that makes embeddings of tokens (model.embedding)",
-                "name it, or export the model with its embedding",
+                f"{config.model.decoder.filename} takes {names.inputs_embeds!r} instead of token ids",
+                "genai_config.json does not name a graph that computes token embeddings (model.embedding)",
+                "set model.embedding, or export the model with its embedding",
             )
         join_embedding(model, _read_graph(config, config.model.embedding), names)
     return model
@@ -35,7 +35,7 @@ def _read_graph(config: Config, name: str) -> OnnxModel:
 
 
 def _settle_inputs(graph: Graph) -> None:
-    """`num_logits_to_keep`, as exporters of transformers' models also name "onnx::Neg_67", is 0: all of them."""
+    """Set `num_logits_to_keep` (which transformers also exports as "onnx::Neg_67") to 0, which means all logits."""
     for value in list(graph.inputs):
         name = value.name
         if name not in graph.initializers and (name == "num_logits_to_keep" or name.startswith("onnx::Neg_")):

@@ -1,6 +1,7 @@
-"""What a decoder's graph says, before anything is compiled: how it runs, its weights and its cache.
+"""Analysis of a decoder's graph before compilation: the ways in which it can run, its weights and its cache.
 
-`genai info` and the loader both begin here, so they agree. Weights stay in the mapped file, and no kernel is imported.
+`genai info` and the loader both use this module, so their results agree. Weights stay in the mapped file, and no kernel
+is imported.
 """
 
 from __future__ import annotations
@@ -38,28 +39,30 @@ from .kv_types import KV_TYPES
 
 BLOCK_SIZE = PAGE_TOKENS
 DECODER_RULES = (remove_identities, pack_dequantized_products, fuse_matmul_bias, fuse_swiglu, remove_dead_code)
-# A row of logits, and what the sampler keeps beside it.
+# Bytes of memory for a logit, including the sampler's working data.
 _BYTES_PER_LOGIT = 64
 
 
 @dataclass(frozen=True)
 class DecoderInfo:
-    """What was found in a decoder's graph.
+    """Facts about a decoder's graph.
 
     Attributes:
-        parameters: number of weights (a packed 4-bit byte counts as two).
-        weight_bytes: bytes that the weights take as stored.
-        num_layers: attention layers that keep a cache in the block pool.
+        parameters: number of weights (a byte with 4-bit weights counts as two).
+        weight_bytes: bytes of the weights in their stored form.
+        num_layers: number of attention layers with a cache in the block pool.
         kv_bytes_per_token: cache bytes per token over all layers.
         kv_dtype: one of KV_TYPES.
-        flattened: whether it runs batched over the paged cache; `reason` says why not.
+        flattened: True if the graph runs batched over the paged cache.
+        reason: reason why the graph is not flattened; "" if it is flattened.
         inputs: the graph's inputs as exported, and their types.
-        context_size: most tokens that one sequence may have; known once it is loaded.
-        cache_tokens: tokens of one sequence that the block pool can hold; 0 where there is none.
-        defaults: type and shape of inputs that have a default, which adapters may replace.
-        cache_groups: layers of each kind of cached state, in the order of `CacheLayout.kinds`; none where it is not
-            flattened.
-        adapter_inputs: of places that an exporter left for adapters, the names of the factors A, and of their B.
+        context_size: maximum number of tokens per sequence; set when the decoder is loaded.
+        cache_tokens: number of tokens of one sequence that fit into the block pool; 0 without a pool.
+        defaults: type and shape of the inputs that have a default, which adapters may replace.
+        cache_groups: the layers of each kind of cached state, in the order of `CacheLayout.kinds`; empty if the graph
+            is not flattened.
+        adapter_inputs: the names of the inputs with factor A, and the names of the inputs with factor B, for target
+            modules that an exporter has prepared for adapters.
     """
 
     parameters: int
@@ -79,14 +82,16 @@ class DecoderInfo:
 
 @dataclass(frozen=True)
 class DecoderGraph:
-    """A decoder's graph, read and brought into the form in which it runs.
+    """A decoder's graph in the form in which it runs.
 
     Attributes:
-        model: flattened and fused, or as exported where that is impossible.
-        flat: its cache layers and RoPE threshold; None if it is not flattened.
-        layout: how the paged cache is laid out; None if it is not flattened.
-        operators: how often each operator occurs as exported, as "domain::Op" ("" = ai.onnx left out).
-        kv_bytes_per_token: by cache type, bytes per token over all layers. A graph that is not flattened has one type.
+        model: the flattened and fused graph, or the graph as exported if flattening is impossible.
+        flat: the cache layers and the RoPE threshold; None if the graph is not flattened.
+        layout: layout of the paged cache; None if the graph is not flattened.
+        operators: number of nodes per operator as exported; keys are "domain::Op" (without the prefix for ai.onnx).
+        kv_bytes_per_token: bytes per token over all layers, by cache type. A graph that is not flattened has only one
+            type.
+        info: facts about the graph.
     """
 
     model: OnnxModel
@@ -100,17 +105,18 @@ class DecoderGraph:
 def read_decoder(
     config: Config, *, kv_dtype: str = "auto", accuracy: str = "auto", model: OnnxModel | None = None
 ) -> DecoderGraph:
-    """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for arguments and errors.
+    """Read, check, flatten and rewrite the decoder graph of a folder; see genai.Model for other arguments and errors.
 
     Args:
-        model: what the file holds, read before; it is changed.
+        config: the folder's configuration.
+        model: the parsed file, if it has already been read; it is modified.
     """
     model = read_decoder_file(config) if model is None else model
     names = config.model.decoder.names
     defaults, adapter_inputs = with_defaults(model.graph), take_out_empty_factors(model.graph)
     if adapter_inputs:
         remove_dead_code.apply(model)
-    if defaults:  # what nobody gives is constant
+    if defaults:  # inputs that are never fed become constants
         model.graph.inputs = [value for value in model.graph.inputs if value.name not in defaults]
         model.graph.invalidate()
     _check_interface(model.graph, names, config)
@@ -118,7 +124,7 @@ def read_decoder(
     _check_vocabulary(model.graph, names, config)
     operators = count_operators(model)
     parameters, weight_bytes = count_weights(model.graph)
-    if kv_dtype == "auto":  # fp16 where products take int8 activations anyway
+    if kv_dtype == "auto":  # fp16 is precise enough if matmuls use int8 activations
         kv_dtype = "fp16" if count_activations(model.graph, accuracy)["int8"] else "fp32"
     inputs = {v.name: numpy_dtype(v) for v in model.graph.inputs if v.name not in model.graph.initializers}
     flat: FlatDecoder | None = None
@@ -158,11 +164,11 @@ def read_decoder(
 
 
 def _flattened(model: OnnxModel, config: Config) -> FlatDecoder:
-    """The graph as it is, or with its plain attention recognised, flattened; `model` is changed in the first case."""
+    """Flatten the graph unchanged (`model` is modified), or else with its plain attention replaced by operators."""
     try:
         return flatten_decoder(model, config.model.decoder.names)
     except NotFlattenable as reason:
-        from .exported_decoder import flatten_exported  # it tries masks out, so it needs kernels
+        from .exported_decoder import flatten_exported  # evaluates attention masks, so it needs kernels
 
         try:
             return flatten_exported(config)
@@ -182,49 +188,52 @@ def _check_interface(graph: Graph, names: GraphNames, config: Config) -> None:
 
 
 def _check_vocabulary(graph: Graph, names: GraphNames, config: Config) -> None:
-    """Whether vocab_size is what the graph gives, and whether so many logits fit in memory where it does not say."""
+    """Raise an error if vocab_size differs from the graph's, or if the graph leaves it open and it is too large."""
     vocab_size = config.model.vocab_size
     shape = getattr(graph.type_of(names.logits), "shape", None)
     num_logits = shape[-1] if shape else None
     if isinstance(num_logits, int) and num_logits != vocab_size:
-        raise _disagree(f"the model gives {num_logits} logits", "model.vocab_size", vocab_size, num_logits)
+        raise _disagree(f"the model returns {num_logits} logits", "model.vocab_size", vocab_size, num_logits)
     if vocab_size * _BYTES_PER_LOGIT > available_memory():
         raise CacheCapacityError(
             f"vocab_size {vocab_size} in genai_config.json",
-            f"to choose among so many tokens takes {format_bytes(vocab_size * _BYTES_PER_LOGIT)}, and "
-            f"{format_bytes(available_memory())} are free",
-            "correct the value: it is the width of the logits",
+            f"sampling from this number of tokens needs {format_bytes(vocab_size * _BYTES_PER_LOGIT)}, and "
+            f"{format_bytes(available_memory())} is free",
+            "correct the value: it must be the width of the logits",
         )
 
 
 def _disagree(actual: str, key: str, said: int, value: int) -> ConfigError:
     name = key.rsplit(".", 1)[1]
-    return ConfigError(f"{actual}, genai_config.json says {name} {said}", "both must agree", f"set {key} to {value}")
+    return ConfigError(f"{actual}, but genai_config.json has {name} {said}", "both must agree", f"set {key} to {value}")
 
 
 def numpy_dtype(value: Value) -> np.dtype[Any]:
-    """The element type of a graph input."""
+    """Return the NumPy type of a graph input."""
     dtype = getattr(value.type, "dtype", None)
     if dtype is None:
         raise UnsupportedModelError(
-            f"graph input {value.name!r} is not a tensor", "decoders take tensors", "export it again"
+            f"graph input {value.name!r} is not a tensor", "inputs of decoders must be tensors", "export it again"
         )
     result: np.dtype[Any] = np.dtype(dtype.numpy_dtype)
     return result
 
 
 def count_operators(model: OnnxModel) -> dict[str, int]:
-    """How often each operator occurs, subgraphs included, most frequent first."""
+    """Return the number of nodes per operator, including subgraphs, in descending order."""
     nodes = [node for graph in model.graphs() for node in graph.nodes]
     counts = Counter("::".join(filter(None, node.key)) for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def count_weights(graph: Graph) -> tuple[int, int]:
-    """Parameters and bytes of a graph's weights; scales, zero points and RoPE tables count as bytes only."""
+    """Return the number of parameters and the bytes of a graph's weights.
+
+    Scales, zero points and RoPE tables count only as bytes.
+    """
     stored = [(node, find_stored_weights(node.op_type)) for node in graph.nodes]
     side = {node.input(index) for node, inputs in stored for index in inputs.beside}
-    # Scales that are stored as float16, and widened for the operator.
+    # Scales that are stored as float16 and cast for the operator are included.
     side |= {node.input(0) for node in graph.nodes if node.op_type == "Cast" and node.output(0) in side}
     packed = {
         node.input(index): whole_number(node, weight.bits, 4)
@@ -240,7 +249,7 @@ def count_weights(graph: Graph) -> tuple[int, int]:
 
 
 def count_activations(graph: Graph, accuracy: str) -> dict[str, int]:
-    """How many products with quantised weights round their activations to int8, and how many keep them in fp32."""
+    """Count the matmuls with quantised weights by the type of their activations: rounded to int8, or fp32."""
     counts = {"int8": 0, "fp32": 0}
     for node in graph.nodes:
         if node.op_type in ROUNDING_PRODUCTS:
@@ -250,7 +259,7 @@ def count_activations(graph: Graph, accuracy: str) -> dict[str, int]:
 
 
 def whole_number(node: Node, name: str, default: int, *, least: int = 1) -> int:
-    """An attribute that sizes are computed from."""
+    """Return an integer attribute from which sizes are computed. Raise GraphError if the value is less than `least`."""
     value = node.attribute(name, default)
     if not isinstance(value, int) or value < least:
         problem = f"{node.op_type} {node.name!r}: {name} is {value!r:.40}"
@@ -268,15 +277,17 @@ def _check_layers(flat: FlatDecoder, config: Config) -> None:
             raise malformed(
                 f"attention layer {layer.layer} has {layer.kv_heads} key/value heads of size {layer.head_size}, values "
                 f"of size {layer.v_head_size}",
-                f"its product ({' or '.join(PRODUCTS)}) gives too few features, or its own attributes are wrong",
+                f"its matmul ({' or '.join(PRODUCTS)}) has too few output features, or its own attributes are wrong",
             )
 
 
 def cache_layout(layers: Sequence[AttentionLayer], kv_dtype: str, context_length: int) -> CacheLayout | None:
-    """What the layers keep in a block, and which of them share block tables. None: not with these heads.
+    """Return the layers' cache layout and the way they share block tables; None if the type does not fit the heads.
 
     Args:
-        context_length: a window of so many tokens, or more, is full attention.
+        layers: the attention layers.
+        kv_dtype: one of KV_TYPES.
+        context_length: the model's context length; a window of at least this length is full attention.
     """
     dtype = KV_TYPES[kv_dtype]
     shapes = [LayerShape(layer.kv_heads, layer.head_size, layer.v_head_size, dtype) for layer in layers]
@@ -292,9 +303,7 @@ def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
     sizes = sorted({size for layer in layers for size in (layer.head_size, layer.v_head_size)})
     allowed = f"at most {MOST_PACKED_COLUMNS}"
     if kv_dtype == "int4":
-        allowed = (
-            f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, as a Hadamard matrix is made by halving"
-        )
+        allowed = f"powers of two from {SCALE_COLUMNS} to {MOST_PACKED_COLUMNS}, because of the Hadamard transform"
     return OptionError(
         f"kv_dtype = {kv_dtype!r}: the model's heads have {' and '.join(map(str, sizes))} columns",
         f"heads of this type have {allowed}",
@@ -303,17 +312,17 @@ def _unpackable(kv_dtype: str, layers: Sequence[AttentionLayer]) -> OptionError:
 
 
 def _check_own_tensors(kv_dtype: str, reason: str) -> None:
-    """A graph that is not flattened keeps keys and values in tensors of its own."""
+    """Raise OptionError for a packed or narrow cache type: a graph that is not flattened has its own cache tensors."""
     if KV_TYPES[kv_dtype] in (*PACKED_BITS, *FLOAT_BITS):
         raise OptionError(
             f"kv_dtype = {kv_dtype!r} with a graph that runs sequence by sequence",
-            f"it keeps keys and values in tensors of its own type: {reason}",
+            f"it stores keys and values in tensors of its own type: {reason}",
             "leave kv_dtype out",
         )
 
 
 def dense_cache(graph: Graph, names: GraphNames, config: Config) -> tuple[str, int]:
-    """Type and bytes per token of the past tensors of a graph that is run as it is."""
+    """Return the type and the bytes per token of the past tensors of a graph that is not flattened."""
     templates = [template.split("%d") for template in names.pasts]
     past = [v for v in graph.inputs if any(v.name.startswith(a) and v.name.endswith(b) for a, b in templates)]
     types = {getattr(value.type, "dtype", None) for value in past}

@@ -1,8 +1,8 @@
-"""Decoders that take embeddings: the graph that makes them from token ids is put before the decoder's.
+"""Decoders that read embeddings: joins the graph that computes embeddings from token ids to the decoder's graph.
 
-Exporters of models that also see or hear write two graphs: one looks tokens up and puts what pictures and sound became
-in between, the other is the decoder. Joined they are a decoder of token ids. Here there is only text, so what pictures
-and sound would become has no rows.
+Exporters of multimodal models write two graphs. One graph looks up token embeddings and inserts the features of images
+and audio; the other is the decoder. Joined, the graphs form a decoder of token ids. This toolkit supports only text, so
+the inputs for image and audio features have no rows.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from ..onnx.decoder_names import GraphNames
 from ..onnx.ir import Graph, OnnxModel, OnnxTensor, Value
 from ..onnx.types import TensorType
 
-_EXPORT = "export both graphs of the folder again, with one exporter"
+_EXPORT = "export both graphs of the folder again with the same exporter"
 
 
 def join_embedding(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
-    """Put the nodes of `embedding` before those of `decoder`, which then takes token ids.
+    """Insert the nodes of `embedding` before the nodes of `decoder`, which then reads token ids.
 
     Args:
-        names: what both call token ids and embeddings.
+        decoder: the decoder's graph; it is modified.
+        embedding: the embedding graph.
+        names: names of token ids and embeddings in both graphs.
 
     Raises:
-        UnsupportedModelError: an input or output is missing, of another type, or of a size that cannot be nothing; or
-            the graphs were written for different operator sets.
+        UnsupportedModelError: an input or output is missing or has a different type, an input cannot be empty, or the
+            graphs have different opsets.
     """
     _check(decoder, embedding, names)
     graph, before = decoder.graph, embedding.graph
@@ -56,10 +58,10 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
     ids = _typed_input(embedding.graph, names.input_ids)
     if names.inputs_embeds not in outputs or ids is None:
         raise UnsupportedModelError(
-            f"the embedding graph gives {', '.join(outputs) or 'nothing'} from "
+            f"the embedding graph computes {', '.join(outputs) or 'nothing'} from "
             f"{', '.join(value.name for value in embedding.graph.inputs) or 'nothing'}",
             f"{names.inputs_embeds!r} from {names.input_ids!r} is expected",
-            "name them in genai_config.json under model.decoder.inputs and model.embedding",
+            "set their names in genai_config.json under model.decoder.inputs and model.embedding",
         )
     for kind, first, second in (
         (names.inputs_embeds, outputs[names.inputs_embeds], _typed_input(decoder.graph, names.inputs_embeds)),
@@ -69,7 +71,7 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
         if len(set(types)) > 1:
             raise UnsupportedModelError(
                 f"{kind!r} is {types[0]} in the embedding graph and {types[1]} in the decoder",
-                "both must have one type",
+                "both types must be equal",
                 _EXPORT,
             )
     both = set(decoder.opset_imports) & set(embedding.opset_imports)
@@ -78,8 +80,8 @@ def _check(decoder: OnnxModel, embedding: OnnxModel, names: GraphNames) -> None:
     if other or shared:
         names_of_differences = ", ".join([*other, *(name for _, name, _ in shared)])
         raise UnsupportedModelError(
-            f"the embedding graph and the decoder differ in what they mean by {names_of_differences}",
-            "their operators cannot stand in one graph",
+            f"the embedding graph and the decoder have different versions of {names_of_differences}",
+            "the operators of one graph need the same version",
             _EXPORT,
         )
 
@@ -89,13 +91,13 @@ def _typed_input(graph: Graph, name: str) -> Value | None:
 
 
 def _empty_input(value: Value) -> OnnxTensor:
-    """What an input of pictures or sound is where there are none: no rows."""
+    """Return an empty tensor for an input of image or audio features."""
     shape, dtype = getattr(value.type, "shape", None), getattr(value.type, "dtype", None)
     if dtype is None or not shape or all(isinstance(size, int) and size > 0 for size in shape):
         raise UnsupportedModelError(
             f"input {value.name!r} of the embedding graph has no axis that may be empty",
-            "pictures and sound cannot be given here, and it wants some",
-            "use a folder whose embedding graph also takes text alone",
+            "it requires image or audio features, which are not supported",
+            "use a folder with an embedding graph that also accepts text alone",
         )
     first = next(axis for axis, size in enumerate(shape) if not isinstance(size, int) or size == 0)
     sizes = [0 if axis == first else size if isinstance(size, int) else 1 for axis, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""Decoders exported with plain attention: the pattern found, its masks tried out, and the graph flattened."""
+"""Decoders that were exported with plain attention: finds the pattern, evaluates the masks, and flattens the graph."""
 
 from __future__ import annotations
 
@@ -19,38 +19,39 @@ from ..session.plan import PlanOptions, build_plan
 from .config import Config
 from .decoder_file import read_decoder_file
 
-# (past, new tokens) on which a mask is tried, beside one token at the end of the longest context.
+# Numbers of past and new tokens for which a mask is evaluated, in addition to one token at the end of the longest
+# context.
 _TRIALS = ((0, 5), (6, 1), (9, 4), (1, 17))
-# Windows longer than this are taken for none.
+# A window that is longer than this counts as no window.
 _LONGEST_TRIAL = 1 << 20
-# Anything that far below zero is out of sight after a softmax.
+# Mask values below this are zero after a softmax.
 _HIDDEN = -1e4
 
 
 def flatten_exported(config: Config) -> FlatDecoder:
-    """Read the folder's graph, put attention operators in the place of plain attention, and flatten it."""
+    """Read the folder's graph, replace plain attention with attention operators, and flatten it."""
     names, decoder = config.model.decoder.names, config.model.decoder
     model = _read(config)
     layers = find_plain_attention(model.graph, names)
     if len(layers) != decoder.num_hidden_layers:
         raise NotFlattenable(
-            f"plain attention was found {len(layers)} times, there are {decoder.num_hidden_layers} layers"
+            f"plain attention was found {len(layers)} times, but there are {decoder.num_hidden_layers} layers"
         )
     try:
         windows = {mask: visible_window(config, mask) for mask in {layer.mask for layer in layers}}
     except (GenaiError, MemoryError) as error:
-        raise NotFlattenable(f"an attention mask could not be tried out: {error}") from error
+        raise NotFlattenable(f"an attention mask could not be evaluated: {error}") from error
     heads = decoder.num_attention_heads, decoder.num_key_value_heads
     replace_plain_attention(model, layers, heads, windows.__getitem__)
     infer_shapes(model)
     flat = flatten_decoder(model, names)
     if any(layer.head_size != decoder.head_size for layer in flat.layers):
-        raise NotFlattenable(f"its heads are not of the size {decoder.head_size} that genai_config.json says")
+        raise NotFlattenable(f"its heads do not have the size {decoder.head_size} in genai_config.json")
     return flat
 
 
 def visible_window(config: Config, mask: str) -> int | None:
-    """Try a mask out: how many tokens a query sees, itself included; None means all before it."""
+    """Evaluate a mask. Return the number of tokens that a query sees, its own included; None = all preceding tokens."""
     model = _read(config)
     model.graph.outputs = [Value(mask)]
     model.graph.invalidate()
@@ -62,34 +63,34 @@ def visible_window(config: Config, mask: str) -> int | None:
         seen = _visible(config, model, plan, past, new)
         age = np.arange(past, past + new)[:, None] - np.arange(past + new)
         if not np.array_equal(seen, (age >= 0) & (age < window)):
-            raise NotFlattenable(f"mask {mask!r} hides other tokens than those that come later")
+            raise NotFlattenable(f"mask {mask!r} is neither causal nor a sliding window")
     return window if window < longest else None
 
 
 def _visible(config: Config, model: OnnxModel, plan: Any, past: int, new: int) -> NDArray[np.bool_]:
-    """[new, past + new]: which tokens each new one sees."""
+    """Return a boolean array [new, past + new]: True where a new token sees a token."""
     decoder, names = config.model.decoder, config.model.decoder.names
     known = {
         names.input_ids: np.zeros((1, new)),
         names.attention_mask: np.ones((1, past + new)),
         names.position_ids: np.arange(past, past + new)[None],
     }
-    # Without memory, however long: only its shape counts.
+    # A broadcast view needs no memory, and only its shape matters.
     cache = np.broadcast_to(np.float32(0), (1, decoder.num_key_value_heads, past, decoder.head_size))
     feeds: dict[str, Any] = {}
     for value in model.graph.inputs:
         dtype = getattr(value.type, "dtype", None)
         if dtype is None:
-            raise NotFlattenable(f"input {value.name!r} is no tensor")
+            raise NotFlattenable(f"input {value.name!r} is not a tensor")
         array = known.get(value.name, cache)
         feeds[value.name] = array.astype(dtype.numpy_dtype) if array is not cache else array
     mask = np.asarray(next(iter(run(plan, feeds).values())))
     if mask.ndim != 4 or mask.shape[:2] != (1, 1):
-        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, not one for all heads")
+        raise NotFlattenable(f"a mask has the shape {list(mask.shape)}, which differs between heads or sequences")
     rows = np.broadcast_to(mask[0, 0], (new, past + new))
     seen = rows if rows.dtype == np.bool_ else rows == 0
     if rows.dtype != np.bool_ and not np.all(seen | (rows < _HIDDEN)):
-        raise NotFlattenable("a mask holds more than what is seen and what is hidden: a bias")
+        raise NotFlattenable("a mask has values other than visible and hidden: it is a bias")
     return seen
 
 

@@ -1,4 +1,4 @@
-"""Model folders: the bundled one, what somebody meant who gave something else, and files that are damaged."""
+"""Model folders: the bundled model, hints for wrong paths, and errors for damaged files."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ BUNDLED_MODEL = "pebble"
 
 
 def configs_folder() -> Path:
-    """The installed configs/ folder."""
+    """Return the installed configs/ folder."""
     return Path(next(iter(genai.configs.__path__))).resolve()
 
 
 def bundled_model() -> Path:
-    """The folder of the model that ships with the package."""
+    """Return the folder of the model that ships with the package."""
     return configs_folder() / "models" / BUNDLED_MODEL
 
 
 def bundled_adapter(name: str) -> Path:
-    """The folder of an adapter of the bundled model: "words" or "pirate"."""
+    """Return the folder of an adapter for the bundled model: "words" or "pirate"."""
     return configs_folder() / "adapters" / name
 
 
 def bundled_tasks() -> Path:
-    """The held-out questions of the bundled model, JSON lines."""
+    """Return the file with the held-out questions for the bundled model, in JSON Lines."""
     return configs_folder() / "tasks" / f"{BUNDLED_MODEL}.jsonl"
 
 
 @contextmanager
 def folder_errors(folder: str | Path) -> Iterator[None]:
-    """Turns errors that nobody foresaw, as damaged files bring them about, into errors of this toolkit.
+    """Convert unforeseen errors, such as errors caused by damaged files, into errors of this toolkit.
 
     Raises:
-        UnsupportedModelError: in place of any Exception that is not a GenaiError.
+        UnsupportedModelError: in place of any Exception except a GenaiError.
         CacheCapacityError: in place of a MemoryError.
     """
     try:
@@ -54,26 +54,26 @@ def folder_errors(folder: str | Path) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise CacheCapacityError(
-            f"{folder}: the model needs more memory than there is",
-            str(error) or "the system refused to give it",
-            "free memory, ask for a smaller context, or check the sizes in its files",
+            f"{folder}: the model needs more memory than is available",
+            str(error) or "the system refused the allocation",
+            "free memory, choose a smaller context, or check the sizes in its files",
         ) from error
     except Exception as error:
         raise UnsupportedModelError(
             f"{folder}: the model cannot be loaded",
-            f"its files do not fit together: {type(error).__name__}: {error}",
-            "copy or export it again; if it runs elsewhere, report it with this message",
+            f"its files are inconsistent: {type(error).__name__}: {error}",
+            "copy or export the model again; if the model works elsewhere, report the problem with this message",
         ) from error
 
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turns what the system says of a path into a ModelFolderError: a name too long for it, a folder closed to us."""
+    """Convert an OSError about a path into a ModelFolderError, such as a name that is too long, or no permission."""
     try:
         yield
     except OSError as error:
-        why = f"the system says: {error.strerror}"
-        fix = 'check the path and its permissions; a question goes behind -p: `genai chat -p "…"`'
+        why = f"the system reports: {error.strerror}"
+        fix = 'check the path and its permissions; use -p to ask a question: `genai chat -p "…"`'
         raise ModelFolderError(f"{str(path)!r:.80}: not a model folder", why, fix) from error
 
 
@@ -84,10 +84,14 @@ def folder_json(
     absent: Callable[[Path], ModelFolderError],
     no_folder: Callable[[Path], ModelFolderError] | None = None,
 ) -> dict[str, Any]:
-    """The JSON object in a folder's file.
+    """Return the JSON object in a folder's file.
 
     Args:
-        absent, no_folder: make the errors where the folder has no such file, or is no folder.
+        folder: the folder.
+        name: name of the file.
+        malformed: class of the error for a malformed file.
+        absent: function that returns the error for a folder without the file.
+        no_folder: function that returns the error for a path that is not a folder.
     """
     with readable(folder):
         if not folder.is_dir():
@@ -100,12 +104,12 @@ def folder_json(
 
 _CONFIG = "genai_config.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Folders looked into for the model that may lie deeper.
+# Maximum number of folders that are searched for similar names or nested models.
 _MOST_LOOKED_AT = 200
 
 
 def not_a_folder(path: Path) -> ModelFolderError:
-    """The error for a path that is no folder."""
+    """Return the error for a path that is not a folder."""
     text = str(path)
     if error := foreign_model_error(path, "a model folder"):
         return error
@@ -116,24 +120,24 @@ def not_a_folder(path: Path) -> ModelFolderError:
     if re.search(r"\s", text.strip()) and (len(text.split()) > 2 or text.rstrip().endswith(("?", "!", "."))):
         return ModelFolderError(
             f"{text!r:.80}: not a model folder",
-            "this looks like a question; MODEL comes first, and without it the bundled model answers",
-            f'ask with -p: `genai chat -p "{text:.60}"`',
+            "this looks like a question; the first argument is MODEL [default: the bundled model]",
+            f'use -p to ask a question: `genai chat -p "{text:.60}"`',
         )
     if text == BUNDLED_MODEL:
-        fix = "leave MODEL out: the bundled model is what answers then"
+        fix = "leave MODEL out to use the bundled model"
     elif near := _similar(path) or _similar_name(text):
         fix = f"did you mean {near}?"
     else:
         fix = (
-            f"give the folder that holds {_CONFIG}, a Hugging Face checkpoint's, or a name as on its page, org/name; "
-            'without MODEL the bundled model answers; a question goes behind -p: `genai chat -p "…"`'
+            f"pass a folder with {_CONFIG}, a Hugging Face checkpoint, or the name of its page, org/name; leave MODEL "
+            'out to use the bundled model; use -p to ask a question: `genai chat -p "…"`'
         )
-    why = "there is no such folder" + ("" if "/" in text else ", and `genai list` has no model of this name")
+    why = "there is no such folder" + ("" if "/" in text else ", and `genai list` shows no model with this name")
     return ModelFolderError(f"{text}: not a model folder", why, fix)
 
 
 def not_a_checkpoint(path: Path) -> ModelFolderError:
-    """The error for a path that is no folder, where the folder of a checkpoint is wanted."""
+    """Return the error for a path that is not a folder, where a checkpoint's folder is expected."""
     if error := foreign_model_error(path, "a checkpoint"):
         return error
     is_file = path.is_file()
@@ -142,41 +146,41 @@ def not_a_checkpoint(path: Path) -> ModelFolderError:
     near = None if is_file else _similar(path) or _similar_name(str(path))
     return ModelFolderError(
         f"{path}: not a checkpoint",
-        "it is a file, and no GGUF file" if is_file else "there is no such folder",
+        "it is a file, but not a GGUF file" if is_file else "there is no such folder",
         f"did you mean {near}?" if near else
-        "give a folder downloaded from Hugging Face (config.json and *.safetensors), a GGUF file, or a name as on its "
+        "pass a folder downloaded from Hugging Face (config.json and *.safetensors), a GGUF file, or the name of its "
         "page, org/name",
     )  # fmt: skip
 
 
 def no_config(folder: Path) -> ModelFolderError:
-    """The error for a folder without genai_config.json."""
-    problem, why = f"{folder}: {_CONFIG} is missing", "a model folder is described by that file"
+    """Return the error for a folder without genai_config.json."""
+    problem, why = f"{folder}: {_CONFIG} is missing", "a model folder needs that file"
     inside = _models_below(folder)
     if inside:
         models = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
-        return ModelFolderError(problem, why, f"{'the models below it are' if inside[1:] else 'give'} {models}")
+        return ModelFolderError(problem, why, f"{'pass one of the models inside:' if inside[1:] else 'pass'} {models}")
     for pattern, instead in (("*.gguf", not_a_folder), ("*.onnx", _onnx_file)):
         if matches := sorted(folder.glob(pattern)):
             hint = instead(matches[0])
-            return ModelFolderError(problem, f"{why}; of {matches[0].name}: {hint.why}", hint.fix)
+            return ModelFolderError(problem, f"{why}; about {matches[0].name}: {hint.why}", hint.fix)
     return ModelFolderError(
-        problem, why, "give a folder made by a model builder; of a Hugging Face checkpoint `genai build` makes one"
+        problem, why, "pass a folder from a model builder; `genai build` builds one from a Hugging Face checkpoint"
     )
 
 
 def _onnx_file(path: Path) -> ModelFolderError:
     problem = f"{path}: an .onnx file is not a model folder"
     if not path.exists():
-        return ModelFolderError(problem, "and there is no such file", "check the path")
+        return ModelFolderError(problem, "there is no such file either", "check the path")
     if (path.parent / _CONFIG).is_file():
         return ModelFolderError(
-            problem, f"it belongs to the one it lies in, with {_CONFIG} and the tokenizer", f"give {path.parent}"
+            problem, f"it belongs to the folder with {_CONFIG} and the tokenizer", f"pass {path.parent}"
         )
     return ModelFolderError(
         problem,
-        f"to chat, a model needs {_CONFIG} and a tokenizer beside its graph",
-        f"`genai info {path}` describes the graph, `genai run {path} --random` runs it",
+        f"a chat needs {_CONFIG} and a tokenizer next to the graph",
+        f"`genai info {path}` describes the graph, and `genai run {path} --random` runs it",
     )
 
 
@@ -184,15 +188,17 @@ def _other_file(path: Path) -> ModelFolderError:
     problem = f"{path}: a file, not a model folder"
     if path.suffix in _PICKLES:
         return ModelFolderError(
-            problem, "and a pickle, which would run whatever code it holds", "get the checkpoint as safetensors"
+            problem,
+            "it is a pickle, which can run arbitrary code when it is loaded",
+            "download the checkpoint as safetensors",
         )
     beside = (path.parent / _CONFIG).is_file() or (path.parent / "config.json").is_file()
-    fix = f"give {path.parent}, the folder it lies in" if beside else f"give the folder that holds {_CONFIG}"
-    return ModelFolderError(problem, "a model is a folder: graph, tokenizer and configuration", fix)
+    fix = f"pass {path.parent}, the folder that contains it" if beside else f"pass the folder that contains {_CONFIG}"
+    return ModelFolderError(problem, "a model is a folder with graph, tokenizer and configuration", fix)
 
 
 def _similar(path: Path) -> Path | None:
-    """The folder beside it whose name is most alike."""
+    """Return the folder next to `path` with the most similar name."""
     try:
         names = [one.name for one in islice(path.parent.iterdir(), _MOST_LOOKED_AT) if one.is_dir()]
     except OSError:
@@ -202,7 +208,7 @@ def _similar(path: Path) -> Path | None:
 
 
 def _similar_name(text: str) -> str | None:
-    """The name in the cache that is most alike, whole or without its organisation."""
+    """Return the most similar name of a cached model; names are compared with and without their organisations."""
     known = {key: model.name for model in models() for key in (model.name.rsplit("/", 1)[-1], model.name)}
     close = difflib.get_close_matches(text, list(known), 1, 0.7)
     return known[close[0]] if close else None
@@ -211,7 +217,7 @@ def _similar_name(text: str) -> str | None:
 def _is_there(file: Path) -> bool:
     try:
         return file.is_file()
-    except OSError:  # it lies where this user may not look
+    except OSError:  # no permission for its folder
         return False
 
 

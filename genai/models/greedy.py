@@ -1,4 +1,4 @@
-"""Batches of a model that take the most likely tokens: what benches time and evaluations ask."""
+"""Greedy batches for a model, for use in benchmarks and evaluations."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from .model import Model
 
 
 def greedy_batch(model: Model, count: int, *, min_length: int = 0) -> StaticBatch:
-    """A batch of empty sequences, with what the model's search block asks for besides drawing.
+    """Return a batch of empty sequences that use greedy decoding, with the other options of the model's search block.
 
     Args:
-        count: of the sequences.
-        min_length: no sequence ends before it has so many tokens; 0 = the search block says.
+        model: the model.
+        count: number of sequences.
+        min_length: minimum number of tokens per sequence; 0 = the value in the search block.
 
     Raises:
-        CacheCapacityError: there is no memory for so many.
+        CacheCapacityError: there is not enough memory for all sequences.
     """
     search = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
     search |= {"do_sample": False, "min_length": min_length or search.get("min_length", 0)}

@@ -1,4 +1,4 @@
-"""What tells a model's files from those of others: for keys and values that outlive the process."""
+"""Identification of a model's files, for cached data that outlives the process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-# Larger files are known by their size and by pieces from all over: reading gigabytes would take seconds.
+# A larger file is identified by its size and samples of its contents, because reading gigabytes would take seconds.
 _WHOLE = 2**26
 _PIECES, _PIECE_BYTES = 256, 2**16
 
 
 def model_identity(folder: Path, model_data: Mapping[str, bytes]) -> str:
-    """SHA-256 over the graphs and weights of a folder: names, sizes, and content; of files above 64 MiB, 256 pieces.
+    """Return the SHA-256 of the names, sizes and contents (256 samples above 64 MiB) of a folder's graphs and weights.
 
     Args:
-        model_data: files that memory holds in place of the folder's.
+        folder: the model folder.
+        model_data: files in memory that replace files of the folder.
     """
     digest = hashlib.sha256()
     names = {path.name for path in folder.iterdir() if path.suffix in (".onnx", ".data") and path.is_file()}

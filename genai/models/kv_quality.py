@@ -1,8 +1,8 @@
-"""What 4-bit keys and values cost a model, as measured on this machine: they are refused without, and if it is much.
+"""The accuracy of an int4 KV cache for a model, which must be measured on this machine before int4 is allowed.
 
-Rounded to 4 bits, keys and values ruin some models, small ones above all, and leave others nearly as they were. Nothing
-in a model's folder says which. `genai eval kld` measures it on a text of the user's own, and keeps the figure in the
-user's cache folder, under a name that changes with the model's files.
+An int4 KV cache ruins some models, especially small models, and hardly affects others. Nothing in a model's folder
+distinguishes these models. `genai eval kld` measures the effect on a text that the user provides, and stores the result
+in the user's cache folder, under a name that changes with the model's files.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from genai.kernels.cpu.jit.kernel_cache import cache_root
 from ..errors import OptionError
 from .config import Config
 
-# Mean KL divergence from a cache of floats, in nats: about one percent of perplexity.
+# Maximum mean KL divergence from a float cache, in nats. It corresponds to about one percent of perplexity.
 MOST_DIVERGENCE = 0.01
-# Fewer tokens say too little.
+# Minimum number of tokens for a reliable measurement.
 LEAST_TOKENS = 1000
 MEASURED = "int4"
 _LARGEST_FILE = 2**16
@@ -30,7 +30,7 @@ _LARGEST_FILE = 2**16
 
 @dataclass(frozen=True)
 class KvQuality:
-    """A measurement: mean KL divergence and its standard error in nats, over so many tokens of a text."""
+    """A measurement, with the mean KL divergence and its standard error in nats, and the number of tokens."""
 
     mean: float
     mean_error: float
@@ -38,23 +38,23 @@ class KvQuality:
 
     @property
     def allows(self) -> bool:
-        """Whether it is good enough."""
+        """True if the measurement allows an int4 KV cache."""
         return self.tokens >= LEAST_TOKENS and self.mean <= MOST_DIVERGENCE
 
 
 def check_kv_quality(config: Config) -> None:
-    """Raises OptionError unless 4-bit keys and values were measured for this model, and cost little."""
+    """Raise OptionError unless a measurement for this model allows an int4 KV cache."""
     quality = recorded(config)
     if quality is not None and quality.allows:
         return
     if quality is None:
-        why = "what they cost this model has not been measured on this machine, and some models break with them"
+        why = "its effect on this model has not been measured on this machine, and it ruins some models"
     elif quality.tokens < LEAST_TOKENS:
-        why = f"they were measured on {quality.tokens} tokens only, fewer than {LEAST_TOKENS}"
+        why = f"its effect was measured on only {quality.tokens} tokens, fewer than {LEAST_TOKENS}"
     else:
-        why = f"their mean KL divergence was measured as {quality.mean:.4f} nats, above {MOST_DIVERGENCE}"
+        why = f"the measured mean KL divergence is {quality.mean:.4f} nats, above {MOST_DIVERGENCE}"
     enough = quality is not None and quality.tokens >= LEAST_TOKENS
-    measure = "" if enough else f"measure them: genai eval kld {config.folder} -f TEXT --other-kv-type int4; or "
+    measure = "" if enough else f"measure it: genai eval kld {config.folder} -f TEXT --other-kv-type int4; or "
     raise OptionError(
         "kv_dtype = 'int4' is refused for this model",
         why,
@@ -63,7 +63,7 @@ def check_kv_quality(config: Config) -> None:
 
 
 def recorded(config: Config) -> KvQuality | None:
-    """The measurement of a model with these files, if there is one that can be read."""
+    """Return the stored measurement of a model with these files, or None."""
     with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError, LookupError, OverflowError):
         with _file(config).open("rb") as file:
             read = json.loads(file.read(_LARGEST_FILE))
@@ -73,7 +73,7 @@ def recorded(config: Config) -> KvQuality | None:
 
 
 def record(config: Config, quality: KvQuality) -> Path | None:
-    """Keep a measurement; returns the file, or None if it could not be written."""
+    """Store a measurement. Return the file, or None if it could not be written."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _file(config)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def record(config: Config, quality: KvQuality) -> Path | None:
 
 
 def _file(config: Config) -> Path:
-    """Named after the folder, and after sizes and times of its files; after their content if memory holds them."""
+    """Return the file, whose name is a hash of the folder, its files' sizes and times, and files in memory."""
     digest = hashlib.sha256(str(config.folder.resolve()).encode())
     for path in sorted(path for path in config.folder.iterdir() if path.suffix in (".onnx", ".data", ".json")):
         facts = path.stat()

@@ -1,4 +1,4 @@
-"""From a model folder to a decoder: compile what `decoder_graph` read, and lay out the cache."""
+"""Loading of a decoder from a model folder: compiles the result of `decoder_graph`, and allocates the cache."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from .kv_types import check_kv_type, kv_types_on
 from .memory_plan import budget_cache, plan_memory
 
 _log = logger(__name__)
-# A pool larger than this many full contexts would only cost memory for its free list.
+# Maximum size of the pool, in full contexts. More blocks would only enlarge the free list.
 MAX_CONTEXTS_IN_POOL = 256
-# Packing that takes longer shows a bar.
+# A progress bar is shown if packing takes longer than this number of seconds.
 _QUIET_SECONDS = 1.0
-# Devices that compute in the host's memory.
+# Devices that use the host's memory.
 _ON_THE_HOST = ("cpu", "reference")
 
 
@@ -64,7 +64,7 @@ def load_decoder(
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:
     """Load the decoder of a model folder; see genai.Model for the arguments and errors."""
     chosen = device if isinstance(device, ChosenDevice) else ChosenDevice(device)
-    if chosen.name == "reference":  # in full precision: neither activations nor keys and values are rounded
+    if chosen.name == "reference":  # full precision: neither activations nor keys and values are rounded
         accuracy = "fp32"
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "accuracy": accuracy, "lora": lora}
     options |= {"cache_bytes": cache_bytes, "context_size": context_size}
@@ -84,10 +84,10 @@ def load_decoder(
 
 
 def open_chosen(chosen: ChosenDevice, threads: int | None = None) -> Executor:
-    """The executor of a device, or the CPU's, where that serves as well.
+    """Return the executor of a device, or the CPU's if that is an acceptable fallback.
 
     Raises:
-        OptionError, DeviceError: as `open_executor`.
+        OptionError, DeviceError: as for `open_executor`.
     """
     if chosen.asked_by:
         return open_asked(chosen.name, chosen.asked_by, threads)
@@ -98,7 +98,7 @@ def _load_on(
     executor: Executor, config: Config, *, kv_dtype: str, accuracy: str, cache_bytes: int | None,
     context_size: int | None, lora: bool,
 ) -> tuple[Decoder, DecoderInfo, LoraTargets | None]:  # fmt: skip
-    """The same on a device."""
+    """Load the decoder on a device."""
     source = read_decoder(config, kv_dtype=kv_dtype, accuracy=accuracy)
     with refused_by(executor):
         free = executor.free_bytes()
@@ -148,10 +148,10 @@ def _load_on(
 
 
 def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: int, identity: Identity) -> None:
-    """See Model.keep_prefixes_in. Kernels of another version may round differently, so their sources count, too."""
+    """See Model.keep_prefixes_in. The key includes the kernels' source code, because changes may affect rounding."""
     if not isinstance(decoder, PagedDecoder):
         raise UnsupportedModelError(
-            "the prefix cache cannot be kept in a folder", f"the model has no blocks: {info.reason}", "leave it out"
+            "the prefix cache cannot be stored in a folder", f"the model has no blocks: {info.reason}", "leave it out"
         )
     sources = source_key(Path(next(iter(kernels.__path__))), ())
     parts = sources, identity.model, identity.numerics, repr(decoder.arrays_for(BLOCK_SIZE))
@@ -159,19 +159,19 @@ def keep_prefixes(decoder: Decoder, info: DecoderInfo, folder: Path, max_bytes: 
 
 
 def add_lora_targets(decoder: Decoder, info: DecoderInfo) -> LoraTargets:
-    """Give a decoder's program targets for adapters.
+    """Add target modules for adapters to a decoder's program.
 
     Raises:
-        UnsupportedModelError: it has none that could be changed.
+        UnsupportedModelError: the program has no possible target modules.
     """
     if not isinstance(decoder, PagedDecoder):
         raise _no_lora_targets(info)
     program, targets = with_targets(decoder.program)
     if not targets.count:
         raise UnsupportedModelError(
-            "the model has no places for adapters",
-            "no product of its graph is named as projections are (layers.0.….q_proj)",
-            "export it with the names of its modules",
+            "the model has no target modules for adapters",
+            "no matmul in its graph has the name of a projection (layers.0.….q_proj)",
+            "export the model with the names of its modules",
         )
     with refused_by(decoder.executor):
         decoder.replace_program(program)
@@ -180,34 +180,33 @@ def add_lora_targets(decoder: Decoder, info: DecoderInfo) -> LoraTargets:
 
 @contextmanager
 def refused_by(executor: Executor) -> Iterator[None]:
-    """What a device has no kernels for becomes UnsupportedModelError, which names it; that it fails, DeviceError.
-
-    That its memory is full becomes CacheCapacityError, unless it is the host's, of which the caller knows more.
+    """Convert errors of a device: missing kernels to UnsupportedModelError, failures to DeviceError, and full device
+    memory to CacheCapacityError. A MemoryError of the host is passed on, because the caller can describe it better.
     """
     try:
         yield
     except UnsupportedOp as error:
         raise UnsupportedModelError(
-            f"the device {executor.device!r} cannot run this model", str(error), 'run it with device="cpu"'
+            f"the device {executor.device!r} cannot run this model", str(error), 'use device="cpu"'
         ) from error
     except DeviceFailed as error:
         raise DeviceError(
             f"the device {executor.device!r} failed while the model was loaded",
             str(error),
-            'genai doctor shows what is there; device="cpu" runs without it',
+            'run genai doctor to see the available devices, or use device="cpu"',
         ) from error
     except MemoryError as error:
         if executor.device in _ON_THE_HOST:
             raise
         raise CacheCapacityError(
-            f"the model needs more memory than there is on the device {executor.device!r}",
-            str(error) or "its driver refused to give it",
-            'ask for a smaller context, end what else computes there, or run it with device="cpu"',
+            f"the model needs more memory than is available on the device {executor.device!r}",
+            str(error) or "its driver refused the allocation",
+            'choose a smaller context, stop other programs on that device, or use device="cpu"',
         ) from error
 
 
 def load_as_exported(config: Config, executor: Executor, accuracy: str) -> UnbatchedDecoder:
-    """The decoder with its graph as it was exported, in which the inputs that have a default can be given."""
+    """Load the decoder with its graph as exported. Inputs of this graph that have a default can be fed."""
     model = read_decoder_file(config)
     infer_shapes(model)
     graph, defaults = model.graph, {}
@@ -225,15 +224,15 @@ def load_as_exported(config: Config, executor: Executor, accuracy: str) -> Unbat
 
 def _no_lora_targets(info: DecoderInfo) -> UnsupportedModelError:
     return UnsupportedModelError(
-        "the model has no places for adapters",
-        f"its graph runs sequence by sequence, as it was exported: {info.reason}",
-        "export it so that it can be flattened, or merge the adapter before exporting",
+        "the model has no target modules for adapters",
+        f"its graph runs sequence by sequence, as exported: {info.reason}",
+        "export it so that it can be flattened, or merge the adapter before export",
     )
 
 
 def _dense(model: OnnxModel, config: Config, executor: Executor, options: PlanOptions) -> UnbatchedDecoder:
     if executor.free_bytes() is not None:
-        raise UnsupportedOp("there, decoders run on a flat batch of tokens only, and its graph cannot be flattened")
+        raise UnsupportedOp("GPUs can run only flattened decoders, and this graph cannot be flattened")
     decoder = config.model.decoder
     inputs = {}
     for value in model.graph.inputs:

@@ -1,4 +1,4 @@
-"""How much memory a decoder takes, and the longest context that fits: arithmetic, nothing is allocated here."""
+"""The memory that a decoder needs, and the longest context that fits: computations without allocations."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from ..onnx.ir import Graph, Node, OnnxTensor
 from .config import Config
 from .decoder_graph import BLOCK_SIZE, DecoderGraph, whole_number
 
-# Kernels keep some arrays beside the graph's own values (quantised activations, rotated heads). In measured prefills
-# the values alone were 90 to 98 % of the peak.
+# Kernels allocate some arrays in addition to the graph's values (quantised activations, rotated heads). In measured
+# prefills, the values on their own were 90 to 98 % of the peak.
 _SCRATCH_SHARE = 1 / 4
 _SCALES_JUDGED = 4096
-# Of free memory, what stays free.
+# The share of free memory that is left unused.
 _MARGIN = 1 / 20
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What one loaded decoder takes.
+    """The memory that a loaded decoder needs.
 
     Attributes:
-        weights: bytes of the weights in the form in which kernels read them: those that stay in memory.
-        workspace: most bytes of activations in one step.
+        weights: bytes of the weights that stay in memory, in the form in which kernels read them.
+        workspace: maximum bytes of activations in one step.
         cache_bytes_per_token: bytes of keys and values per token of context, over all layers.
-        context_limit: longest context the model was made for, in tokens.
-        block_size: the cache grows by so many tokens at a time.
-        mapped: bytes of tables that are read from the mapped file, of which few rows are touched; the system takes
-            their pages back when it needs them.
-        packing: bytes that loading takes meanwhile: weights inside the model's own file, the largest matrix as it is
-            stored, and where it is packed from half precision, as fp32; activations take that place later.
-        where: of whose memory errors speak.
-        layout: how a paged cache is laid out; None where the cache is no paged one, and grows with every token.
-        step_tokens: the most tokens of a step, in which windows do not slide.
+        context_limit: the model's maximum context, in tokens.
+        block_size: number of tokens by which the cache grows.
+        mapped: bytes of tables that are read from the mapped file. Few of their rows are used, and the system can
+            reclaim their pages.
+        packing: bytes that loading needs temporarily: weights inside the model's own file, and the largest matrix in
+            its stored form (and also as fp32, if it is packed from half precision). Activations use that memory later.
+        where: suffix of error messages that names the device that has this memory.
+        layout: layout of the paged cache; None if the cache is not paged, in which case it grows with every token.
+        step_tokens: maximum number of tokens per step; windows do not slide within a step.
     """
 
     weights: int
@@ -60,7 +60,7 @@ class MemoryPlan:
 
     @property
     def temporary(self) -> int:
-        """Bytes of activations, or of packing before there are any."""
+        """Bytes of activations, or of packing if packing needs more."""
         return max(self.workspace, self.packing)
 
     @property
@@ -69,29 +69,29 @@ class MemoryPlan:
         return self.weights + self.temporary
 
     def cache(self, context: int) -> int:
-        """Cache bytes of one sequence of `context` tokens."""
+        """Return the cache bytes of one sequence of `context` tokens."""
         if self.layout is None:
             return -(-context // self.block_size) * self.block_size * self.cache_bytes_per_token
         return self.layout.sequence_bytes(context, self.step_tokens)
 
     def cache_by_kind(self, context: int) -> list[tuple[CacheGroup, int]]:
-        """The layers of each kind, and what the cache of one sequence takes for them; none without a paged cache."""
+        """Return the layers of each kind, with their cache bytes for one sequence; empty without a paged cache."""
         layout = self.layout
         if layout is None:
             return []
         return [(kind, layout.kind_bytes(kind, context, self.step_tokens)) for kind in layout.kinds]
 
     def describe_cache(self, context: int) -> str:
-        """What the layers of each kind need of it, where there is more than one kind; else nothing."""
+        """Return a description of the cache per kind of layer; "" if there is only one kind."""
         parts = [f"{kind}: {format_bytes(size)}" for kind, size in self.cache_by_kind(context)]
         return f" ({', '.join(parts)})" if len(parts) > 1 else ""
 
     def needed(self, context: int) -> int:
-        """Bytes for everything, with one sequence of `context` tokens."""
+        """Return the total bytes, with one sequence of `context` tokens."""
         return self.fixed + self.cache(context)
 
     def context_within(self, cache_bytes: int) -> int:
-        """The longest context whose cache fits into so many bytes, at most the model's limit; 0 = not even a block."""
+        """Return the longest context that fits into `cache_bytes`, up to the model's limit; 0 = no block fits."""
         if self.cache_bytes_per_token == 0:
             return self.context_limit
         if self.layout is not None:
@@ -104,7 +104,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class CacheBudget:
-    """The context that one sequence may have, in tokens, and the bytes that the cache of all sequences may take."""
+    """The maximum number of tokens per sequence, and the maximum bytes of the cache of all sequences."""
 
     context_size: int
     cache_bytes: int
@@ -113,15 +113,17 @@ class CacheBudget:
 def plan_memory(
     decoder: DecoderGraph, config: Config, *, device: str = "", tokens: int = HostMemory.step_sizes.fast
 ) -> MemoryPlan:
-    """What a decoder will take when it is loaded.
+    """Return the memory that a decoder will need when it is loaded.
 
     Args:
-        device: in whose own memory, where weights lie as they are stored, tables as well; "" = the host's.
-        tokens: of a step in which a prompt is read.
+        decoder: the decoder's graph.
+        config: the folder's configuration.
+        device: device with separate memory, in which weights and tables keep their stored form; "" = the host.
+        tokens: number of tokens per prefill step.
     """
     limit = config.model.context_length
     graph = decoder.model.graph
-    # A graph that is not flattened makes its present tensors anew in each step, so the past is there twice.
+    # A graph that is not flattened creates new present tensors in each step, so the past is held twice.
     copies = 1 if decoder.flat else 2
     tables = mapped_tables(graph) if decoder.flat and not device else frozenset()
     loaded = [tensor for name, tensor in graph.initializers.items() if name not in tables]
@@ -131,7 +133,7 @@ def plan_memory(
     return MemoryPlan(
         weights=sum(tensor.nbytes for tensor in loaded) if device else loaded_weight_bytes(graph, tables),
         mapped=sum(graph.initializers[name].nbytes for name in tables),
-        packing=0 if device else packing,  # the host packs
+        packing=0 if device else packing,  # only the host packs weights
         workspace=workspace_bytes(graph, min(tokens, limit), config.model.decoder.hidden_size),
         cache_bytes_per_token=copies * decoder.info.kv_bytes_per_token,
         context_limit=limit,
@@ -142,12 +144,12 @@ def plan_memory(
 
 
 def usable(free_bytes: int) -> int:
-    """What a model may take of free memory: some is left, since the others on the machine do not stand still."""
+    """Return the free memory that a model may use. A part is left for other processes, whose usage varies."""
     return free_bytes - int(max(free_bytes, 0) * _MARGIN)
 
 
 def default_context(plan: MemoryPlan, free_bytes: int) -> int:
-    """The context that fits in half of the memory that weights and workspace leave free, at most the model's limit.
+    """Return the longest context (up to the limit) that fits in half of the memory after weights and workspace.
 
     Raises:
         CacheCapacityError: not even one block fits.
@@ -156,9 +158,9 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
     context = plan.context_within(room // 2)
     if context < 1:
         raise CacheCapacityError(
-            f"the model needs {format_bytes(plan.needed(1))}, {format_bytes(free_bytes)} are free{plan.where}",
+            f"the model needs {format_bytes(plan.needed(1))}, but {format_bytes(free_bytes)} is free{plan.where}",
             f"weights {format_bytes(plan.weights)}, workspace {format_bytes(plan.temporary)}, and the smallest cache "
-            f"{format_bytes(plan.cache(1))}{plan.describe_cache(1)}, which may take half of the rest",
+            f"{format_bytes(plan.cache(1))}{plan.describe_cache(1)}, which may use half of the rest",
             "free memory, raise the limit, or use a smaller or more strongly quantised model "
             "(cache_bytes=… loads it without this check)",
         )
@@ -166,7 +168,7 @@ def default_context(plan: MemoryPlan, free_bytes: int) -> int:
 
 
 def check_limit(plan: MemoryPlan, context_size: int) -> None:
-    """Check a context against what the model was made for."""
+    """Raise OptionError if a context exceeds the model's limit."""
     if not 1 <= context_size <= plan.context_limit:
         raise OptionError(
             f"context size = {context_size}",
@@ -176,13 +178,13 @@ def check_limit(plan: MemoryPlan, context_size: int) -> None:
 
 
 def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
-    """Check a context that was asked for against the model's limit and the memory that is free."""
+    """Raise an error if a requested context exceeds the model's limit or the free memory."""
     check_limit(plan, context_size)
     if plan.needed(context_size) > usable(free_bytes):
         most = plan.context_within(usable(free_bytes) - plan.fixed)
         raise CacheCapacityError(
-            f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, "
-            f"{format_bytes(free_bytes)} are free{plan.where}, and a twentieth of that is to stay free",
+            f"a context of {context_size} tokens needs {format_bytes(plan.needed(context_size))}, but "
+            f"{format_bytes(free_bytes)} is free{plan.where}, and a twentieth of that is reserved",
             f"weights {format_bytes(plan.weights)}, cache {format_bytes(plan.cache(context_size))}"
             f"{plan.describe_cache(context_size)}, "
             f"workspace {format_bytes(plan.temporary)}",
@@ -195,16 +197,17 @@ def check_context(plan: MemoryPlan, context_size: int, free_bytes: int) -> None:
 def budget_cache(
     plan: MemoryPlan, *, free_bytes: int, context_size: int | None = None, cache_bytes: int | None = None
 ) -> CacheBudget:
-    """Decide on context and cache.
+    """Determine the sizes of context and cache.
 
     Args:
-        free_bytes: memory free before the weights are packed.
-        context_size: tokens asked for; None = `default_context`.
-        cache_bytes: bytes asked for; None = half of what weights and workspace leave free, or what the context asked
-            for needs, if that is more. Where it is given, it is taken as it is.
+        plan: the memory that the decoder needs.
+        free_bytes: free memory before the weights are packed.
+        context_size: requested number of tokens; None = `default_context`.
+        cache_bytes: requested bytes, used without a check of free memory; None = half of the memory that remains after
+            weights and workspace, or the memory that the requested context needs, if that is more.
 
     Raises:
-        OptionError, CacheCapacityError: see `check_context`, and where the context does not fit in cache_bytes.
+        OptionError, CacheCapacityError: as for `check_context`; also if the context does not fit into cache_bytes.
     """
     if cache_bytes is None:
         half = (usable(free_bytes) - plan.fixed) // 2
@@ -217,10 +220,10 @@ def budget_cache(
         check_limit(plan, context_size)
     if fits < (context_size or 1):
         raise CacheCapacityError(
-            f"the KV cache may take {cache_bytes} bytes, a context of {context_size or 1} tokens needs "
+            f"the KV cache is limited to {cache_bytes} bytes, but a context of {context_size or 1} tokens needs "
             f"{plan.cache(context_size or 1)}{plan.describe_cache(context_size or 1)}",
             f"{fits} tokens fit" if fits else f"not even one block of {plan.block_size} tokens fits",
-            "raise cache_bytes, or ask for a smaller context_size",
+            "raise cache_bytes, or choose a smaller context_size",
         )
     return CacheBudget(context_size or fits, cache_bytes)
 
@@ -229,7 +232,7 @@ def budget_cache(
 
 
 def mapped_tables(graph: Graph) -> frozenset[str]:
-    """Tables of floats that nothing but Gather reads, row by row: they stay in the file."""
+    """Return the tables of floats that only Gather reads, row by row. These tables stay in the file."""
     return frozenset(
         name
         for name, tensor in graph.initializers.items()
@@ -245,10 +248,10 @@ def _is_half(tensor: OnnxTensor) -> bool:
 
 
 def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
-    """Bytes of a graph's weights once loaded: block-quantised ones packed in tiles, others as they are in the file.
+    """Return the bytes of a graph's loaded weights: block-quantised weights in packed tiles, others as stored.
 
-    Weights that several nodes read are counted once, `mapped` ones not at all, half-precision ones as the fp32 that
-    they become.
+    A weight with several readers counts only once. Weights in `mapped` do not count, and half-precision weights count
+    as fp32, because they are converted.
     """
     packed: dict[tuple[object, ...], int] = {}
     inside: set[str] = set()
@@ -262,10 +265,10 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
             block_size = whole_number(node, "block_size", stored.block_size, least=min(stored.block_size, 1))
             scales, points = node.input(stored.scales), node.input(stored.points)
             if not block_size or stored.as_stored:
-                continue  # counted as stored, as what has one scale per row
+                continue  # counted below in its stored form, like weights with one scale per row
             inside |= {source, scales, points}
             if bits not in (2, 4, 8) or block_size not in BLOCK_SIZES:
-                continue  # loading refuses it
+                continue  # an error when the model is loaded
             factors: FactorType = "float" if _is_wide(graph, scales, points) else "half"
             whole = points in graph.initializers and graph.initializers[points].dtype.name == "UINT8"
             layout = layout_with(bits, block_size, factors, bool(points), whole_points=whole)
@@ -278,12 +281,12 @@ def loaded_weight_bytes(graph: Graph, mapped: Collection[str] = ()) -> int:
 
 
 def packed_bytes(rows: int, columns: int, layout: RecordLayout) -> int:
-    """Bytes of a BlockMatrix (genai.kernels.weight_layout)."""
+    """Return the bytes of a BlockMatrix (genai.kernels.weight_layout)."""
     return num_tiles(rows) * num_records(columns, layout) * layout.nbytes
 
 
 def _is_wide(graph: Graph, *names: str) -> bool:
-    """Whether scales and zero points take 32 bits: judged by some of each, since reading all would take long."""
+    """Return True if scales and zero points need 32 bits. Samples decide, because it would take long to read all."""
     tensors = [graph.initializers[name] for name in names if name in graph.initializers]
     floats = [tensor for tensor in tensors if tensor.dtype.name == "FLOAT"]
     sample = [tensor.array().reshape(-1)[:_SCALES_JUDGED] for tensor in floats]
@@ -292,7 +295,7 @@ def _is_wide(graph: Graph, *names: str) -> bool:
 
 
 def _initializer(graph: Graph, name: str) -> str | None:
-    """The initializer behind a name, through reshapes, as a tied embedding reads the head's weight."""
+    """Return the initializer behind a name. Follow reshapes: a tied embedding reads the head's weight through one."""
     while name not in graph.initializers:
         node = graph.producer(name)
         if node is None or node.op_type not in ("Reshape", "Identity", "Unsqueeze", "Squeeze"):
@@ -302,7 +305,7 @@ def _initializer(graph: Graph, name: str) -> str | None:
 
 
 def _matrix_shape(graph: Graph, node: Node, name: str, source: str, stored: Packed) -> tuple[int, int]:
-    """Rows and columns of a packed matrix, or of several one after the other."""
+    """Return the rows and columns of a packed matrix, or of several stacked matrices."""
     if stored.sizes is not None:
         rows, columns = (whole_number(node, size, 0) for size in stored.sizes)
         return rows, columns
@@ -317,9 +320,9 @@ def _matrix_shape(graph: Graph, node: Node, name: str, source: str, stored: Pack
 
 
 def workspace_bytes(graph: Graph, tokens: int, hidden_size: int) -> int:
-    """Most bytes of activations alive at once in a step of `tokens` tokens that wants one row of logits.
+    """Return the maximum bytes of live activations in a step of `tokens` tokens with one row of logits.
 
-    Values live from the node that makes them to the last that reads them, as in the plan.
+    As in the execution plan, a value is live from the node that computes it to the last node that reads it.
     """
     last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.inputs}
     last_use |= {value.name: len(graph.nodes) for value in graph.outputs}
@@ -337,7 +340,7 @@ def workspace_bytes(graph: Graph, tokens: int, hidden_size: int) -> int:
 
 
 def _value_bytes(graph: Graph, name: str, tokens: int, hidden_size: int) -> int:
-    """A value's bytes for one sequence: a free first axis is the batch, every other free axis the tokens."""
+    """Return a value's bytes for one sequence. A dynamic first axis is the batch, and other dynamic axes are tokens."""
     shape = getattr(graph.type_of(name), "shape", None)
     if shape is None:
         return 4 * tokens * hidden_size

@@ -1,4 +1,4 @@
-"""A model folder, loaded: configuration, tokenizer files and a decoder ready to compute."""
+"""A loaded model folder: its configuration, and a decoder that is ready to compute."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ DEFAULT_PREFIX_BYTES = 4 * 2**30
 class Model(Single, AbstractContextManager["Model"]):
     """A generative model.
 
-    One Model may serve many Generators from several threads; they share its weights and its block pool.
+    One Model can serve many Generators on several threads, which share the model's weights and block pool.
 
     Args:
         source: the model folder, or a Config.
-        threads: CPU threads for its kernels; None = the physical cores this process may use.
-        kv_dtype: type of cached keys and values: "fp16", "fp32", or "auto": fp16 where products take int8 activations,
-            else fp32. "int8" takes half the memory of fp16. "int4" takes a little more than a quarter; it is refused
-            unless `genai eval kld` has measured that it costs this model little (see docs/kv_cache.md). On GPUs also
-            "bf16", and "fp8" (E4M3: numbers beyond 448 become 448), which takes half the memory of fp16.
-        accuracy: "auto" obeys each node's accuracy_level: 4 rounds activations of products with quantised weights to
-            int8, everything else, also where it is unset, keeps them in fp32. "int8" rounds in all of them, which is
-            faster; "fp32" in none, and keys and values are fp32.
-        cache_bytes: most bytes for the KV cache; None = half of the memory that weights and activations leave free now.
-        context_size: most tokens per sequence; None = what fits in that cache, at most the model's context_length.
-        kv_dtype_force: take "int4" whatever it costs.
-        device: None = what the model's genai_config.json asks for in `provider_options`, where it works, else the CPU;
-            "cpu"; "cuda" or "cuda:1": an NVIDIA GPU (see docs/cuda.md); "auto": a GPU where one can be used, else
-            the CPU; or "reference": the forward pass in plain NumPy, slow and in full precision,
-            to compare with; as with accuracy "fp32" nothing is rounded, and how many threads its products use is
-            NumPy's affair.
-        lora: give its program places for adapters at once; otherwise the first adapter that is loaded does, between
-            two steps, which takes a moment.
-        quiet: log only warnings while loading: neither that kernels are compiled, nor that the graph cannot be batched
-            (`info.reason` says that too), nor why the CPU computes where a GPU might (`device_type` says that it does).
-            Progress is not reported.
+        threads: CPU threads [default: the physical cores that this process may use].
+        kv_dtype: type of the KV cache. "fp16"; "fp32"; "auto": fp16 if matmuls use int8 activations, else fp32; "int8":
+            half the memory of fp16; "int4": a little more than a quarter of the memory of fp16, refused unless `genai
+            eval kld` has measured that it hardly affects this model (see docs/how-to/kv-cache-type.md). GPUs also
+            support "bf16", and "fp8" (E4M3, in which numbers beyond 448 become 448): half the memory of fp16.
+        accuracy: "auto": follow each node's accuracy_level; level 4 rounds the activations of matmuls with quantised
+            weights to int8, and any other level, or none, keeps the activations in fp32. "int8": round in all of these
+            matmuls, which is faster. "fp32": round in none of them, and store keys and values in fp32.
+        cache_bytes: maximum bytes of the KV cache; None = half of the free memory after weights and activations.
+        context_size: maximum number of tokens per sequence; None = the number that fits into the cache, up to the
+            model's context_length.
+        kv_dtype_force: True to allow "int4" without a measurement, or despite one.
+        device: None = the device in `provider_options` of the model's genai_config.json if that device works, else the
+            CPU. "cpu". "cuda" or "cuda:1": an NVIDIA GPU (see docs/how-to/gpu.md). "auto": a GPU if one can be used,
+            else the CPU. "reference": the forward pass in plain NumPy, slow and in full precision, for comparisons; as
+            with accuracy "fp32", nothing is rounded, and NumPy chooses the number of threads.
+        lora: True to add target modules for adapters when the model is loaded; otherwise, loading the first adapter
+            adds them between two steps, which takes a moment.
+        quiet: True to log only warnings while loading, and to report no progress. The log then omits the messages that
+            kernels are compiled and that the graph cannot be batched (see `info.reason`), and the reason why the CPU
+            is used in place of a GPU (see `device_type`).
 
     Raises:
         ModelFolderError, ConfigError, GraphError, UnsupportedModelError: the model cannot be loaded; see the message.
-        OptionError: an argument out of range; a kv_dtype that the device has no kernels for.
-        DeviceError: the device asked for cannot be used here.
-        CacheCapacityError: weights and context need more memory than there is.
+        OptionError: an argument is out of range, or the device has no kernels for the kv_dtype.
+        DeviceError: the requested device cannot be used.
+        CacheCapacityError: weights and context need more memory than is available.
     """
 
     _config_class = Config
@@ -107,7 +107,7 @@ class Model(Single, AbstractContextManager["Model"]):
         renew_locks(self, "_lora_targets_lock")
 
     info: DecoderInfo
-    """What was found in the graph: layers, parameters, bytes, how it runs."""
+    """Facts about the graph: its layers, parameters and bytes, and the way in which it runs."""
 
     @property
     def type(self) -> str:
@@ -116,33 +116,33 @@ class Model(Single, AbstractContextManager["Model"]):
 
     @property
     def device_type(self) -> str:
-        """Where it runs: "CPU" or "CUDA"."""
+        """The type of the device: "CPU" or "CUDA"."""
         return "CUDA" if self._decoder is not None and self.decoder.executor.name == "cuda" else "CPU"
 
     @property
     def context_size(self) -> int:
-        """Most tokens that one sequence may have, prompt and output together."""
+        """The maximum number of tokens per sequence, prompt and output together."""
         return self.info.context_size
 
     @property
     def decoder(self) -> Decoder:
-        """The engine's decoder. Raises StateError: the model was closed."""
+        """The engine's decoder. Raises StateError if the model was closed."""
         if self._decoder is None:
-            raise StateError("the model is closed", "close() gave its memory back", "load the model again")
+            raise StateError("the model is closed", "close() freed its memory", "load the model again")
         return self._decoder
 
     @property
     def sampler(self) -> BatchSampler:
-        """Chooses tokens over this model's vocabulary; made at the first use."""
+        """The sampler for this model's vocabulary, created at first use."""
         if self._sampler is None:
             self._sampler = BatchSampler(self.decoder.vocab_size, self.decoder.executor)
         return self._sampler
 
     def lora_targets(self) -> LoraTargets:
-        """Where adapters can change its program, which gets these places at the first call, between two steps.
+        """Return the target modules for adapters. The first call adds them to the program, between two steps.
 
         Raises:
-            UnsupportedModelError: it has none.
+            UnsupportedModelError: the model has no possible target modules.
         """
         with self._lora_targets_lock:
             if self._lora_targets is None:
@@ -150,18 +150,18 @@ class Model(Single, AbstractContextManager["Model"]):
             return self._lora_targets
 
     def check_adapter_values(self, adapter: AdapterParameters) -> None:
-        """Raise InputError unless the arrays of an adapter fit inputs of the graph that have a default."""
+        """Raise InputError unless an adapter's arrays fit inputs of the graph that have a default."""
         check_values(adapter, self.info.defaults)
 
     def decoder_as_exported(self) -> Decoder:
-        """A decoder of the same weights in which inputs that have a default can be given; made at the first use."""
+        """Return a decoder that has the same weights and accepts inputs with a default. It is created at first use."""
         with self._lora_targets_lock:
             if self._as_exported is None:
                 self._as_exported = load_as_exported(self.config, self.decoder.executor, self.accuracy)
             return self._as_exported
 
     def identity(self) -> Identity:
-        """What saved states of this model are known by; it reads the model's files at the first call."""
+        """Return the identification of this model in saved states. The first call reads the model's files."""
         with self._lora_targets_lock:
             if self._identity is None:
                 info, computed = self.info, instructions(self.decoder.executor)
@@ -174,14 +174,14 @@ class Model(Single, AbstractContextManager["Model"]):
             return self._identity
 
     def keep_prefixes_in(self, folder: str | Path, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
-        """Keep the blocks of the prefix cache in a folder, too, where later processes find them; see docs/states.md.
+        """Also store the blocks of the prefix cache in a folder, for later processes; see docs/how-to/saved-states.md.
 
         Args:
-            folder: made if there is none; several models and processes may share it.
-            max_bytes: most bytes of it; what was not used for longest is removed.
+            folder: the folder, which is created if it does not exist; several models and processes may share it.
+            max_bytes: maximum size of the folder; the least recently used blocks are removed.
 
         Raises:
-            OptionError: the folder cannot be used, or max_bytes is no whole number of at least 1.
+            OptionError: the folder cannot be used, or max_bytes is not a whole number of at least 1.
             UnsupportedModelError: the model runs sequence by sequence, without blocks.
         """
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 1:
@@ -190,18 +190,18 @@ class Model(Single, AbstractContextManager["Model"]):
             )
         if not isinstance(folder, str | Path) or not str(folder).strip():
             raise OptionError(
-                f"a prefix cache in {folder!r:.40}", "the path of a folder is expected", "name one, or leave it out"
+                f"a prefix cache in {folder!r:.40}", "the path of a folder is expected", "pass a path, or leave it out"
             )
         identity = self.identity()
         keep_prefixes(self.decoder, self.info, expanded(folder), max_bytes, identity)
 
     @property
     def threads(self) -> int:
-        """CPU threads that its kernels use."""
+        """The number of CPU threads for kernels."""
         return self.decoder.executor.threads
 
     def close(self) -> None:
-        """Give weights and cache back. Generators of this model cannot be used afterwards."""
+        """Free the weights and the cache. Generators of this model cannot be used afterwards."""
         if self._decoder is not None:
             self._decoder.close()
             self._decoder = self._as_exported = None

@@ -1,4 +1,4 @@
-"""The options of `Model`, checked before anything is loaded: importing this does not import Numba."""
+"""The options of `Model`, and checks that run before anything is loaded. This module does not import Numba."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEVICES = ("cpu", "cuda", "auto", "reference")
 
 
 class ModelOptions(TypedDict, total=False):
-    """The options of Model as keywords of calls."""
+    """The options of Model as keyword arguments."""
 
     threads: int | None
     kv_dtype: str
@@ -37,8 +37,8 @@ def check_model_options(
     kv_dtype_force: bool = False,
     **numbers: Any,
 ) -> None:
-    """Check options of Model without loading one; `numbers` are those that are whole numbers or None."""
-    device = "auto" if device is None else device  # the folder has a say
+    """Check options of Model without loading a model. `numbers` are options that are whole numbers or None."""
+    device = "auto" if device is None else device  # the folder may name a device
     _check_choice("kv_dtype", kv_dtype, KV_DTYPES)
     _check_choice("accuracy", accuracy, ACCURACIES)
     _check_choice("device", gpu_name(device) or device, DEVICES)
@@ -49,13 +49,13 @@ def check_model_options(
     if not isinstance(kv_dtype_force, bool) or (kv_dtype_force and kv_dtype != MEASURED):
         raise OptionError(
             f"kv_dtype_force = {kv_dtype_force!r} with kv_dtype = {kv_dtype!r}",
-            f"True or False is expected, and only {MEASURED!r} is ever refused for what it costs",
+            f"True or False is expected, and only {MEASURED!r} is refused because of its accuracy",
             f"leave it out, or set kv_dtype to {MEASURED!r}",
         )
     refused = {"accuracy": accuracy == "int8" and accuracy, "threads": numbers.get("threads")}
     for name, value in refused.items():
         if device == "reference" and value:
-            why = "the reference computes in full precision, with as many threads as NumPy takes"
+            why = "the reference computes in full precision, with a number of threads that NumPy chooses"
             raise OptionError(f"device = 'reference' with {name} = {value!r}", why, f"leave {name} out")
     for name, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
@@ -65,7 +65,7 @@ def check_model_options(
 
 
 def gpu_name(device: str) -> str:
-    """ "cuda" for a GPU by its number, such as "cuda:1"; "" for what is none."""
+    """Return "cuda" for a GPU with a number, such as "cuda:1"; "" for any other name."""
     kind, _, number = str(device).partition(":")
     return kind if kind == "cuda" and whole_number(number) is not None else ""
 
@@ -74,7 +74,7 @@ def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         gpu = name == "device" and str(value).lower().startswith(("gpu", "rocm", "mps", "metal"))
         more = " (and cuda:1, cuda:2 and so on for other GPUs)" if name == "device" else ""
-        why = f"allowed: {', '.join(allowed)}{more}{'; there are kernels for GPUs of NVIDIA only' if gpu else ''}"
+        why = f"allowed: {', '.join(allowed)}{more}{'; only NVIDIA GPUs are supported' if gpu else ''}"
         likely = "cuda" if str(value).lower().startswith("gpu") else str(value).lower()
         fix = did_you_mean(likely, allowed, f"pass one of them, or leave {name} out")
         raise OptionError(f"{name} = {value!r}", why, fix)

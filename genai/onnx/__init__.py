@@ -1,8 +1,8 @@
-"""ONNX graphs as typed Python objects: read, changed and written.
+"""ONNX graphs as typed Python objects: reading, editing and writing.
 
-Knows: the whole of the ONNX format (IR, functions, subgraphs, every value type, external data) and how to rewrite it.
-Does not know: how an operator is computed, what a language model is, or which device will run it.
+In scope: the whole ONNX format (IR, functions, subgraphs, all value types, external data), and edits of graphs.
+Out of scope: running operators, language models, and devices.
 
-`ir` holds the objects, `reader` and `writer` move them from and to protobuf, `shapes` infers types, and
-`rewrites` improves them.
+`ir` contains the objects, `reader` and `writer` convert protobuf to these objects and back, and `validate` checks them.
+`genai.optimize` infers shapes and rewrites graphs.
 """

@@ -1,4 +1,4 @@
-"""What a decoder graph's inputs and outputs are called."""
+"""Names of a decoder graph's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class GraphNames:
-    """Names of a decoder's inputs and outputs; "%d" stands for the layer.
+    """Names of a decoder's inputs and outputs; "%d" stands for the layer number.
 
-    `past` and `present`, where they are given, are tensors of keys and values together, in place of the other four.
-    `inputs_embeds`: what decoders take that get their embeddings from a graph of its own.
+    Attributes:
+        past, present: names of tensors that contain both keys and values; if given, they replace the four separate
+            names (past_key, past_value, present_key, present_value).
+        inputs_embeds: input of decoders whose embeddings are computed by a separate graph.
     """
 
     input_ids: str
@@ -27,7 +29,7 @@ class GraphNames:
 
     @property
     def pasts(self) -> dict[str, str]:
-        """Templates of the past tensors, each with that of the present tensor that takes its place."""
+        """Templates of the past tensors' names, mapped to those of the present tensors that replace them."""
         if self.past:
             return {self.past: self.present}
         return {self.past_key: self.present_key, self.past_value: self.present_value}

@@ -1,4 +1,4 @@
-"""Protobuf messages to IR objects. Every protobuf field is read once, since each access copies it."""
+"""Conversion of protobuf messages to IR objects. Every protobuf field is read once, because each access copies it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .types import AttributeType, DataType
 K = TypeVar("K")
 T = TypeVar("T")
 
-# Which attribute field holds the value, per type: those of single values, then lists of them.
+# The protobuf field that holds an attribute's value, per type: first single values, then lists.
 _SINGLE_FIELDS = {
     AttributeType.FLOAT: "f",
     AttributeType.INT: "i",
@@ -35,12 +35,12 @@ _SINGLE_FIELDS = {
 _LIST_FIELDS = {kind: kind.name.lower() for kind in AttributeType if kind and kind not in _SINGLE_FIELDS}
 VALUE_FIELDS = _SINGLE_FIELDS | _LIST_FIELDS
 
-# What NumPy allows: 64 dimensions, and sizes in bytes that a signed 64-bit integer holds.
+# NumPy's limits: 64 dimensions, and sizes in bytes that a signed 64-bit integer represents.
 _MAX_RANK = 64
 _MAX_ADDRESS = 2**63 - 1
 _LARGEST_ELEMENT_BYTES = 16
 
-# Which typed field holds the elements, and its element type; all others are codes in int32_data.
+# The typed field that holds a tensor's elements, and the element type; other types are stored as codes in int32_data.
 _ELEMENT_FIELDS: dict[DataType, tuple[str, type[np.generic]]] = {
     DataType.FLOAT: ("float_data", np.float32),
     DataType.COMPLEX64: ("float_data", np.float32),
@@ -53,10 +53,10 @@ _ELEMENT_FIELDS: dict[DataType, tuple[str, type[np.generic]]] = {
 
 
 class Deserializer:
-    """Turns the messages of one model into IR objects; knows where its external data is.
+    """Converts the messages of one model to IR objects, and locates its external data.
 
     Args:
-        raw: raw data of the main graph's initializers, by their number, that the messages were read without.
+        raw: raw data of the main graph's initializers that was cut out of the messages, by initializer index.
     """
 
     def __init__(self, external: ExternalData, ir_version: int, raw: Mapping[int, bytes] | None = None) -> None:
@@ -173,7 +173,7 @@ class Deserializer:
         return ir.SparseTensor(values, indices, _checked_shape(values.name, proto.dims))
 
     def tensor(self, proto: TensorProto, raw: bytes | None = None) -> ir.OnnxTensor:
-        """`raw`: its raw data, where the message was read without it."""
+        """Convert a tensor; `raw` is its raw data if the data was cut out of the message."""
         name = text(proto.name)
         dtype = data_type(proto.data_type, f"tensor {name!r}")
         if dtype is DataType.UNDEFINED:
@@ -214,18 +214,18 @@ class Deserializer:
 
 
 def value(proto: onnx.ValueInfoProto) -> ir.Value:
-    """A value and its type."""
+    """Convert a value and its type."""
     known = decode_type(proto.type) if proto.HasField("type") else None
     return ir.Value(text(proto.name), known, text(proto.doc_string), properties(proto.metadata_props))
 
 
 def properties(entries: Iterable[onnx.StringStringEntryProto]) -> dict[str, str]:
-    """Key-value entries as a dictionary; of entries with one key the last stays."""
+    """Return key-value entries as a dictionary; if a key occurs more than once, its last entry wins."""
     return {text(entry.key): text(entry.value) for entry in entries}
 
 
 def opset_imports(entries: Iterable[Any]) -> dict[str, int]:
-    """Operator set versions per domain."""
+    """Return operator set versions per domain."""
     imports = {text(entry.domain): entry.version for entry in entries}
     for domain, version in imports.items():
         if version < 1:
@@ -248,13 +248,13 @@ def _attribute_type_by_field(proto: onnx.AttributeProto) -> AttributeType:
 
 
 def _checked_shape(name: str, dims: Iterable[int]) -> tuple[int, ...]:
-    """Extents that NumPy can address, so that using the tensor later cannot fail."""
+    """Return a shape that NumPy can address, so that later uses of the tensor do not fail."""
     shape = tuple(dims)
     addressed = math.prod(extent or 1 for extent in shape) * _LARGEST_ELEMENT_BYTES
     if any(extent < 0 for extent in shape) or len(shape) > _MAX_RANK or addressed > _MAX_ADDRESS:
         raise malformed(
             f"tensor {name!r} has the shape {list(shape)!r:.200}",
-            f"extents are not negative, at most {_MAX_RANK} in number, and their product must be addressable",
+            f"sizes must not be negative, at most {_MAX_RANK} in number, and their product must be addressable",
         )
     return shape
 
@@ -263,17 +263,17 @@ def _check_count(name: str, unit: str, count: int, needed: int) -> None:
     if count != needed:
         raise GraphError(
             f"tensor {name!r} holds {count} {unit}, but its shape and type need {needed}",
-            "the file is damaged or was written wrongly",
+            "the file is damaged or was written incorrectly",
             "export or download the model again",
         )
 
 
 def _unique(subject: str, items: Iterable[tuple[K, T]]) -> dict[K, T]:
-    """Items by their names, or functions by their keys, each of which is given once."""
+    """Return items by name, or functions by key. Raises GraphError if a name or key occurs twice."""
     by_key: dict[K, T] = {}
     for key, item in items:
         if key in by_key:
             name = "::".join(key) if isinstance(key, tuple) else key
-            raise malformed(f"{subject} {name!r} is given twice", "names must be unique in their place")
+            raise malformed(f"{subject} {name!r} occurs twice", "names must be unique in their scope")
         by_key[key] = item
     return by_key

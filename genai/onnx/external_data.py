@@ -1,6 +1,6 @@
-"""External tensor data: files beside the model, memory-mapped once each and confined to the model's folder.
+"""External tensor data: files beside the model. They are memory-mapped, once each, and confined to the model's folder.
 
-They are watched: a part of one that goes away while somebody reads it ends the process.
+Mapped files are checked for changes, because reading a truncated part of a file kills the process.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ..errors import ExternalDataError
 from .storage import ExternalStorage
 
 _DIGITS = re.compile(r"[0-9]+", re.ASCII)
-# More of them than any file's size has, and few enough to compute with.
+# More digits than any file size has, but few enough for a fast conversion.
 _MOST_DIGITS = 40
 
 
 class ExternalData:
-    """Finds the bytes of external tensors of one model.
+    """Locates the bytes of one model's external tensors.
 
     Args:
-        model_path: the model's file, or None if the model did not come from one. Data must lie in its folder; where
-            the model's file is a link, as in a download cache, also in the folder that the link leads to.
-        given: bytes by location, used in place of files.
-        folder: where the files lie instead, if not beside the model.
-        replaced: names of initializers that the caller replaces afterwards: their files are not needed.
+        model_path: the model's file, or None if the model was not read from a file. Data must be in its folder. If the
+            file is a symbolic link, as in a download cache, data may also be in the folder of the link's target.
+        contents: bytes by location, used instead of files.
+        folder: the folder with the data files, if it is not the model's folder.
+        replaced: names of initializers that the caller replaces later, so their files are not needed.
 
     Attributes:
-        files: those that were mapped.
+        files: the mapped files.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class ExternalData:
             self._roots = (*self._roots, model_path.resolve().parent)
         self._contents, self._replaced = dict(contents or {}), set(replaced)
         self.files: list[MappedFile] = []
-        self._opened: dict[str | Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}  # by location, and by path
+        self._opened: dict[str | Path, tuple[NDArray[np.uint8], mmap.mmap | None]] = {}  # keys: locations and paths
 
     def storage(self, tensor: str, entries: Mapping[str, str], nbytes: int) -> ExternalStorage:
-        """The storage of one tensor: a view of exactly its bytes.
+        """Return the storage of one tensor: a view of exactly the tensor's bytes.
 
         Args:
-            tensor: name, for messages.
-            entries: its `external_data` entries.
-            nbytes: what its shape and type need.
+            tensor: name of the tensor, for messages.
+            entries: the tensor's `external_data` entries.
+            nbytes: size in bytes that the tensor's shape and type require.
 
         Raises:
-            ExternalDataError: if the file is missing, too short, outside the folder, or the entries contradict.
+            ExternalDataError: the file is missing, too short or outside the folder, or an entry is invalid.
         """
         location = entries.get("location", "")
         offset = _number(tensor, entries, "offset", 0)
         length = _number(tensor, entries, "length", nbytes)
         if tensor in self._replaced and nbytes <= sys.maxsize:
-            self._replaced.discard(tensor)  # a second tensor of the name, in a subgraph, is not the one meant
+            self._replaced.discard(tensor)  # another tensor of this name, in a subgraph, is not replaced
             return ExternalStorage(np.broadcast_to(np.zeros(1, np.uint8), nbytes), dict(entries))
         if length != nbytes:
             raise ExternalDataError(
@@ -83,7 +83,7 @@ class ExternalData:
         if offset + length > buffer.size:
             raise ExternalDataError(
                 f"tensor {tensor!r} needs bytes {offset} to {offset + length} of {location!r}, which has {buffer.size}",
-                "the data file is truncated, or is not the one that belongs to this model",
+                "the data file is truncated, or does not belong to this model",
                 "download or export the model again; both files must come from the same export",
             )
         return ExternalStorage(buffer[offset : offset + length], dict(entries), mapping, offset)
@@ -99,14 +99,14 @@ class ExternalData:
     def _confined(self, tensor: str, location: str) -> Path:
         if not location:
             raise ExternalDataError(
-                f"tensor {tensor!r} is marked as external but names no file",
+                f"tensor {tensor!r} is marked as external but does not name a file",
                 "external data needs a 'location' entry",
                 "export the model again",
             )
         if self._folder is None:
             raise ExternalDataError(
-                f"tensor {tensor!r} is in the external file {location!r}, and the model has no folder",
-                "the model was given as bytes or as a protobuf object",
+                f"tensor {tensor!r} is in the external file {location!r}, but the model has no folder",
+                "the model was passed as bytes or as a protobuf object",
                 "read the model from its path, or pass external_data={location: bytes}",
             )
         try:
@@ -125,7 +125,7 @@ class ExternalData:
     def _map(self, tensor: str, location: str, path: Path) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
         if path not in self._opened:
             try:
-                # A pipe or device would block or never end, so only regular files are opened.
+                # Only regular files are opened, because a pipe or device might block when it is opened, or never end.
                 is_file = path.is_file()
                 if is_file and path.stat().st_size:
                     mapping, watch = map_file(path)
@@ -138,8 +138,8 @@ class ExternalData:
             if not is_file and path.exists():
                 raise ExternalDataError(
                     f"the external data file {location!r} of tensor {tensor!r} is {_kind(path)}",
-                    "weights are read from regular files only: a pipe or a device might never end",
-                    "put the data into a file of that name beside the model",
+                    "weights are read from regular files only, because reading a pipe or a device might never end",
+                    "put the data in a regular file of that name beside the model",
                 )
             if not is_file:
                 raise ExternalDataError(
@@ -151,12 +151,12 @@ class ExternalData:
 
 
 def _kind(path: Path) -> str:
-    """What a path is that is no regular file."""
+    """Describe a path that is not a regular file."""
     kinds = (
         (path.is_dir, "a folder"), (path.is_fifo, "a pipe"), (path.is_socket, "a socket"),
         (path.is_char_device, "a device"), (path.is_block_device, "a device"),
     )  # fmt: skip
-    return next((words for holds, words in kinds if holds()), "no regular file")
+    return next((words for holds, words in kinds if holds()), "not a regular file")
 
 
 def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> int:
@@ -172,7 +172,7 @@ def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> 
     if len(value) > _MOST_DIGITS:
         raise ExternalDataError(
             f"tensor {tensor!r} has an external data {key} of {len(value)} digits",
-            "no file has so many bytes",
+            "no file is that large",
             "export the model again",
         )
     return int(value)
@@ -181,16 +181,16 @@ def _number(tensor: str, entries: Mapping[str, str], key: str, default: int) -> 
 def _unreadable(tensor: str, location: str, error: Any) -> ExternalDataError:
     return ExternalDataError(
         f"the external data file {location!r:.200} of tensor {tensor!r} cannot be read: {error}",
-        "the system refused it",
+        "the operating system refused access",
         "check the file's name and permissions",
     )
 
 
 class MappedFile:
-    """A file in memory, for as long as somebody looks at its bytes.
+    """A mapped file, checked for changes while its bytes are in use.
 
-    Large constants are read from there when they are needed: a copy of an embedding would take gigabytes for the few
-    rows of it that a step reads, once per process. So whoever is about to read asks `check` first.
+    Large constants are read from the mapping when they are needed: to copy an embedding table for the few rows that a
+    step reads would take gigabytes per process. Therefore, readers call `check` before they read.
     """
 
     def __init__(self, path: Path, file: FileIO, mapping: mmap.mmap) -> None:
@@ -199,18 +199,18 @@ class MappedFile:
         self._open.atexit = False
 
     def check(self) -> None:
-        """Raise if bytes that somebody looks at have changed, or are gone."""
-        known = self._open.peek()  # the mapping, which keeps the file open meanwhile
+        """Raise ExternalDataError if bytes that are in use were changed or removed."""
+        known = self._open.peek()  # holds the mapping, so that the file stays open during the check
         if known is not None and _stamp(self._number) != self._stamp:
             raise ExternalDataError(
-                f"{self._path} was changed while the model is in use",
-                "parts of it are read when they are needed, and are not those that were loaded",
+                f"{self._path} was changed while the model was in use",
+                "parts of the file are read on demand, and no longer match the parts already loaded",
                 "load the model again; to replace a file, write the new one beside it and rename it",
             )
 
 
 def map_file(path: Path) -> tuple[mmap.mmap, MappedFile]:
-    """A file that is not empty, in memory, and its watch."""
+    """Map a non-empty file; return the mapping and the object that checks the file for changes."""
     file = path.open("rb", buffering=0)
     try:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -221,7 +221,7 @@ def map_file(path: Path) -> tuple[mmap.mmap, MappedFile]:
 
 
 def check_unchanged(files: Iterable[MappedFile]) -> None:
-    """Check them all; see MappedFile.check."""
+    """Check all files for changes; see `MappedFile.check`."""
     for file in files:
         file.check()
 

@@ -1,9 +1,9 @@
-"""A graph: nodes, constants and typed values, with the edits that rewrites are made of.
+"""A graph: nodes, constants and typed values, with the editing operations that rewrites use.
 
-The graph keeps an index of who makes and who uses each value. The rule: its methods keep the index right; after
-editing by hand, call `update(node)` for a node whose names or subgraphs changed, and `invalidate()` for anything else
-(`nodes`, `inputs`, `initializers`). Lookups cost O(1); each structural edit costs one fast pass over the node list at
-most, so pass several nodes to one call where you can.
+The graph maintains an index of the producer and consumers of each value. Its methods update the index. After a direct
+edit, call `update(node)` if the names or subgraphs of a node changed, and `invalidate()` after any other change (to
+`nodes`, `inputs` or `initializers`). Look-ups cost O(1). Each structural edit costs at most one fast pass over the node
+list, so pass several nodes to one call where possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .uses import UseIndex, topological_order
 
 @dataclass(eq=False)
 class Value(Changeable):
-    """A named value and what is known of its type (None: nothing)."""
+    """A named value and its type (None = unknown)."""
 
     name: str
     type: Type | None = None
@@ -34,7 +34,7 @@ class Value(Changeable):
 
 @dataclass(eq=False)
 class QuantizationAnnotation(Changeable):
-    """Names of the tensors (such as SCALE_TENSOR, ZERO_POINT_TENSOR) that quantise one value."""
+    """The names of the tensors (such as SCALE_TENSOR, ZERO_POINT_TENSOR) that quantise one value."""
 
     tensor_name: str
     parameters: dict[str, str] = field(default_factory=dict)
@@ -42,14 +42,14 @@ class QuantizationAnnotation(Changeable):
 
 @dataclass(eq=False)
 class Graph(Changeable):
-    """One graph: the model's main one, a function's body, or the body of an If, Loop or Scan.
+    """A graph: the model's main graph, a function's body, or the body of an If, Loop or Scan.
 
     Attributes:
-        nodes: in topological order, once read by `read_model`.
-        initializers: constants by name; one that is also in `inputs` is only that input's default.
+        nodes: nodes; `read_model` returns them in topological order.
+        initializers: constants by name; a name that is also in `inputs` is only that input's default.
         values: types of values between nodes (ONNX `value_info`).
-        overridable_initializers: False where the model is of an IR version before 4: there every initializer had to
-            be listed as an input, and is a constant all the same.
+        overridable_initializers: False for IR versions before 4, in which every initializer had to be listed as an
+            input even if it was a constant.
     """
 
     name: str = ""
@@ -72,37 +72,40 @@ class Graph(Changeable):
         self._next_number: dict[str, int] = {}
         self._owner: tuple[weakref.ref[Graph], weakref.ref[Node]] | None = None
 
-    # Lookups
+    # Look-ups
 
     def producer(self, name: str) -> Node | None:
-        """The node of this graph that makes a value; None for inputs, initializers and values of outer graphs."""
+        """Return the node of this graph that computes a value; None for inputs, initializers and outer values."""
         return self._uses().producer(name)
 
     def consumers(self, name: str) -> list[Node]:
-        """The nodes of this graph that use a value, each once; for a use inside a subgraph, the node that holds it."""
+        """Return the nodes of this graph that use a value, without duplicates; for a subgraph, the enclosing node."""
         return self._uses().consumers(name)
 
     def is_input(self, name: str) -> bool:
-        """Whether a value is an input of this graph."""
+        """Return True if a value is an input of this graph."""
         return any(value.name == name for value in self.inputs)
 
     def is_output(self, name: str) -> bool:
-        """Whether a value is an output of this graph."""
+        """Return True if a value is an output of this graph."""
         return any(value.name == name for value in self.outputs)
 
     def is_used(self, name: str) -> bool:
-        """Whether any node uses a value or the graph gives it out."""
+        """Return True if a node uses a value, or the value is an output."""
         return bool(self.consumers(name)) or self.is_output(name)
 
     def defines(self, name: str) -> bool:
-        """Whether this graph itself has a value of that name (and does not take it from an outer one)."""
+        """Return True if this graph itself defines a value; False if it captures the value from an outer graph."""
         if name in self.initializers or name in self.sparse_initializers:
             return True
         return self.producer(name) is not None or self.is_input(name)
 
     def constant_tensor(self, name: str) -> OnnxTensor | None:
-        """The constant behind a name, or None: an initializer that no caller can override, or what a Constant node
-        makes, in this graph or (for a name that it captures) in an outer one."""
+        """Return the constant with the given name, or None.
+
+        A constant is an initializer that callers cannot override, or the result of a Constant node, in this graph or
+        (for a captured name) in an outer graph.
+        """
         tensor = self.initializers.get(name)
         if tensor is not None:
             return None if self.overridable_initializers and self.is_input(name) else tensor
@@ -113,12 +116,12 @@ class Graph(Changeable):
         return None if outer is None or not name or self.defines(name) else outer.constant_tensor(name)
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """The value of `constant_tensor(name)` as a read-only array, or None."""
+        """Return the value of `constant_tensor(name)` as a read-only array, or None."""
         tensor = self.constant_tensor(name)
         return None if tensor is None else tensor.array()
 
     def type_of(self, name: str) -> Type | None:
-        """What is known of a value's type, here or in the outer graph that it comes from."""
+        """Return a value's type, declared here or in the outer graph that defines the value; None if unknown."""
         for value in self.inputs:
             if value.name == name:
                 return value.type
@@ -136,11 +139,11 @@ class Graph(Changeable):
 
     @property
     def outer(self) -> Graph | None:
-        """The graph whose node holds this one, once that graph has been read or looked at."""
+        """The graph that contains this graph, after it was read or traversed; None for a main graph."""
         return None if self._owner is None else self._owner[0]()
 
     def nested(self) -> Iterator[Graph]:
-        """This graph and all in its nodes, outer ones first."""
+        """Yield this graph and all subgraphs of its nodes, outer graphs first."""
         self._uses()
         yield self
         for node in [node for node in self.nodes if node.attributes]:
@@ -150,15 +153,15 @@ class Graph(Changeable):
     # Edits
 
     def append(self, *nodes: Node) -> None:
-        """Add nodes at the end."""
+        """Append nodes at the end."""
         self._insert(len(self.nodes), nodes)
 
     def insert_before(self, anchor: Node, *nodes: Node) -> None:
-        """Add nodes before one of this graph, in the order given."""
+        """Insert nodes before a node of this graph, in the given order."""
         self._insert(self._position(anchor), nodes)
 
     def remove_nodes(self, nodes: Iterable[Node]) -> None:
-        """Take nodes out. Uses of their outputs are the caller's to replace, before or after."""
+        """Remove nodes. The caller must replace uses of their outputs, before or after."""
         removed = dict.fromkeys(nodes)
         if not removed:
             return
@@ -176,22 +179,22 @@ class Graph(Changeable):
         self._touch()
 
     def replace_node(self, node: Node, *replacements: Node) -> None:
-        """Put nodes in the place of one."""
+        """Replace a node with other nodes."""
         self.insert_before(node, *replacements)
         self.remove_nodes([node])
 
     def replace_uses(self, old: str, new: str, *, include_outputs: bool = False) -> int:
-        """Let every user of one value use another: nodes, and what their subgraphs capture.
+        """Replace one value with another wherever it is used: by nodes, and by captures in their subgraphs.
 
         Args:
-            include_outputs: also let the graph give out `new` where it gave out `old`. This renames the output, which
-                callers of a main graph see.
+            include_outputs: True to also replace `old` in the graph's outputs. This renames the output, which
+                is visible to callers of a main graph.
 
         Returns:
-            How many nodes and outputs changed.
+            The number of nodes and outputs that changed.
 
         Raises:
-            GraphError: if a subgraph that captures `old` has its own value `new`.
+            GraphError: a subgraph that captures `old` defines its own value `new`.
         """
         users = self.consumers(old)
         for node in users:
@@ -207,7 +210,7 @@ class Graph(Changeable):
         return len(users) + len(renamed)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a value of this graph another name everywhere: where it is made, used, typed and given out."""
+        """Rename a value of this graph everywhere: its definition, uses, type and output."""
         producer = self.producer(old)
         if producer is not None:
             producer.outputs[:] = [new if name == old else name for name in producer.outputs]
@@ -236,19 +239,19 @@ class Graph(Changeable):
         self._touch()
 
     def add_constant(self, prefix: str, array: NDArray[Any]) -> str:
-        """Add a constant under a fresh name, which is returned."""
+        """Add a constant under a fresh name; return the name."""
         name = self.fresh_name(prefix)
         self.add_initializer(OnnxTensor.from_array(name, array))
         return name
 
     def remove_initializer(self, name: str) -> None:
-        """Take a constant out, dense or sparse, if there is one."""
+        """Remove a constant, dense or sparse, if it exists."""
         self.initializers.pop(name, None)
         self.sparse_initializers.pop(name, None)
         self._touch()
 
     def fresh_name(self, prefix: str) -> str:
-        """A name that no value or node here, in an inner or in an outer graph has; it is then taken."""
+        """Return and reserve a name that no value or node of this graph, its inner graphs or its outer graphs uses."""
         root = self._root()
         if root._names is None:
             root._names = root._all_names()
@@ -261,7 +264,7 @@ class Graph(Changeable):
         return name
 
     def topological_sort(self) -> None:
-        """Order the nodes so that each comes after those it needs, moving as few as possible."""
+        """Order the nodes so that each node comes after the nodes that it needs; move as few nodes as possible."""
         self.nodes[:] = topological_order(self.nodes)
 
     # The index
@@ -274,7 +277,7 @@ class Graph(Changeable):
         self._touch()
 
     def invalidate(self) -> None:
-        """Forget the index; it is built again when next needed."""
+        """Discard the index; it is rebuilt at the next use."""
         self._index = None
         self._root()._names = None
         self._touch()
@@ -283,7 +286,7 @@ class Graph(Changeable):
         return f"Graph({self.name!r}, {len(self.nodes)} nodes, {len(self.initializers)} initializers)"
 
     def _uses(self) -> UseIndex:
-        # A changed length shows the commonest hand edit: graph.nodes.append(...).
+        # The most common direct edit, graph.nodes.append(...), is detected by the changed length.
         if self._index is None or len(self._index) != len(self.nodes):
             self._index = UseIndex(self.nodes)
             self._root()._names = None
@@ -295,13 +298,13 @@ class Graph(Changeable):
         return self._index
 
     def _adopt(self, node: Node) -> None:
-        """Let a node's subgraphs know where they are, at any depth, so that their edits reach this graph's index."""
+        """Link a node's subgraphs, at any depth, to this graph, so that edits of the subgraphs update its index."""
         for subgraph in node.subgraphs():
             subgraph._owner = (weakref.ref(self), weakref.ref(node))
             subgraph._uses()
 
     def _touch(self) -> None:
-        """This graph changed, so what it captures may have: the holders' entries are stale, up to the root."""
+        """Mark the enclosing nodes, up to the root, as stale, because a change may affect what this graph captures."""
         if self._owner is None:
             return
         outer, node = self._owner[0](), self._owner[1]()
@@ -330,8 +333,8 @@ class Graph(Changeable):
         if self.defines(new):
             raise GraphError(
                 f"value {old!r} cannot be replaced by {new!r} inside subgraph {self.name!r}",
-                "that subgraph has a value of its own by the new name",
-                "take the new name from graph.fresh_name()",
+                "that subgraph defines its own value with the new name",
+                "get the new name from graph.fresh_name()",
             )
         self.replace_uses(old, new, include_outputs=True)
 
@@ -365,5 +368,5 @@ def _not_here(node: Node, graph: Graph) -> GraphError:
     return GraphError(
         f"{node!r} is not in graph {graph.name!r}",
         "only nodes of the graph itself can be moved or removed",
-        "look for it with graph.producer() or graph.consumers(), or in a subgraph",
+        "find the node with graph.producer() or graph.consumers(), or in a subgraph",
     )

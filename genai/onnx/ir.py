@@ -1,6 +1,7 @@
-"""The graph IR: everything that an ONNX model can say, as plain Python objects that may be changed in place.
+"""The graph IR: the contents of an ONNX model as plain Python objects that can be changed in place.
 
-This module is the front door: tensors, attributes and nodes come from their own files, graphs and models from here.
+This module defines models and functions and re-exports the other types; tensors, attributes, nodes and graphs have
+separate files.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from .tensor import OnnxTensor as OnnxTensor, SparseTensor as SparseTensor
 from .types import AttributeType as AttributeType, DataType as DataType
 
 FunctionKey: TypeAlias = tuple[str, str, str]
-"""(domain for lookups, name, overload)."""
+"""The key of a function: (domain for look-ups, name, overload)."""
 
 
 @dataclass(eq=False)
 class Function(Changeable):
-    """An operator that the model itself defines by a body of other operators.
+    """An operator that the model defines by a body of other operators.
 
     Attributes:
         attributes: names of the attributes without a default.
-        attribute_defaults: those with one.
-        opset_imports: what the body's nodes refer to.
-        body: inputs, outputs, nodes and value types. Initializers that a rewrite puts there are written as Constant
-            nodes, since ONNX functions have none.
-        known: whether it is ours to the letter (see `own_functions`): nodes that call it have kernels.
+        attribute_defaults: attributes with a default.
+        opset_imports: operator set versions of the body's nodes.
+        body: inputs, outputs, nodes and value types. Initializers that a rewrite adds are written as Constant nodes,
+            because ONNX functions have no initializers.
+        known: True if the function equals one of `own_functions`, so that kernels exist for the nodes that call it.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Function(Changeable):
 
     @property
     def key(self) -> FunctionKey:
-        """What nodes call this function by."""
+        """The key with which nodes call this function."""
         return canonical_domain(self.domain), self.name, self.overload
 
     @property
@@ -70,7 +71,7 @@ class Function(Changeable):
 
 @dataclass(eq=False)
 class TrainingInfo(Changeable):
-    """How a model was meant to be trained. Kept so that it survives; nothing here runs it."""
+    """Training information of a model. It is preserved, but nothing in this package runs it."""
 
     initialization: Graph | None = None
     algorithm: Graph | None = None
@@ -80,13 +81,13 @@ class TrainingInfo(Changeable):
 
 @dataclass(eq=False)
 class OnnxModel(Changeable):
-    """A whole ONNX model.
+    """A complete ONNX model.
 
     Attributes:
-        opset_imports: operator set version per domain, domains as the model spells them; see `opset_version`.
-        device_configurations: devices that it may be spread over; kept as they were read, not used.
-        folder: where the model was read from (external data lies there), or None.
-        files: those that its tensors are views of.
+        opset_imports: operator set version per domain, with the model's spelling of domains; see `opset_version`.
+        device_configurations: device configurations; preserved but not used.
+        folder: the folder that the model was read from and that contains its external data, or None.
+        files: the mapped files that back its tensors.
     """
 
     graph: Graph
@@ -105,7 +106,7 @@ class OnnxModel(Changeable):
     files: Sequence[MappedFile] = ()
 
     def opset_version(self, domain: str = "") -> int | None:
-        """The version of an operator set that this model uses, or None if it does not import it."""
+        """Return the version of an operator set that this model imports, or None."""
         canonical = canonical_domain(domain)
         for name, version in self.opset_imports.items():
             if canonical_domain(name) == canonical:
@@ -113,26 +114,26 @@ class OnnxModel(Changeable):
         return 1 if canonical == "" and self.ir_version < 3 else None
 
     def function(self, node: Node) -> Function | None:
-        """The model's own function that a node calls, or None, also where it is known."""
+        """Return the model's function that a node calls, or None if there is no such function or it is known."""
         if not self.functions:
             return None
         function = self.functions.get((*node.key, node.overload))
         return None if function is None or function.known else function
 
     def graphs(self, *, functions: bool = False) -> Iterator[Graph]:
-        """The main graph and every subgraph, outer ones first; with `functions`, their bodies too."""
+        """Yield the main graph and every subgraph, outer graphs first; with `functions`, also the functions' graphs."""
         yield from self.graph.nested()
         if functions:
             for function in self.functions.values():
                 yield from function.body.nested()
 
     def link_subgraphs(self) -> None:
-        """Let every subgraph know the graph around it, so that it finds the constants and types that it captures."""
+        """Link every subgraph to its outer graph, so that it finds the constants and types that it captures."""
         for _ in self.graphs(functions=True):
             pass
 
     def copy(self) -> Self:
-        """See Changeable.copy; subgraphs know where they are."""
+        """See Changeable.copy; subgraphs are linked to their outer graphs."""
         model = super().copy()
         model.link_subgraphs()
         return model

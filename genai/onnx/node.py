@@ -1,4 +1,4 @@
-"""Nodes, their attributes, and the constants that some of them are."""
+"""Nodes, their attributes, and the constants that Constant nodes define."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from ..errors import GraphError, malformed
 from .tensor import OnnxTensor, SparseTensor
 from .types import AttributeType, DataType, Type
 
-if TYPE_CHECKING:  # attributes of nodes hold graphs, and graphs nodes
+if TYPE_CHECKING:  # attributes contain graphs, and graphs contain nodes
     from .ir import Graph  # as above
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 """Both names of ONNX's own operator domain."""
 
 MS, ML, OURS = "com.microsoft", "ai.onnx.ml", "genai"
-"""Other domains: onnxruntime's, that of classical machine learning, and this toolkit's."""
+"""Other domains: onnxruntime's, ONNX's domain for classical machine learning, and this toolkit's."""
 
 NEW_EACH_TIME = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
-"""Operators that give other results each time, so that none stands for another."""
+"""Operators whose results differ at each call, so that two equal nodes must not be merged."""
 
 
 _TERM = r"[A-Za-z ]*(\.\.\.[A-Za-z ]*)?"
 EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?")
-"""What an equation of Einsum is made of."""
+"""The syntax of an Einsum equation."""
 
 
 def canonical_domain(domain: str) -> str:
-    """The domain for lookups: ONNX's own operators are in "", also where a model spells "ai.onnx"."""
+    """Return the domain for look-ups: "" for ONNX's own operators, even if a model spells it "ai.onnx"."""
     return "" if domain in STANDARD_DOMAINS else domain
 
 
 @cache
 def onnx_schema(domain: str, op_type: str, version: int) -> Any:
-    """ONNX's own definition of an operator, onnx.defs.OpSchema; None if it has none."""
+    """Return ONNX's definition of an operator, an onnx.defs.OpSchema, or None if ONNX has none."""
     try:
         return onnx.defs.get_schema(op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -50,16 +50,16 @@ def onnx_schema(domain: str, op_type: str, version: int) -> Any:
 
 
 def canonical_imports(imports: Mapping[str, int]) -> dict[str, int]:
-    """Versions of operator sets by their domains for lookups."""
+    """Return operator set versions, keyed by domain for look-ups."""
     return {canonical_domain(name): version for name, version in imports.items()}
 
 
 @dataclass(eq=False)
 class Changeable:
-    """What graphs are made of and may be changed in place."""
+    """The base of graph parts that can be changed in place."""
 
     def copy(self) -> Self:
-        """A copy with lists, dictionaries, nodes and subgraphs of its own; tensors and types are shared."""
+        """Return a copy with separate lists, dictionaries, nodes and subgraphs; tensors and types are shared."""
         return replace(self, **{field.name: _copied(getattr(self, field.name)) for field in fields(self)})
 
 
@@ -76,9 +76,9 @@ class Attribute(Changeable):
     """A named constant of a node.
 
     Attributes:
-        value: float, int, bytes (STRING), Tensor, Graph, SparseTensor, a Type, a list of one of these, or None where
-            `ref_attr_name` is set.
-        ref_attr_name: in a function's body, the function attribute whose value this one takes.
+        value: float, int, bytes (STRING), Tensor, Graph, SparseTensor, a Type, a list of values of one of these types,
+            or None if `ref_attr_name` is set.
+        ref_attr_name: in a function's body, the function attribute that provides the value.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Attribute(Changeable):
 
     @classmethod
     def of(cls, name: str, value: Any, type: AttributeType | None = None) -> Attribute:
-        """An attribute from a Python value; str is stored as bytes.
+        """Return an attribute for a Python value; str is stored as bytes.
 
         Args:
-            type: needed only for empty lists.
+            type: attribute type, required only for empty lists.
 
         Raises:
-            GraphError: if the value has no attribute type.
+            GraphError: no attribute type can hold the value.
         """
         if isinstance(value, list | tuple):
             value = [_stored(item) for item in value]
@@ -122,7 +122,7 @@ class Attribute(Changeable):
         return self.value
 
     def graphs(self) -> Sequence[Graph]:
-        """The subgraphs that this attribute holds."""
+        """Return the subgraphs in this attribute."""
         if self.value is None:
             return ()
         if self.type is AttributeType.GRAPH:
@@ -134,14 +134,14 @@ class Attribute(Changeable):
 class Node(Changeable):
     """One operator of a graph.
 
-    Attributes:
-        domain: as the model spells it; compare `key` instead.
-        inputs: value names; "" = absent.
-        outputs: value names; "" = not wanted.
-        device_configurations: how it is spread over devices; kept as it was read, not used.
+    A graph indexes its nodes: after changing `inputs`, `outputs` or a subgraph attribute of a node in a graph, call
+    `graph.update(node)`.
 
-    A graph indexes its nodes: after changing `inputs`, `outputs` or a subgraph attribute of a node that is in a graph,
-    call `graph.update(node)`.
+    Attributes:
+        domain: domain as the model spells it; compare `key` instead.
+        inputs: value names; "" = absent.
+        outputs: value names; "" = unused.
+        device_configurations: device configurations; preserved but not used.
     """
 
     op_type: str
@@ -157,44 +157,44 @@ class Node(Changeable):
 
     @property
     def key(self) -> tuple[str, str]:
-        """(domain, op_type) for lookups, with ONNX's own domain as ""."""
+        """(domain, op_type) for look-ups, with ONNX's own domain as ""."""
         return "" if self.domain in STANDARD_DOMAINS else self.domain, self.op_type
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """The value of an attribute in Python form (strings decoded), or `default` if the node has none."""
+        """Return an attribute's value in Python form (strings decoded), or `default` if the attribute is absent."""
         attribute = self.attributes.get(name)
         return default if attribute is None else attribute.python_value
 
     def attribute_values(self) -> dict[str, Any]:
-        """All attributes in Python form, tensors as arrays."""
+        """Return all attributes in Python form, tensors as arrays."""
         values = {name: attribute.python_value for name, attribute in self.attributes.items()}
         return {name: value.array() if isinstance(value, OnnxTensor) else value for name, value in values.items()}
 
     def integer(self, name: str, default: int) -> int:
-        """An INT attribute, or `default` if the node has none.
+        """Return an INT attribute, or `default` if the attribute is absent.
 
         Raises:
-            GraphError: if it is of another type.
+            GraphError: the attribute has another type.
         """
         value = self.attribute(name, default)
         if isinstance(value, int):
             return value
-        raise malformed(f"attribute {name!r} of {self!r:.120} is not an integer", f"{self.op_type} defines it as one")
+        raise malformed(f"attribute {name!r} of {self!r:.120} is not an integer", f"{self.op_type} requires an integer")
 
     def set_attribute(self, name: str, value: Any, type: AttributeType | None = None) -> None:
         """Add or replace an attribute; see `Attribute.of`."""
         self.attributes[name] = Attribute.of(name, value, type)
 
     def input(self, index: int) -> str:
-        """The name of input `index`, "" where it is absent or beyond the last one."""
+        """Return the name of input `index`, or "" if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else ""
 
     def output(self, index: int) -> str:
-        """The name of output `index`, "" where it is not wanted or beyond the last one."""
+        """Return the name of output `index`, or "" if it is unused."""
         return self.outputs[index] if index < len(self.outputs) else ""
 
     def subgraphs(self) -> Sequence[Graph]:
-        """The graphs in this node's attributes (not those nested deeper)."""
+        """Return the graphs in this node's attributes, without graphs nested more deeply."""
         if not self.attributes:
             return ()
         return [graph for attribute in self.attributes.values() for graph in attribute.graphs()]
@@ -207,7 +207,7 @@ class Node(Changeable):
 def make_node(
     op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", name: str = "", **attributes: Any
 ) -> Node:
-    """A node with attributes from Python values; None leaves an attribute out."""
+    """Create a node with attributes from Python values; attributes that are None are omitted."""
     node_attributes = {key: Attribute.of(key, value) for key, value in attributes.items() if value is not None}
     return Node(op_type, list(inputs), list(outputs), domain, name, node_attributes)
 
@@ -236,8 +236,8 @@ def _type_of(name: str, value: Any) -> AttributeType:
             return AttributeType[f"{element}S"]
     raise GraphError(
         f"attribute {name!r} cannot hold {value!r}",
-        "attributes hold numbers, strings, tensors, graphs, types, or non-empty lists of one of these",
-        "give `type` for an empty list, and Python numbers instead of NumPy ones",
+        "attributes hold numbers, strings, tensors, graphs, types, or non-empty lists of values of one of these kinds",
+        "pass `type` for an empty list, and Python numbers instead of NumPy numbers",
     )
 
 
@@ -249,7 +249,7 @@ _PLAIN_VALUES = {
 
 
 def constant_tensor(node: Node) -> OnnxTensor | None:
-    """What a Constant node makes, named after its output; None for other nodes and sparse constants."""
+    """Return a Constant node's tensor, named after its output; None for other nodes and sparse constants."""
     if node.key != ("", "Constant") or not node.outputs:
         return None
     for name, attribute in node.attributes.items():

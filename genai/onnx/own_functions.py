@@ -1,10 +1,10 @@
-"""Operators of ours that others can run: functions of standard operators that say what they mean.
+"""Model functions that define this toolkit's own operators (domain genai) in terms of standard operators.
 
-A model that has such operators carries these functions, so any runtime that expands functions computes them. Where a
-model's functions are these to the letter, we run kernels instead; others, of the same names, are expanded.
+A model with such operators contains these functions, so any runtime that expands functions can run it. If a model's
+functions equal these exactly, our kernels run instead; other functions with the same names are expanded.
 
-The meaning is that of `kernels.weights`: codes, multipliers and offsets are rows of bits, factors stand for
-equally many columns each, and one number stands in for factors that there are not.
+The definitions follow `kernels.weights`: codes, multipliers and offsets are rows of bits, each factor applies to an
+equal number of columns, and a single number replaces absent factors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from onnx import numpy_helper, parser
 
 from .node import OURS
 
-# x @ W.T and rows of W, for a quantised W.
+# x @ W.T and row look-ups, for a quantised W.
 QUANTIZED_PRODUCT, QUANTIZED_LOOKUP = "QuantizedMatMul", "QuantizedGather"
-# The oldest version of ai.onnx in which the bodies mean what they say.
+# The oldest version of ai.onnx that defines the operators in the bodies as the bodies use them.
 OLDEST_OPSET = 18
-# No constant of theirs has more.
+# The maximum length of a constant in these functions.
 _MOST_NUMBERS = 16
 _HEADER = f'<domain: "{OURS}", opset_import: ["": {OLDEST_OPSET}, "{OURS}": 1]>'
 _FORMAT = "bits, block_size, multiplier_bits, multiplier_zero, offset_bits, N, K"
@@ -120,7 +120,7 @@ _LOOKUP = f"""{_HEADER}
 
 @cache
 def own_functions(opset: int = OLDEST_OPSET) -> tuple[onnx.FunctionProto, ...]:
-    """All of them, as a model of this version of ai.onnx carries them if it has any of these operators."""
+    """Return all functions for models that import this version of ai.onnx."""
     functions = tuple(parser.parse_function(text) for text in (_UNPACK, _SPREAD, _DEQUANTIZE, _PRODUCT, _LOOKUP))
     for function in functions:
         function.opset_import[0].version = max(opset, OLDEST_OPSET)
@@ -128,7 +128,7 @@ def own_functions(opset: int = OLDEST_OPSET) -> tuple[onnx.FunctionProto, ...]:
 
 
 def are_own(functions: Iterable[onnx.FunctionProto]) -> bool:
-    """Whether all functions of our domain, if there are any, are ours: what they compute is then known."""
+    """Return True if each function of the genai domain equals one of `own_functions`, so that kernels can run it."""
     known = {function.name: _meaning(function) for function in own_functions()}
     return all(
         not function.overload and known.get(function.name) == _meaning(function)
@@ -138,7 +138,7 @@ def are_own(functions: Iterable[onnx.FunctionProto]) -> bool:
 
 
 def _meaning(function: onnx.FunctionProto) -> tuple[object, ...]:
-    """What a function computes: all but names that only people read."""
+    """Return everything that determines a function's result, without names that only help human readers."""
     nodes = []
     for node in function.node:
         attributes = sorted(map(_attribute, node.attribute))
@@ -150,7 +150,7 @@ def _meaning(function: onnx.FunctionProto) -> tuple[object, ...]:
 
 
 def _attribute(attribute: onnx.AttributeProto) -> str:
-    """Equal for attributes of one value, however they are stored."""
+    """Return a string that is equal for attributes with equal values, regardless of how the values are stored."""
     if attribute.HasField("t"):
         tensor = attribute.t
         if tensor.external_data or len(tensor.dims) != 1 or tensor.dims[0] > _MOST_NUMBERS:

@@ -1,8 +1,8 @@
 """Reads ONNX models from files, bytes or protobuf objects.
 
-Protobuf holds a file's bytes and copies each field out of them: a model with its weights inside would take its size
-three times. So a large file is mapped and walked by the lengths of its fields (three messages deep: model, graph,
-tensor), the bytes of large initializers are cut out, and protobuf gets what is left.
+Protobuf retains a file's bytes and copies each field out of them, so a model that contains its weights would take three
+times its size. Therefore, a large file is mapped and traversed by the lengths of its fields (three messages deep:
+model, graph, tensor), the bytes of large initializers are cut out, and protobuf parses the rest.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def read_model(
     external_folder: Path | None = None,
     replaced: Collection[str] = (),
 ) -> OnnxModel:
-    """Read a model into the IR. External data is memory-mapped, not copied: leave the files in place while in use.
+    """Read a model into the IR. External data is memory-mapped, not copied: do not change the files while in use.
 
     Args:
         source: path of the model's file, its bytes, or a protobuf object (which is not changed).
-        external_data: bytes by location, in place of files of those names.
-        external_folder: where external data lies, if not beside the model.
-        replaced: initializers that the caller replaces afterwards; files with their data need not exist.
+        external_data: bytes by location, used instead of files of those names.
+        external_folder: folder with the external data, if it is not the model's folder.
+        replaced: initializers that the caller replaces later; the files with their data need not exist.
 
     Raises:
-        ModelFolderError: if the file is missing or unreadable.
-        ExternalDataError: if external data is missing, truncated, or outside the model's folder.
-        GraphError: if this is not an ONNX model, or not a valid one.
+        ModelFolderError: the file is missing or unreadable.
+        ExternalDataError: external data is missing, truncated, or outside the model's folder.
+        GraphError: the source is not a valid ONNX model.
     """
     path = Path(source) if isinstance(source, str | Path) else None
     raw: Mapping[int, bytes] = {}
@@ -58,7 +58,7 @@ def read_model(
         raise GraphError(
             f"a model cannot be read from {type(source).__name__}",
             "a source is a path, the bytes of a model, or an onnx.ModelProto",
-            "pass one of these",
+            "pass one of these sources",
         )
     _check_header(proto, origin)
     try:
@@ -76,17 +76,17 @@ def read_model(
 
 def _hint_for(path: Path) -> str:
     if (path / "genai_config.json").is_file():
-        return f"it is a chat model's folder: `genai chat {path}`"
+        return f"to chat with the model in this folder, run `genai chat {path}`"
     inside = sorted(path.glob("*.onnx")) if path.is_dir() else []
-    return f"give {inside[0]}" if inside else "check the path; an ONNX model is a file that ends in .onnx"
+    return f"pass {inside[0]}" if inside else "check the path; the file name of an ONNX model ends in .onnx"
 
 
 def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]]:
-    """The model, and the raw data of large initializers, by their number, that it was read without."""
+    """Read a file; return the model, and the raw data that was cut out of it, by index of the large initializer."""
     try:
         if error := foreign_model_error(path, "an ONNX model"):
             raise error
-        # A pipe or device would block or never end, so only regular files are opened.
+        # Only regular files are opened, because a pipe or device might block when it is opened, or never end.
         if not path.is_file():
             raise ModelFolderError(
                 f"there is no model file {str(path)!r}",
@@ -96,14 +96,14 @@ def _read(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, bytes]
         if path.stat().st_size > MAX_PROTOBUF_BYTES:
             raise GraphError(
                 f"{str(path)!r} is larger than 2 GiB",
-                "protobuf cannot hold that much; larger models keep their weights in external data",
+                "protobuf is limited to 2 GiB; larger models store their weights as external data",
                 "export the model with external data",
             )
         return _parse_file(path, origin)
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"the model file {str(path)!r:.300} cannot be read: {error!s:.300}",
-            "the system refused it",
+            "the operating system refused access",
             "check the path and its permissions",
         ) from error
 
@@ -120,7 +120,7 @@ def _parse_file(path: Path, origin: str) -> tuple[onnx.ModelProto, Mapping[int, 
 
 
 def _cut_out(mapping: mmap.mmap, first: int, end: int) -> bytes:
-    """A part of the file; its pages go back to the system, so that it is not in memory twice."""
+    """Copy a part of the file and release its pages, so that the part is not in memory twice."""
     data = mapping[first:end]
     if hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
@@ -145,8 +145,8 @@ def _check_header(proto: onnx.ModelProto, origin: str) -> None:
         raise _not_a_model(origin, f"its IR version is {proto.ir_version}")
     if proto.ir_version > onnx.IR_VERSION:
         raise GraphError(
-            f"{origin} is of ONNX IR version {proto.ir_version}",
-            f"the installed onnx {onnx.__version__} knows versions up to {onnx.IR_VERSION} and would lose the rest",
+            f"{origin} has ONNX IR version {proto.ir_version}",
+            f"the installed onnx {onnx.__version__} supports versions up to {onnx.IR_VERSION}",
             "update the onnx package, or export the model with an older IR version",
         )
     if proto.ir_version >= 3 and not proto.opset_import:
@@ -154,19 +154,19 @@ def _check_header(proto: onnx.ModelProto, origin: str) -> None:
 
 
 def _not_a_model(origin: str, why: str, kind: type[GraphError] = GraphError) -> GraphError:
-    return kind(f"{origin} is not an ONNX model", why, "check that the file is the .onnx file and complete")
+    return kind(f"{origin} is not an ONNX model", why, "check that the file is a complete .onnx file")
 
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-# Tensors below this stay where they are.
+# Tensors smaller than this stay in the message.
 SMALLEST = 1 << 16
 
 Data = bytes | mmap.mmap
 
 
 class MessageField(NamedTuple):
-    """A field of a message: its number and kind, where it begins, where its contents begin and end."""
+    """A field of a message: its number and kind, the start of the field, and the start and end of its contents."""
 
     number: int
     kind: int
@@ -176,15 +176,15 @@ class MessageField(NamedTuple):
 
 
 class _UnusualEncoding(Exception):
-    """Not what a writer of models writes; protobuf is to judge."""
+    """An encoding that model writers do not normally produce; protobuf parses the whole file instead."""
 
 
 def cut_large_tensors(data: Data, smallest: int = SMALLEST) -> tuple[bytes, dict[int, tuple[int, int]]] | None:
-    """A model without the raw data of its large initializers.
+    """Cut the raw data of large initializers out of a model.
 
     Returns:
-        The rest of the model, in which those have raw data of no bytes; and by the number of an initializer where its
-        raw data begins and ends in `data`. None if the bytes are not a plain sequence of known fields.
+        The model, with empty raw data in those initializers, and the start and end of their raw data in `data`, by
+        initializer index. None if the bytes are not a plain sequence of known fields.
     """
     try:
         fields = list(_fields(data, 0, len(data)))
@@ -202,7 +202,7 @@ def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, d
     parts: list[bytes] = []
     spans: dict[int, tuple[int, int]] = {}
     number = 0
-    start = graph.first  # what has not been copied yet begins here
+    start = graph.first  # start of the bytes that have not been copied yet
     for field in _fields(data, graph.first, graph.end):
         if field.number != _INITIALIZER:
             continue
@@ -225,7 +225,7 @@ def _cut_graph(data: Data, graph: MessageField, smallest: int) -> tuple[bytes, d
 
 
 def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
-    """The fields of the message in data[first:end]."""
+    """Yield the fields of the message in data[first:end]."""
     offset = first
     while offset < end:
         key, contents = _varint(data, offset, end)
@@ -246,7 +246,7 @@ def _fields(data: Data, first: int, end: int) -> Iterator[MessageField]:
 
 
 def _varint(data: Data, offset: int, end: int) -> tuple[int, int]:
-    """A number of seven bits per byte, and where it ends."""
+    """Read a varint, which has seven bits per byte; return the number and the offset after it."""
     value = shift = 0
     while offset < end and shift < 64:
         byte = data[offset]
@@ -259,7 +259,7 @@ def _varint(data: Data, offset: int, end: int) -> tuple[int, int]:
 
 
 def _header(number: int, size: int) -> bytes:
-    """The key of a field of bytes, and their number."""
+    """Return the encoded key and length of a bytes field."""
     result = bytearray([number << 3 | _BYTES])
     while size > 127:
         result.append(size & 127 | 128)

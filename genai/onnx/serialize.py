@@ -1,4 +1,4 @@
-"""IR objects to protobuf messages: the inverse of decode, field by field."""
+"""Conversion of IR objects to protobuf messages, the inverse of `deserialize`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .type_protos import encode_type
 
 
 class Serializer:
-    """Turns IR objects into messages. Subclasses decide where the elements of a tensor are stored."""
+    """Converts IR objects to messages. Subclasses determine where the elements of a tensor are stored."""
 
     def model(self, model: OnnxModel) -> onnx.ModelProto:
         proto = onnx.ModelProto(ir_version=_written_ir_version(model))
@@ -90,7 +90,7 @@ class Serializer:
 
     def attribute(self, attribute: Attribute) -> onnx.AttributeProto:
         proto = onnx.AttributeProto(name=attribute.name)
-        # The stubs type this field by their own enum, whose numbers AttributeType shares.
+        # The type stubs use a separate enum, with the same numbers as AttributeType.
         proto.type = attribute.type  # type: ignore[assignment]
         _fill_text(proto, ref_attr_name=attribute.ref_attr_name, doc_string=attribute.doc_string)
         if attribute.value is not None:
@@ -127,11 +127,11 @@ class Serializer:
         return proto
 
     def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
-        """The entries by which a tensor's elements are found in another file; None puts them inside."""
+        """Return the entries that locate a tensor's elements in another file, or None to store them inline."""
         return tensor.storage.entries if isinstance(tensor.storage, ExternalStorage) else None
 
     def _fill_elements(self, proto: TensorProto, tensor: OnnxTensor) -> None:
-        """Store the elements as they came: in their typed field, inline, or as a reference to their file."""
+        """Store the elements as they were read: in their typed field, inline, or as a reference to their file."""
         storage, entries = tensor.storage, self.external(tensor)
         if entries is not None:
             proto.data_location = TensorProto.EXTERNAL
@@ -152,7 +152,7 @@ class EmbeddingEncoder(Serializer):
 
 
 def encode_value(value: Value) -> onnx.ValueInfoProto:
-    """A value and its type."""
+    """Convert a value and its type."""
     proto = onnx.ValueInfoProto(name=value.name)
     if value.type is not None:
         proto.type.CopyFrom(encode_type(value.type))
@@ -174,7 +174,7 @@ def _fill_text(proto: Any, **fields: str) -> None:
 
 
 def _written_ir_version(model: OnnxModel) -> int:
-    """The model's own version, or 4 where a rewrite left an initializer that is no input, which older ones forbid."""
+    """Return the model's IR version, or 4 if an initializer is not an input, which versions before 4 do not allow."""
     if model.ir_version >= 4:
         return model.ir_version
     for graph in model.graphs():

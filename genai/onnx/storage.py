@@ -1,7 +1,7 @@
-"""Where the elements of a tensor live: inline bytes, typed protobuf fields, strings, a mapped file, or an array.
+"""Storage of a tensor's elements: inline bytes, typed protobuf fields, strings, a mapped file, or an array.
 
-Every storage gives its elements as a flat array and as ONNX raw bytes: little-endian, elements smaller than a byte
-packed in little-endian bit order, the last byte padded with zeros.
+Every storage returns its elements as a flat array and as ONNX raw bytes. Raw bytes are little-endian; elements smaller
+than a byte are packed in little-endian bit order, and the last byte is padded with zeros.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Storage(Protocol):
     """The elements of one tensor."""
 
     def elements(self, dtype: DataType, count: int) -> NDArray[Any]:
-        """The `count` elements, flat."""
+        """Return the `count` elements as a flat array."""
 
     def raw(self, dtype: DataType, count: int) -> NDArray[np.uint8]:
-        """The elements in ONNX's raw layout, flat uint8."""
+        """Return the elements in ONNX's raw layout, flat uint8."""
 
 
 @dataclass(frozen=True, eq=False)
 class RawStorage:
-    """Raw bytes: uint8, exactly one tensor's."""
+    """Raw bytes of exactly one tensor, uint8."""
 
     buffer: NDArray[np.uint8]
 
@@ -48,12 +48,12 @@ class RawStorage:
 
 @dataclass(frozen=True, eq=False)
 class ExternalStorage(RawStorage):
-    """Raw bytes in another file, or given by the caller in its place.
+    """Raw bytes in another file, or bytes that the caller passes in place of a file.
 
     Attributes:
         entries: the model's own `external_data` entries (location, offset, length, checksum).
-        mapping: the mapped file, which `buffer` is a view of; None where the caller gave the bytes.
-        offset: where `buffer` starts in `mapping`, in bytes.
+        mapping: the mapped file that backs `buffer`; None if the caller passed the bytes.
+        offset: start of `buffer` in `mapping`, in bytes.
     """
 
     entries: Mapping[str, str]
@@ -61,7 +61,7 @@ class ExternalStorage(RawStorage):
     offset: int = 0
 
     def release_pages(self) -> None:
-        """Let the system drop the pages wholly inside this tensor; they are read from the file again when touched."""
+        """Release the pages that lie entirely within this tensor; the next access reads them from the file again."""
         if self.mapping is None or not hasattr(mmap, "MADV_DONTNEED"):
             return
         start = -(-self.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -72,12 +72,12 @@ class ExternalStorage(RawStorage):
 
 @dataclass(frozen=True, eq=False)
 class FieldStorage:
-    """One of protobuf's typed repeated fields (`float_data`, `int32_data`, ...), kept so that it is written back as is.
+    """A typed repeated protobuf field (`float_data`, `int32_data`, ...), which is written back unchanged.
 
     Attributes:
         field: name of the protobuf field.
-        values: its values, in the field's own type. Elements of 16 bits or fewer are codes in int32; 2- and 4-bit
-            elements share a byte.
+        values: values in the field's own type. Elements of 16 bits or fewer are stored as codes in int32; several 2- or
+            4-bit elements share a byte.
     """
 
     field: str
@@ -102,7 +102,7 @@ class FieldStorage:
 
 @dataclass(frozen=True, eq=False)
 class ArrayStorage:
-    """A NumPy array of the tensor's own element type."""
+    """A NumPy array in the tensor's own element type."""
 
     array: NDArray[Any]
 
@@ -136,7 +136,7 @@ def _text_if_utf8(value: bytes) -> str | bytes:
 
 
 def raw_of_elements(array: NDArray[Any], dtype: DataType) -> NDArray[np.uint8]:
-    """The elements of an array of `dtype`'s own NumPy type in ONNX's raw layout, flat uint8."""
+    """Return the elements of an array in ONNX's raw layout, flat uint8; the array has the NumPy type of `dtype`."""
     if dtype.is_sub_byte:
         return pack_codes(np.ascontiguousarray(array).reshape(-1).view(np.uint8), dtype.bits)
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -144,17 +144,17 @@ def raw_of_elements(array: NDArray[Any], dtype: DataType) -> NDArray[np.uint8]:
 
 
 def packed_size(num_elements: int, bits: int) -> int:
-    """Bytes taken by `num_elements` elements of `bits` bits each."""
+    """Return the size in bytes of `num_elements` elements of `bits` bits each."""
     return (num_elements * bits + 7) // 8
 
 
 def unpack_codes(packed: NDArray[np.uint8], bits: int, num_elements: int) -> NDArray[np.uint8]:
-    """The unsigned codes of packed elements, one per byte.
+    """Unpack elements to unsigned codes, one per byte.
 
     Args:
         packed: uint8 [packed_size(num_elements, bits)].
         bits: 2, 4 or 6.
-        num_elements: how many codes to return.
+        num_elements: number of codes to return.
     """
     if 8 % bits == 0:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)
@@ -165,6 +165,6 @@ def unpack_codes(packed: NDArray[np.uint8], bits: int, num_elements: int) -> NDA
 
 
 def pack_codes(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The inverse of `unpack_codes`; bits above the element's own are dropped."""
+    """Pack codes, the inverse of `unpack_codes`; bits above the element's width are discarded."""
     bit_rows = np.unpackbits(codes.reshape(-1, 1), axis=1, count=bits, bitorder="little")
     return np.packbits(bit_rows.reshape(-1), bitorder="little")

@@ -1,4 +1,4 @@
-"""Constant tensors of a graph, read from their storage only when asked for."""
+"""Constant tensors of a graph, read from their storage on demand."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..errors import GraphError, malformed
 from .storage import ArrayStorage, ExternalStorage, Storage, StringStorage, packed_size
 from .types import DataType, SparseTensorType, TensorType
 
-# The largest array that a sparse constant may become.
+# The maximum size of a sparse constant that is converted to a dense array.
 MAX_DENSE_BYTES = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxTensor:
-    """A constant: a name, an element type, a shape and a storage. Immutable; use `renamed` for another name.
+    """A constant: a name, an element type, a shape and a storage. Immutable; to rename a constant, use `renamed`.
 
     Attributes:
-        name: "" for tensors inside attributes that have none.
-        storage: where the elements live; see `array` and `raw`.
-        segment: (begin, end) if this is one chunk of a tensor split over several messages (ONNX "segment").
+        name: name; "" for unnamed tensors in attributes.
+        storage: storage of the elements; see `array` and `raw`.
+        segment: (begin, end) if this is one part of a tensor split over several messages (ONNX "segment").
     """
 
     name: str
@@ -38,14 +38,14 @@ class OnnxTensor:
 
     @classmethod
     def from_array(cls, name: str, array: ArrayLike, dtype: DataType | None = None) -> OnnxTensor:
-        """A tensor over an array, which is not copied unless its type, byte order or layout has to change.
+        """Return a tensor over an array, which is copied only if its type, byte order or layout must change.
 
         Args:
-            array: any array; do not change it afterwards. Text and bytes become STRING.
-            dtype: the element type to store; the values are cast to it. Default: the array's own.
+            array: any array; do not change it afterwards. Text and bytes are stored as STRING.
+            dtype: element type to store; values are cast to it. Default: the array's own type.
 
         Raises:
-            GraphError: if ONNX has no such element type.
+            GraphError: ONNX has no such element type.
         """
         values = np.asarray(array)
         data_type = DataType.from_numpy(values.dtype) if dtype is None else DataType(dtype)
@@ -56,19 +56,19 @@ class OnnxTensor:
 
     @property
     def num_elements(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes in ONNX's raw layout (sub-byte elements packed); for strings, their bytes together."""
+        """The size in bytes in ONNX's raw layout (sub-byte elements packed); for strings, the sum of their lengths."""
         if isinstance(self.storage, StringStorage):
             return sum(map(len, self.storage.strings))
         return packed_size(self.num_elements, self.dtype.bits)
 
     @property
     def is_external(self) -> bool:
-        """Whether the elements are in another file than the model's."""
+        """True if the elements are in a separate file."""
         return isinstance(self.storage, ExternalStorage)
 
     @property
@@ -77,14 +77,14 @@ class OnnxTensor:
         return TensorType(self.dtype, self.shape)
 
     def array(self) -> NDArray[Any]:
-        """The elements as a read-only array of `shape` and `dtype.numpy_dtype`.
+        """Return the elements as a read-only array of `shape` and `dtype.numpy_dtype`.
 
-        A view without a copy for inline bytes, mapped files (whatever their alignment: look at `flags.aligned`) and
-        arrays; sub-byte elements are unpacked to one per byte, typed fields of other widths are converted. Strings
-        come as an object array of str, or bytes where they are not UTF-8.
+        For inline bytes, mapped files (at any alignment: see `flags.aligned`) and arrays, the result is a view, not a
+        copy. Sub-byte elements are unpacked to one per byte, and typed fields of other widths are converted. Strings
+        are returned as an object array of str, or of bytes if they are not UTF-8.
 
         Raises:
-            GraphError: if this is only a segment of a tensor.
+            GraphError: this tensor is only a segment of a larger tensor.
         """
         if self.segment is not None:
             raise GraphError(
@@ -97,10 +97,10 @@ class OnnxTensor:
         return view
 
     def raw(self) -> NDArray[np.uint8]:
-        """The elements in ONNX's raw layout, flat uint8: a view for inline bytes and mapped files.
+        """Return the elements in ONNX's raw layout, flat uint8: a view for inline bytes and mapped files.
 
         Raises:
-            GraphError: for strings, which have no raw layout.
+            GraphError: the tensor contains strings, which have no raw layout.
         """
         if self.dtype is DataType.STRING:
             raise GraphError(
@@ -109,11 +109,11 @@ class OnnxTensor:
         return self.storage.raw(self.dtype, self.num_elements)
 
     def renamed(self, name: str) -> OnnxTensor:
-        """The same constant under another name; the storage is shared."""
+        """Return the same constant under another name; the storage is shared."""
         return replace(self, name=name)
 
     def release_pages(self) -> None:
-        """Tell the system that the mapped pages are not needed for now. Views stay valid; nothing else has pages."""
+        """Release the mapped pages until the next access. Views remain valid; other storages have no pages."""
         if isinstance(self.storage, ExternalStorage):
             self.storage.release_pages()
 
@@ -123,12 +123,12 @@ class OnnxTensor:
 
 @dataclass(frozen=True, eq=False)
 class SparseTensor:
-    """A constant given by its non-zero elements.
+    """A constant, stored as its non-zero elements.
 
     Attributes:
-        values: [num_nonzero]; its name is the sparse tensor's name.
+        values: non-zero elements [num_nonzero]; the name of this tensor is the constant's name.
         indices: int64 [num_nonzero, rank], or [num_nonzero] linear positions, ascending.
-        shape: of the dense tensor.
+        shape: shape of the dense tensor.
     """
 
     values: OnnxTensor
@@ -146,16 +146,16 @@ class SparseTensor:
         return SparseTensorType(self.values.dtype, self.shape)
 
     def array(self) -> NDArray[Any]:
-        """The dense array, which is what nodes get: no standard operator reads sparse constants.
+        """Return the dense array. Nodes receive this form because no standard operator reads sparse constants.
 
         Raises:
-            GraphError: an index lies outside the shape, or the dense form would take more than 2 GiB.
+            GraphError: an index is outside the shape, or the dense form would take more than 2 GiB.
         """
         values, indices = self.values.array(), self.indices.array()
         if math.prod(self.shape) * values.dtype.itemsize > MAX_DENSE_BYTES:
             raise GraphError(
-                f"sparse constant {self.name!r} of shape {list(self.shape)} is too large to be made dense",
-                f"more than {MAX_DENSE_BYTES} bytes",
+                f"sparse constant {self.name!r} of shape {list(self.shape)} is too large to be converted to dense",
+                f"the dense form takes more than {MAX_DENSE_BYTES} bytes",
                 "export the model without sparse constants",
             )
         dense = np.zeros(math.prod(self.shape), values.dtype)

@@ -1,4 +1,4 @@
-"""Types and values' types to and from protobuf."""
+"""Conversion of value types to and from protobuf."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import TypeProto, helper
 from ..errors import GraphError
 from . import types
 
-# Which field of a TypeProto holds a type of which class.
+# The type class for each field of a TypeProto.
 _ARRAYS: dict[str, type[types.TensorType] | type[types.SparseTensorType]] = {
     "tensor_type": types.TensorType,
     "sparse_tensor_type": types.SparseTensorType,
@@ -21,30 +21,30 @@ _CONTAINERS: dict[str, type[types.SequenceType] | type[types.OptionalType]] = {
 
 
 def text(value: Any, subject: str = "a name") -> str:
-    """A protobuf string field, which comes as bytes where it is not UTF-8."""
+    """Return a protobuf string field. Raises GraphError for bytes: protobuf returns bytes for invalid UTF-8."""
     if isinstance(value, str):
         return value
     raise GraphError(
         f"{subject} is not UTF-8 text: {value!r:.80}",
-        "ONNX names and documentation are UTF-8; the file is damaged or was written wrongly",
+        "ONNX names and documentation are UTF-8; the file is damaged or was written incorrectly",
         "export or download the model again",
     )
 
 
 def data_type(number: int, where: str) -> types.DataType:
-    """An element type by its number."""
+    """Return the element type with the given number. Raises GraphError if ONNX has no such element type."""
     try:
         return types.DataType(number)
     except ValueError:
         raise GraphError(
             f"{where} has the element type {number}",
-            f"element types go from 0 to {max(types.DataType)}; the file is damaged or newer than this package",
+            f"element types range from 0 to {max(types.DataType)}; the file is damaged or newer than this package",
             "export the model again, or update onnx-genai-toolkit",
         ) from None
 
 
 def decode_type(proto: TypeProto) -> types.Type | None:
-    """A type, or None where the message says nothing of its kind."""
+    """Convert a message to a type, or to None if the message does not specify a kind."""
     kind = proto.WhichOneof("value")
     denotation = text(proto.denotation)
     if kind in _ARRAYS:
@@ -62,7 +62,7 @@ def decode_type(proto: TypeProto) -> types.Type | None:
 
 
 def encode_type(value: types.Type | None) -> TypeProto:
-    """A type as protobuf; None gives an empty message."""
+    """Convert a type to protobuf; None becomes an empty message."""
     proto = TypeProto()
     if isinstance(value, types.TensorType):
         proto = helper.make_tensor_type_proto(value.dtype, value.shape, [*value.dim_denotations] or None)

@@ -1,4 +1,4 @@
-"""The types of ONNX values: element types, shapes, and the containers around them."""
+"""Types of ONNX values: element types, shapes, and container types."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from onnx import helper
 from ..errors import GraphError
 
 Dim: TypeAlias = int | str | None
-"""One dimension: an extent, a symbol, or None where nothing is known."""
+"""A dimension: a size, a symbol, or None if unknown."""
 
 Shape: TypeAlias = tuple[Dim, ...]
 
 
 def broadcast_dims(first: Shape, second: Shape) -> Shape:
-    """What two shapes broadcast to, extents that do not follow being open."""
+    """Broadcast two shapes; dimensions that cannot be determined are None."""
     axes = max(len(first), len(second))
     pairs = zip((*[1] * (axes - len(first)), *first), (*[1] * (axes - len(second)), *second), strict=True)
     return tuple(_broadcast_dim(*pair) for pair in pairs)
@@ -31,7 +31,7 @@ def _broadcast_dim(first: Dim, second: Dim) -> Dim:
         return first
     if first == 1:
         return second
-    # A known extent above one wins, since the other side must be one or equal to it.
+    # A known size above 1 is the result, because the other side must be 1 or equal to it.
     return next((dim for dim in (first, second) if isinstance(dim, int)), None)
 
 
@@ -70,34 +70,34 @@ class DataType(IntEnum):
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The NumPy element type (of ml_dtypes where NumPy has none); object for strings."""
+        """The NumPy element type (from ml_dtypes if NumPy does not have it); object for strings."""
         dtype = _numpy_dtypes().get(self)
         if dtype is None:
             raise GraphError(
                 "the element type UNDEFINED has no values",
                 "a tensor needs one of ONNX's element types",
-                "export the model again, or give the value a type",
+                "export the model again, or declare the value's type",
             )
         return dtype
 
     @property
     def bits(self) -> int:
-        """Bits that one element takes in ONNX's raw layout; 0 for STRING and UNDEFINED, which have none."""
+        """The number of bits per element in ONNX's raw layout; 0 for STRING and UNDEFINED, which have no raw layout."""
         if self in _NO_BITS:
             return 0
         return _SUB_BYTE_BITS.get(self) or self.numpy_dtype.itemsize * 8
 
     @property
     def is_sub_byte(self) -> bool:
-        """Whether several elements share a byte in the raw layout."""
+        """True if several elements share a byte in the raw layout."""
         return self in _SUB_BYTE_BITS
 
     @classmethod
     def from_numpy(cls, dtype: Any) -> DataType:
-        """The element type of a NumPy dtype; text, bytes and object arrays are STRING.
+        """Return the element type for a NumPy dtype; for text, bytes and object arrays, STRING.
 
         Raises:
-            GraphError: if ONNX has no such element type.
+            GraphError: ONNX has no element type for the dtype.
         """
         dtype = np.dtype(dtype)
         if dtype.kind in "OUST":
@@ -113,7 +113,7 @@ class DataType(IntEnum):
 
     @property
     def onnx_name(self) -> str:
-        """The name inside ONNX type strings, as in `tensor(float16)`."""
+        """The name that ONNX type strings use, such as `float16` in `tensor(float16)`."""
         return self.name.lower()
 
 
@@ -157,18 +157,18 @@ class AttributeType(IntEnum):
 
     @property
     def element(self) -> str:
-        """What a single value is, or each of a list: GRAPH of GRAPH and GRAPHS."""
+        """The kind of a single value, or of the values in a list: GRAPH for both GRAPH and GRAPHS."""
         return self.name.removesuffix("S")
 
 
 @dataclass(frozen=True)
 class _ArrayType:
-    """What dense and sparse tensors have in common.
+    """The fields that dense and sparse tensor types share.
 
     Attributes:
         dtype: element type.
-        shape: None if not even the rank is known.
-        dim_denotations: meaning of each dimension (ONNX "denotation"), or () where none is given.
+        shape: dimensions, or None if not even the rank is known.
+        dim_denotations: meaning of each dimension (ONNX "denotation"), or () if the model has none.
         denotation: meaning of the whole value, such as "IMAGE".
     """
 
@@ -179,12 +179,12 @@ class _ArrayType:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, or None."""
+        """The number of dimensions, or None if unknown."""
         return None if self.shape is None else len(self.shape)
 
     @property
     def num_elements(self) -> int | None:
-        """Number of elements, or None unless every extent is a known integer."""
+        """The number of elements, or None if a dimension is not a known integer."""
         if self.shape is None:
             return None
         extents = [dim for dim in self.shape if isinstance(dim, int) and dim >= 0]
@@ -231,7 +231,7 @@ class OptionalType:
 
 @dataclass(frozen=True)
 class MapType:
-    """A dictionary from keys (integers or strings) to values."""
+    """A dictionary that maps keys (integers or strings) to values."""
 
     key: DataType = DataType.UNDEFINED
     value: Type | None = None
@@ -243,7 +243,7 @@ class MapType:
 
 @dataclass(frozen=True)
 class OpaqueType:
-    """A type that only its own domain understands."""
+    """A type that only its own domain defines."""
 
     domain: str = ""
     name: str = ""
@@ -261,7 +261,7 @@ ArrayTypes = TensorType | SparseTensorType
 
 @dataclass(frozen=True)
 class ShapeValue:
-    """A vector of extents, or a single one."""
+    """The dimensions in an integer vector or scalar that a shape computation produces."""
 
     dims: Shape
     is_scalar: bool = False

@@ -1,4 +1,4 @@
-"""Who makes and who uses each value of a graph, kept up to date node by node; and the order that follows from it."""
+"""An index of the producers and consumers of values in a graph, updated node by node, and the topological order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ..errors import GraphError
 from .node import Node
 
-if TYPE_CHECKING:  # graphs find uses of names, also in the graphs of their nodes
+if TYPE_CHECKING:  # graphs use this module, and this module reads the graphs in nodes
     from .ir import Graph
 
 
 def free_names(graph: Graph) -> set[str]:
-    """Names that a subgraph takes from the scopes around it, at any depth."""
+    """Return the names that a subgraph captures from enclosing graphs, at any depth."""
     used = {value.name for value in graph.outputs}
     defined = {value.name for value in graph.inputs}.union(graph.initializers, graph.sparse_initializers)
     for node in graph.nodes:
@@ -23,7 +23,7 @@ def free_names(graph: Graph) -> set[str]:
 
 
 def used_names(node: Node) -> set[str]:
-    """Names that a node uses: its inputs, and what its subgraphs capture."""
+    """Return the names that a node uses: its inputs, and the names that its subgraphs capture."""
     used = {name for name in node.inputs if name}
     for subgraph in node.subgraphs():
         used |= free_names(subgraph)
@@ -33,7 +33,7 @@ def used_names(node: Node) -> set[str]:
 class UseIndex:
     """Producers and consumers of the values of one list of nodes.
 
-    What was recorded for a node is remembered, so that a node can be removed or updated after its own lists changed.
+    The index records each node's names, so that a node can be removed or updated after its name lists have changed.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -80,7 +80,7 @@ class UseIndex:
 
 
 def topological_order(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, each after those that make what it needs, otherwise in the order given."""
+    """Order nodes so that each node comes after the producers of its inputs, and otherwise keep the given order."""
     producers = {name: node for node in nodes for name in node.outputs if name}
     position = {node: index for index, node in enumerate(nodes)}
     ordered: list[Node] = []
@@ -104,7 +104,7 @@ def topological_order(nodes: Sequence[Node]) -> list[Node]:
             if any(other in opened for other in needed):
                 raise GraphError(
                     f"the graph has a cycle through {node!r}",
-                    "a node may only use values that are made before it",
+                    "a node may only use values that are computed before it",
                     "export the model again; an ONNX graph has no cycles",
                 )
             stack.extend(sorted(needed, key=position.__getitem__, reverse=True))

@@ -1,4 +1,4 @@
-"""Checks that what was read is a graph at all: names defined once and before use, no cycles, no recursion."""
+"""Checks that a model's graphs are valid: each name is defined once and before use, without cycles or recursion."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from ..errors import GraphError, malformed
 from .ir import Function, FunctionKey, Graph, Node, OnnxModel, canonical_domain
 
 _Scope: TypeAlias = ChainMap[str, None]
-"""Names visible in a graph: its own, then those of the graphs around it."""
+"""The names visible in a graph: its own names, then those of the enclosing graphs."""
 
-# What expanding functions may add; it is far more than in any real model, and takes a few seconds to compile and run.
+# The maximum number of nodes that expanding functions may add. Real models have far fewer; a graph of this size takes
+# seconds to compile and run.
 MAX_ADDED_NODES = 200_000
 
 
 def check_model(model: OnnxModel) -> None:
-    """Check every graph and function of a model, and put nodes that come too early into order.
+    """Check every graph and function of a model, and sort the nodes of graphs that are not in topological order.
 
     Raises:
-        GraphError: for a name that is undefined or defined twice, a cycle, or a function that calls itself.
+        GraphError: a name is undefined or defined twice, or there is a cycle or a recursive function.
     """
     _check_opset_imports("the model", model.opset_imports)
     _check_graph(model.graph, _Scope())
     for function in model.functions.values():
         _check_opset_imports(f"function {function.name!r}", function.opset_imports)
         _check_graph(function.body, _Scope())
-    # Functions that call functions multiply: counted before anything expands them.
+    # Functions that call functions multiply the number of nodes, so nodes are counted before functions are expanded.
     sizes: dict[FunctionKey, int] = {}
     for key in _check_recursion(model.functions):
         sizes[key] = _expanded(model.functions[key].body, sizes)
@@ -37,7 +38,7 @@ def check_model(model: OnnxModel) -> None:
 
 
 def written_nodes(model: OnnxModel) -> int:
-    """Nodes as the model writes them, functions once each."""
+    """Return the number of nodes in the model as written, with each function counted once."""
     bodies = [model.graph, *(function.body for function in model.functions.values())]
     return sum(len(inner.nodes) for body in bodies for inner in body.nested())
 
@@ -47,14 +48,14 @@ def _check_opset_imports(owner: str, imports: dict[str, int]) -> None:
     for domain, version in imports.items():
         if versions.setdefault(canonical_domain(domain), version) != version:
             raise GraphError(
-                f"{owner} imports ONNX's own operators in two versions, {imports}",
+                f"{owner} imports two versions of ONNX's own operators, {imports}",
                 "the domains '' and 'ai.onnx' are the same",
                 "export the model again with one version per domain",
             )
 
 
 def _check_graph(graph: Graph, outer: _Scope) -> set[str]:
-    """Check one graph; returns the names that it takes from outer ones."""
+    """Check one graph; return the names that it captures from outer graphs."""
     inputs = _input_names(graph)
     defined = inputs | _produced_names(graph, inputs)
     scope = outer.new_child(dict.fromkeys(defined))
@@ -116,22 +117,22 @@ def _produced_names(graph: Graph, inputs: set[str]) -> set[str]:
 
 
 def _check_recursion(functions: dict[FunctionKey, Function]) -> list[FunctionKey]:
-    """The functions, each after those that it calls."""
+    """Return the functions, each after the functions that it calls. Raises GraphError if a function calls itself."""
     try:
         called = {key: functions.keys() & set(_keys(item.body)) for key, item in functions.items()}
         return list(TopologicalSorter(called).static_order())
     except CycleError as error:
         raise malformed(
             f"function {'::'.join(filter(None, error.args[1][0]))!r} calls itself",
-            "ONNX functions may not be recursive, directly or through others",
+            "ONNX functions must not be recursive, directly or through other functions",
         ) from None
 
 
 def too_many_nodes() -> GraphError:
-    """What is said of functions that multiply."""
+    """Return the error for functions that expand to too many nodes."""
     return GraphError(
-        f"the model has more than {MAX_ADDED_NODES} nodes once its functions are expanded",
-        "functions that call functions multiply",
+        f"after its functions are expanded, the model has more than {MAX_ADDED_NODES} nodes",
+        "functions that call functions multiply the number of nodes",
         "export the model again; do not use a model that you do not trust",
     )
 
@@ -141,13 +142,13 @@ def _expanded(graph: Graph, sizes: dict[FunctionKey, int]) -> int:
 
 
 def _keys(graph: Graph) -> list[FunctionKey]:
-    """What the nodes of a graph would call functions by."""
+    """Return the function keys that the nodes of a graph may call."""
     return [(*node.key, node.overload) for inner in graph.nested() for node in inner.nodes]
 
 
 def _undefined(name: str, role: str, graph: Graph) -> GraphError:
     return GraphError(
-        f"value {name!r}, {role}, is defined nowhere in graph {graph.name!r} or around it",
+        f"value {name!r}, {role}, is not defined in graph {graph.name!r} or an enclosing graph",
         "a value must be an input, an initializer or the output of a node",
         "export the model again; the file is damaged or incomplete",
     )
@@ -155,5 +156,5 @@ def _undefined(name: str, role: str, graph: Graph) -> GraphError:
 
 def _redefined(name: str, kind: str, graph: Graph) -> GraphError:
     return malformed(
-        f"two {kind} of graph {graph.name!r} have the name {name!r}, or one has none", "each value is defined once"
+        f"two {kind} of graph {graph.name!r} have the name {name!r}, or a name is empty", "each value is defined once"
     )

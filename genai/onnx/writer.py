@@ -1,4 +1,4 @@
-"""Writes models as protobuf objects or files, with the weights inside or beside them."""
+"""Writes models as protobuf objects or files, with the weights in the model file or beside it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _ALIGNMENT = 4096
 
 
 def to_proto(model: OnnxModel) -> onnx.ModelProto:
-    """A model as protobuf. External tensors stay references to their files, relative to `model.folder`."""
+    """Convert a model to protobuf. External tensors remain references to their files, relative to `model.folder`."""
     return Serializer().model(model)
 
 
 def write_model(
     model: OnnxModel, path: str | Path, *, external_data: str | None = None, size_threshold: int = 1024
 ) -> None:
-    """Write a model to a file. Files appear whole or not at all; the model itself is not changed.
+    """Write a model to a file. Files appear complete or not at all; the model object is not changed.
 
     Args:
-        path: where to write; its folder must exist.
-        external_data: name of a file beside `path` for tensors of `size_threshold` bytes or more. Without it every
-            tensor goes into the model's own file, which then holds at most 2 GiB.
-        size_threshold: in bytes.
+        path: path of the model file; its folder must exist.
+        external_data: name of a file beside `path` for tensors of `size_threshold` bytes or more. Without this file,
+            every tensor is stored in the model's own file, which is limited to 2 GiB.
+        size_threshold: minimum size of external tensors, in bytes.
 
     Raises:
-        OptionError: if `external_data` is not a plain file name, or the threshold is negative.
-        GraphError: if the model does not fit into one file.
-        ModelFolderError: if the files cannot be written.
+        OptionError: `external_data` is not a plain file name, or the threshold is negative.
+        GraphError: the model does not fit in one file.
+        ModelFolderError: the files cannot be written.
     """
     path = Path(path)
     _check_options(path, external_data, size_threshold)
@@ -54,14 +54,14 @@ def write_model(
             with _replacing(path) as file:
                 file.write(data)
         else:
-            # The data file is put in place first: a model file never points to data that is not there.
+            # The data file is moved into place first, so that a model file never refers to missing data.
             with _replacing(path) as file, _replacing(path.with_name(external_data)) as data_file:
                 proto = _SplittingEncoder(data_file, external_data, size_threshold).model(model)
                 file.write(_serialized(proto, path))
     except OSError as error:
         raise ModelFolderError(
             f"the model cannot be written to {str(path)!r}: {error}",
-            "the system refused it",
+            "the operating system could not write it",
             "check that the folder exists, is writable and has enough space",
         ) from error
 
@@ -74,7 +74,7 @@ def _check_options(path: Path, external_data: str | None, size_threshold: int) -
     ):
         raise OptionError(
             f"external_data is {external_data!r}",
-            "it must be a plain file name, other than the model's, since the data lies beside the model",
+            "it must be a plain file name, other than the model's, because the data is stored beside the model",
             f"pass a name such as {path.name + '.data'!r}",
         )
 
@@ -90,7 +90,7 @@ def _serialized(proto: onnx.ModelProto, path: Path) -> bytes:
 
 
 class _SplittingEncoder(Serializer):
-    """Writes large tensors to a data file as they come by; equal storages are written once."""
+    """Writes large tensors to a data file during conversion; equal storages are written once."""
 
     def __init__(self, file: BinaryIO, location: str, size_threshold: int) -> None:
         self._file = file
@@ -99,7 +99,7 @@ class _SplittingEncoder(Serializer):
         self._offsets: dict[int, int] = {}
 
     def external(self, tensor: OnnxTensor) -> Mapping[str, str] | None:
-        # Segments and string tensors stay as they are; a small tensor of another file has to move in.
+        # Segments and strings stay where they are stored; a small tensor from another file must move inline.
         if tensor.dtype is DataType.STRING or tensor.segment is not None:
             return super().external(tensor)
         if tensor.nbytes < self._size_threshold:
@@ -107,7 +107,7 @@ class _SplittingEncoder(Serializer):
         return {"location": self._location, "offset": str(self._offset(tensor)), "length": str(tensor.nbytes)}
 
     def _offset(self, tensor: OnnxTensor) -> int:
-        # Storages live as long as the model, so their identity is a safe key.
+        # Storages exist as long as the model, so their identity is a safe key.
         key = id(tensor.storage)
         if key not in self._offsets:
             end = self._file.tell()
@@ -120,9 +120,9 @@ class _SplittingEncoder(Serializer):
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file that takes a path's place, and its mode, when the block ends well, and vanishes if it does not.
+    """Yield a temporary file. It replaces a path and gets the path's mode, or is deleted if the block fails.
 
-    Its name comes before the file: one that an interrupt hid from us would be left behind.
+    The name is chosen before the file is created, because otherwise an interrupt could leave behind an unknown file.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -143,6 +143,6 @@ def _too_large(path: Path, nbytes: int | None) -> GraphError:
     size = "more than 2 GiB" if nbytes is None else f"{nbytes} bytes"
     return GraphError(
         f"the model for {str(path)!r} needs {size} in one file",
-        "protobuf holds at most 2 GiB",
+        "protobuf is limited to 2 GiB",
         f"write the weights beside it: write_model(..., external_data={path.name + '.data'!r})",
     )

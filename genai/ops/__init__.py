@@ -1,5 +1,5 @@
-"""What we know of ONNX operators, one file per family.
+"""ONNX operators, one file per family: their kernels as functions of arrays, and their shape rules.
 
-For an operator that decoders use, its file says how shapes follow, where the token axis goes, how its weights are
-packed, and which op (`genai.kernels.ir`) it becomes; for general graphs it has the function of arrays.
+`genai.lowering` contains the rules for decoders. They determine the position of the token axis in each value, and the
+op (`genai.kernels.ir`) that each node becomes.
 """

@@ -1,4 +1,4 @@
-"""Activation functions, element by element; narrow floats are computed in float32 and rounded once."""
+"""Element-wise activation functions. Floats narrower than float32 are computed in float32 and rounded once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .support import widened
 
 
 def _activation(name: str, since_version: int = 1) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a function of x, at least float32, and of attributes; its result is rounded to x's type."""
+    """Return a decorator that registers a function of x (float32 or wider) and casts its result to x's type."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -42,7 +42,7 @@ def sigmoid(x: Any) -> Any:
 
 @_activation("LeakyRelu", 6)
 def leaky_relu(x: Any, *, alpha: float = 0.01) -> Any:
-    """alpha * x where x is negative."""
+    """x, times alpha where x is negative."""
     return np.where(x < 0, x * x.dtype.type(alpha), x)
 
 
@@ -64,7 +64,7 @@ def _celu(x: Any, *, alpha: float = 1.0) -> Any:
 
 @_activation("HardSigmoid", 6)
 def hard_sigmoid(x: Any, *, alpha: float = 0.2, beta: float = 0.5) -> Any:
-    """alpha * x + beta, between 0 and 1."""
+    """alpha * x + beta, clipped to [0, 1]."""
     return np.clip(x * x.dtype.type(alpha) + x.dtype.type(beta), 0, 1)
 
 
@@ -90,13 +90,13 @@ operator("PRelu", since_version=9)(lambda x, slope: np.where(x < 0, x * slope, x
 
 @operator("Clip", since_version=6)
 def clip_by_attributes(x: Any, *, min: float | None = None, max: float | None = None) -> Any:
-    """Limits as attributes, before operator set 11."""
+    """Clip as defined before operator set 11, with the limits as attributes."""
     return clipped(x, min, max)
 
 
 @operator("Clip", since_version=11)
 def clipped(x: Any, low: Any = None, high: Any = None) -> Any:
-    """x within [low, high], in x's type; where they cross, the upper limit wins, as the definition says."""
+    """Clip x to [low, high], in x's type. If low > high, the result is high, as ONNX defines."""
     if low is not None:
         x = np.maximum(x, np.asarray(low).astype(x.dtype, copy=False))
     return x if high is None else np.minimum(x, np.asarray(high).astype(x.dtype, copy=False))
@@ -106,7 +106,7 @@ _ROOT, _TANH_SCALE = math.sqrt(2), math.sqrt(2 / math.pi)
 
 
 def gelu_of(x: Any, *, approximate: bool, threads: Threads | None) -> Any:
-    """GELU in x's type, exact (erf) or by tanh (Hendrycks & Gimpel 2016); computed in float32, or float64 for it."""
+    """GELU in x's type, exact (erf) or with tanh (Hendrycks & Gimpel 2016); float64 input is computed in float64."""
     if x.dtype == np.float64:
         return x * (0.5 * (1 + (np.tanh(_TANH_SCALE * (x + 0.044715 * x**3)) if approximate else exact_erf(x / _ROOT))))
     wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)
@@ -116,7 +116,7 @@ def gelu_of(x: Any, *, approximate: bool, threads: Threads | None) -> Any:
 @operator("Gelu", since_version=20)
 @operator("Gelu", domain=MS)
 def gelu(x: Any, *, approximate: str = "none", threads: Threads | None) -> Any:
-    """GELU; the attribute `approximate` chooses the form."""
+    """GELU; the attribute `approximate` selects erf ("none") or tanh ("tanh")."""
     return gelu_of(x, approximate=approximate == "tanh", threads=threads)
 
 
@@ -129,7 +129,7 @@ def quick_gelu(x: Any, *, alpha: float = 1.702, threads: Threads | None) -> Any:
 
 @operator("FastGelu", domain=MS)
 def fast_gelu(x: Any, bias: Any = None, *, threads: Threads | None) -> Any:
-    """GELU by tanh, of x (+ bias)."""
+    """GELU of x (+ bias), approximated with tanh."""
     return gelu_of(x if bias is None else x + bias, approximate=True, threads=threads)
 
 
@@ -138,7 +138,7 @@ operator("BiasGelu", domain=MS)(lambda x, bias, *, threads: gelu_of(x + bias, ap
 
 @operator("BiasSplitGelu", domain=MS)
 def bias_split_gelu(x: Any, bias: Any, *, threads: Threads | None) -> Any:
-    """The first half of x + bias times the gelu of the second."""
+    """The first half of x + bias times the GELU of the second half."""
     value, gate = np.split(x + bias, 2, axis=-1)
     return value * gelu_of(gate, approximate=False, threads=threads)
 

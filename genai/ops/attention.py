@@ -1,4 +1,4 @@
-"""Attention over dense tensors, and rotary embeddings; the arithmetic is shared with com.microsoft's."""
+"""Attention over dense tensors and rotary embeddings of ai.onnx; com.microsoft's operators share the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import borrowed
 from .registry import Kernel, KernelError, NodeSpec, from_function, operator, register
 from .support import checked_indices
 
-# What `attended` knows; nodes with others are borrowed.
+# The attributes that `attended` supports; onnx.reference runs nodes with any other attribute.
 _KNOWN = {"is_causal", "kv_num_heads", "q_num_heads", "scale", "softcap", "qk_matmul_output_mode"}
 
 
@@ -25,18 +25,19 @@ def attend(
     query: Any, key: Any, value: Any, bias: Any = None, *, scale: float = 0.0, softcap: float = 0.0,
     past_length: int | None = None, fully_masked_is_zero: bool = False, threads: Threads | None = None,
 ) -> Any:  # fmt: skip
-    """softmax(scale * query @ key' + bias) @ value.
+    """Return softmax(scale * query @ key' + bias) @ value.
 
     Args:
-        query: [batch, heads, T, size]; key and value: [batch, kv_heads, S, size], kv_heads dividing heads.
-        bias: broadcast to [batch, heads, T, S]; -inf hides.
-        scale: 0 = 1 / sqrt(size).
-        past_length: row i sees keys up to past_length + i; None: all.
+        query: array [batch, heads, T, size].
+        key, value: arrays [batch, kv_heads, S, size]; kv_heads divides heads.
+        bias: addends that broadcast to [batch, heads, T, S]; -inf masks a key.
+        scale: factor of the scores; 0 = 1 / sqrt(size).
+        past_length: number of past keys: query i attends to keys up to past_length + i. None = no causal mask.
     """
     heads, kv_heads = query.shape[1], key.shape[1]
     if heads != kv_heads:
         if kv_heads == 0 or heads % kv_heads:
-            raise KernelError(f"{heads} query heads over {kv_heads} key heads")
+            raise KernelError(f"{heads} query heads are not a multiple of {kv_heads} key heads")
         key, value = (np.repeat(x, heads // kv_heads, axis=1) for x in (key, value))
     scaled = query * query.dtype.type(scale or 1 / math.sqrt(query.shape[-1]))
     scores = matmul(scaled, np.swapaxes(key, -1, -2), threads)
@@ -64,7 +65,7 @@ def _probabilities(scores: Any, *, zero: bool) -> Any:
 
 
 def split_heads(x: Any, heads: int) -> Any:
-    """[batch, T, heads * size] to [batch, heads, T, size]; 4-D values stay."""
+    """Reshape [batch, T, heads * size] to [batch, heads, T, size]; 4-D values are returned unchanged."""
     if x.ndim == 4:
         return x
     if heads < 1 or x.ndim != 3 or x.shape[2] % heads:
@@ -73,17 +74,17 @@ def split_heads(x: Any, heads: int) -> Any:
 
 
 def join_heads(x: Any) -> Any:
-    """[batch, heads, T, size] to [batch, T, heads * size]."""
+    """Reshape [batch, heads, T, size] to [batch, T, heads * size]."""
     batch, heads, length, size = x.shape
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
 @register("Attention", since_version=23)
 def attention(spec: NodeSpec) -> Kernel:
-    """The standard operator in its common form; windows, padded caches and later products are borrowed."""
+    """Attention of ai.onnx. onnx.reference runs nodes with windows, padded caches or masked scores as an output."""
     others = set(spec.attributes) - _KNOWN
     if others or spec.has(6) or (any(spec.outputs[3:]) and spec.attributes.get("qk_matmul_output_mode", 0)):
-        raise KernelError(f"Attention: masked products, lengths of caches and {sorted(others)} are borrowed")
+        raise KernelError(f"Attention: only onnx.reference supports masked scores, cache lengths and {sorted(others)}")
     return from_function(attended, definition=borrowed.definition)(spec)
 
 
@@ -92,7 +93,7 @@ def attended(
     q_num_heads: int = 0, kv_num_heads: int = 0, is_causal: bool = False, scale: float = 0.0, softcap: float = 0.0,
     threads: Threads | None, definition: Callable[..., Any], spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """float32 by us; other types, whose definition rounds step by step, are borrowed."""
+    """Compute float32 in our kernels; onnx.reference runs other types, for which ONNX rounds after each step."""
     if query.dtype != np.float32:
         return definition(query, key, value, mask, past_key, past_value)
     is_3d = query.ndim == 3
@@ -113,14 +114,14 @@ def attended(
 
 
 def _as_addends(mask: Any, length: int, dtype: Any) -> Any:
-    """A mask as addends; where it is shorter than the keys, the rest is hidden."""
+    """Convert a mask to addends; keys after the end of a shorter mask are masked."""
     bias = np.where(mask, 0, -np.inf).astype(dtype) if mask.dtype == bool else mask.astype(dtype)
     missing = max(length - bias.shape[-1], 0)
     return np.pad(bias, [(0, 0)] * (bias.ndim - 1) + [(0, missing)], constant_values=-np.inf) if missing else bias
 
 
 def rotated(x: Any, cos: Any, sin: Any, *, interleaved: bool, rotary_size: int = 0) -> Any:
-    """Rotate pairs of the last axis (Su et al. 2021); cos and sin broadcast to [..., rotary_size / 2]."""
+    """Rotate pairs of elements of the last axis (Su et al. 2021); cos and sin broadcast to [..., rotary_size / 2]."""
     size = rotary_size or x.shape[-1]
     turned, rest = x[..., :size], x[..., size:]
     if interleaved:
@@ -138,7 +139,10 @@ def rotary_embedding(
     x: Any, cos: Any, sin: Any, positions: Any = None, *, interleaved: bool = False, rotary_embedding_dim: int = 0,
     num_heads: int = 0,
 ) -> Any:  # fmt: skip
-    """[batch, heads, T, size], or [batch, T, heads * size] with num_heads; tables by position, or given per token."""
+    """Rotate [batch, heads, T, size], or [batch, T, heads * size] with num_heads.
+
+    The tables cos and sin have one row per position if `positions` is given, else one row per token.
+    """
     by_head = split_heads(x, num_heads)
     if positions is not None:
         positions = checked_indices("RotaryEmbedding: position_ids", positions, min(len(cos), len(sin)))
@@ -150,7 +154,7 @@ def rotary_embedding(
 
 
 def _compiled(spec: NodeSpec) -> Any:
-    """Attention in compiled code, where there are threads for it."""
+    """Return compiled attention, or None if there are no threads."""
     a, threads = spec.attributes, spec.options.get("threads")
     if threads is None:
         return None
@@ -162,11 +166,14 @@ def dense_attention(
     query: Any, keys: Any, values: Any, bias: Any = None, *, scale: float = 1.0, nan_is_zero: bool = False,
     compiled: Any,
 ) -> Any:  # fmt: skip
-    """softmax(scale * query @ keys + bias) @ values.
+    """Return softmax(scale * query @ keys + bias) @ values, all in float32; batch axes broadcast.
 
-    query: [B, H, T, size]. keys: [B, H, size, S], as the product wants them. values: [B, H, S, width]. bias: anything
-    that broadcasts with [B, H, T, S]; -inf hides. All are float32; batch axes broadcast. With `nan_is_zero`, NaN among
-    the weights count as 0, as in rows that are hidden whole.
+    Args:
+        query: array [B, H, T, size].
+        keys: array [B, H, size, S], already transposed for the matmul.
+        values: array [B, H, S, width].
+        bias: addends that broadcast with [B, H, T, S]; -inf masks a key.
+        nan_is_zero: True to replace NaN weights by 0, as in fully masked rows.
     """
     inputs, shape = (query, keys, values), _score_shape(query, keys, values, bias)
     ends = (shape[2], query.shape[3]), (keys.shape[2], shape[3]), values.shape[2:]
@@ -182,7 +189,7 @@ def dense_attention(
 
 
 def _score_shape(query: Any, keys: Any, values: Any, bias: Any) -> tuple[int, ...]:
-    """[B, H, T, S] of the scores, to which a bias may widen them."""
+    """Return the shape [B, H, T, S] of the scores, broadcast with the bias."""
     batch = np.broadcast_shapes(query.shape[:2], keys.shape[:2], values.shape[:2])
     shape = (*batch, query.shape[2], keys.shape[3])
     shape = shape if bias is None else np.broadcast_shapes(shape, bias.shape)

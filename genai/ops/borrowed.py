@@ -1,4 +1,4 @@
-"""Operators borrowed at run time from `onnx.reference`: the long tail that nobody needs fast."""
+"""Operators that `onnx.reference` runs: rare operators for which speed does not matter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..onnx.node import onnx_schema
 from .registry import Kernel, KernelError, NodeSpec
 from .support import limited
 
-# Where onnx.reference keeps the operators of each domain.
+# The subpackage of onnx.reference that contains the operators of each domain.
 _PACKAGES = {
     "": "ops",
     "ai.onnx.ml": "ops.aionnxml",
@@ -22,14 +22,14 @@ _PACKAGES = {
 }
 
 
-# Borrowed code loops over such numbers in Python, or allocates by them.
+# onnx.reference loops over counts in attributes in Python, or allocates memory in proportion to them.
 _MAX_COUNT = 1 << 16
 _NOT_COUNTS = frozenset({"ignore_index", "dtype", "to"})
 
 
 @cache
 def available(domain: str, op_type: str, version: int) -> bool:
-    """Whether onnx.reference can run an operator, directly or through its function body."""
+    """Return True if onnx.reference can run an operator, directly or through its function body."""
     schema = onnx_schema(domain, op_type, version)
     if schema is None:
         return False
@@ -38,7 +38,7 @@ def available(domain: str, op_type: str, version: int) -> bool:
 
 
 def implemented(domain: str, op_type: str, version: int) -> bool:
-    """Whether onnx.reference has code for an operator (and not only its function body)."""
+    """Return True if onnx.reference implements an operator directly, not only through its function body."""
     return available(domain, op_type, version) and _implementation(domain, op_type, version) is not None
 
 
@@ -54,13 +54,15 @@ def _implementation(domain: str, op_type: str, version: int) -> Any:
 
 
 def make(spec: NodeSpec) -> Kernel:
-    """A kernel that runs one node through onnx.reference."""
+    """Return a kernel that runs one node through onnx.reference."""
     from onnx.reference import ReferenceEvaluator
 
     for name, value in spec.attributes.items():
         numbers = value if isinstance(value, list) else [value]
         if name not in _NOT_COUNTS and any(isinstance(number, int) and abs(number) > _MAX_COUNT for number in numbers):
-            raise KernelError(f"{spec.op_type}: {name} is {value!s:.80}, borrowed operators take at most {_MAX_COUNT}")
+            raise KernelError(
+                f"{spec.op_type}: {name} is {value!s:.80}; the limit for operators in onnx.reference is {_MAX_COUNT}"
+            )
     evaluator = ReferenceEvaluator(_node_model(spec))
     names = [name for name in spec.inputs if name]
     output_names = [name for name in spec.outputs if name]
@@ -76,13 +78,13 @@ def make(spec: NodeSpec) -> Kernel:
 
 
 def definition(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
-    """The same as a function of the inputs, made when it is first called."""
+    """Return `make`'s kernel as a function of the inputs; the kernel is created at the first call."""
     kernel = cache(partial(make, spec))
     return lambda *inputs: kernel()(None, inputs)
 
 
 def _value(result: Any) -> Any:
-    """As plans hold it: arrays, of objects for text; lists, dictionaries and None stay what they are."""
+    """Convert a result to an array (dtype object for strings), as plans expect; return lists, dicts and None as is."""
     if isinstance(result, list | dict) or result is None:
         return result
     array = np.asarray(result)
@@ -90,12 +92,12 @@ def _value(result: Any) -> Any:
 
 
 def _node_model(spec: NodeSpec) -> Any:
-    """A model that holds the node alone; types are left open, as onnx.reference does not look at them."""
+    """A model that consists of one node. Types are unspecified because onnx.reference does not check them."""
     import onnx
     from onnx import helper
 
     if spec.proto is None:
-        raise KernelError(f"{spec.op_type} cannot be borrowed without its definition")
+        raise KernelError(f"{spec.op_type} cannot run in onnx.reference without its NodeProto")
     node = spec.proto()
     unknown = onnx.TypeProto()
     inputs = [helper.make_value_info(name, unknown) for name in dict.fromkeys(n for n in spec.inputs if n)]

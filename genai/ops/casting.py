@@ -1,4 +1,4 @@
-"""Between element types: Cast by NumPy or onnx's rules, and linear quantisation."""
+"""Conversion between element types: Cast by NumPy's or onnx's rules, and linear quantisation."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .support import checked_axis, widened
 
 _SMALL_INTEGERS = frozenset({"int2", "int4", "uint2", "uint4"})
 _SATURATED = {DataType.FLOAT8E4M3FN, DataType.FLOAT8E4M3FNUZ, DataType.FLOAT8E5M2, DataType.FLOAT8E5M2FNUZ}
-_MOST_DIGITS = 20  # of a number of 64 bits
+_MOST_DIGITS = 20  # digits of the largest 64-bit number
 _DATA_TYPES = frozenset(DataType) - {DataType.UNDEFINED}
 
 
 @cache
 def dtype_of(number: int) -> np.dtype[Any]:
-    """The NumPy dtype of an ONNX element type; object for strings."""
+    """Return the NumPy dtype of an ONNX element type; object for strings."""
     if number not in _DATA_TYPES:
-        raise KernelError(f"there is no ONNX element type {number}")
+        raise KernelError(f"{number} is not an ONNX element type")
     return DataType(number).numpy_dtype
 
 
 def cast_array(x: Any, to: int, *, saturate: bool = True, round_mode: str = "up") -> Any:
-    """x as another element type, by the rules of Cast.
+    """Return x as another element type, by the rules of Cast.
 
     Args:
-        saturate: values beyond a float8 type become its largest, not NaN or infinity.
-        round_mode: up, down or nearest, for float8e8m0 only.
+        saturate: True to clip values outside a float8 type's range to its largest value, not to NaN or infinity.
+        round_mode: "up", "down" or "nearest", for float8e8m0 only.
     """
     dtype = dtype_of(to)
     if x.dtype == dtype:
@@ -70,8 +70,8 @@ def _from_strings(x: Any, dtype: np.dtype[Any]) -> Any:
     return np.array([_number(text) for text in texts], np.float64).astype(dtype).reshape(x.shape)
 
 
-# What C's strtod and strtoull read: blanks, a sign, and as much of what follows as is a number. The rest is passed
-# over, as it is in onnxruntime.
+# The syntax of C's strtod and strtoull: blanks, a sign and the longest prefix that is a number. Like onnxruntime, Cast
+# ignores the rest of the text.
 _BLANK_AND_SIGN = r"[ \t\n\v\f\r]*([+-]?)"
 _WHOLE = re.compile(_BLANK_AND_SIGN + r"([0-9]+)")
 _FLOAT = re.compile(
@@ -88,12 +88,12 @@ def _number(text: str) -> float:
     sign, hexadecimal, plain = match.groups()
     try:
         return float.fromhex(sign + hexadecimal) if hexadecimal else float(sign + plain)
-    except OverflowError:  # of hexadecimal numbers alone; decimal ones become infinite
+    except OverflowError:  # only hexadecimal numbers overflow; decimal numbers become infinite
         return -math.inf if sign == "-" else math.inf
 
 
 def _whole_number(text: str, kind: str) -> int:
-    """Up to 64 bits, of which `astype` keeps the lowest; where the type has no sign, -2 is what its bits say."""
+    """Parse up to 64 bits, of which `astype` keeps the low bits; unsigned types wrap negative numbers, as in C."""
     match = _WHOLE.match(text)
     if match is None:
         raise KernelError(f"Cast: the text {text!r:.80} does not begin with a whole number")
@@ -106,7 +106,7 @@ def _whole_number(text: str, kind: str) -> int:
 
 
 def _to_strings(x: Any) -> Any:
-    """As onnxruntime writes them: floats with 8 digits, integers plainly, truth as 1 and 0, and INF, -INF and NaN."""
+    """Format as onnxruntime does: floats with 8 digits, booleans as 1 and 0, and INF, -INF and NaN."""
     result = np.empty(x.shape, object)
     is_float = x.dtype.kind in "fV" and x.dtype.name not in _SMALL_INTEGERS
     write = _float_text if is_float else str if x.dtype.kind == "c" else lambda value: str(int(value))
@@ -123,32 +123,32 @@ def _float_text(value: float) -> str:
 
 @operator("Cast", since_version=6)
 def cast(x: Any, *, to: int, saturate: bool = True, round_mode: str = "up") -> Any:
-    """To the element type `to`."""
+    """Cast to the element type `to`."""
     return cast_array(np.asarray(x), to, saturate=saturate, round_mode=round_mode)
 
 
 @operator("CastLike", since_version=15)
 def cast_like(x: Any, like: Any, *, saturate: bool = True, round_mode: str = "up") -> Any:
-    """To the element type of the second input."""
+    """Cast to the element type of the second input."""
     return cast_array(np.asarray(x), DataType.from_numpy(like.dtype), saturate=saturate, round_mode=round_mode)
 
 
 @operator("BitCast", since_version=26)
 def bit_cast(x: Any, *, to: int) -> Any:
-    """The same bits as another type of the same size."""
+    """Reinterpret the bits as another type of the same size."""
     dtype, whole = dtype_of(to), np.ascontiguousarray(x)
     if dtype.kind == "O" or whole.dtype.kind == "O" or whole.dtype.itemsize != dtype.itemsize:
-        raise KernelError(f"BitCast from {whole.dtype} to {dtype}: strings have no bits, and sizes must be equal")
+        raise KernelError(f"BitCast from {whole.dtype} to {dtype}: strings cannot be cast, and sizes must be equal")
     return whole.view(dtype).reshape(np.shape(x))
 
 
 _BYTES = (np.int8, np.uint8)
-# Smaller arrays are left to NumPy.
+# NumPy handles arrays smaller than this.
 _MIN_COMPILED = 2048
 
 
 def along(parameter: Any, x: Any, axis: int, block_size: int) -> Any:
-    """A scale or zero point in a form that broadcasts to x: one, one per position of an axis, or one per block."""
+    """Reshape one scale or zero point, one per position of an axis, or one per block, to broadcast to x."""
     if parameter.ndim == 0 or (parameter.size == 1 and parameter.ndim == 1 and not block_size):
         return parameter.reshape(())
     axis = checked_axis(axis, x.ndim)
@@ -166,7 +166,7 @@ def quantize_linear(
     x: Any, scale: Any, points: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
     precision: int = 0, saturate: bool = True, threads: Threads | None,
 ) -> Any:  # fmt: skip
-    """round(x / scale) + zero point, saturated; halves round to even."""
+    """round(x / scale) + zero point, saturated; ties round to even."""
     dtype = points.dtype if points is not None else dtype_of(output_dtype or 2)
     if threads is not None and not precision and dtype in _BYTES and _compiled(x, scale, points):
         return quantized_bytes(threads, x, scale.item(), 0 if points is None else points.item(), dtype)
@@ -179,13 +179,13 @@ def quantize_linear(
 
 
 def _compiled(x: Any, scale: Any, points: Any) -> bool:
-    """Whether one float32 scale and one zero point, and x if it matters, are what compiled kernels take."""
+    """Return True if the compiled kernels support the inputs: one float32 scale, one zero point, and x unless None."""
     fits = scale.dtype == np.float32 and scale.size == 1 and (points is None or points.size == 1)
     return fits and (x is None or (x.dtype == np.float32 and x.size >= _MIN_COMPILED))
 
 
 def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True) -> Any:
-    """Scaled values as integers (rounded, shifted, saturated) or as narrow floats (cast)."""
+    """Convert scaled values to integers (rounded, shifted, saturated) or to narrow floats (cast)."""
     limits = integer_limits(dtype)
     if limits is None:
         wide = widened(scaled)
@@ -199,7 +199,7 @@ def quantized(scaled: Any, zero_point: Any, dtype: Any, *, saturate: bool = True
 
 
 def integer_limits(dtype: Any) -> tuple[int, int] | None:
-    """Least and largest value of an integer type, also of 2 and 4 bits; None for floats."""
+    """Return the min and max of an integer type, including 2-bit and 4-bit types; None for floats."""
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         return int(info.min), int(info.max)
@@ -212,7 +212,7 @@ def dequantize_linear(
     x: Any, scale: Any, points: Any = None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
     threads: Threads | None,
 ) -> Any:  # fmt: skip
-    """(x - zero point) * scale, in the type of the scale or `output_dtype`."""
+    """(x - zero point) * scale, in the scale's type or `output_dtype`."""
     dtype = dtype_of(output_dtype) if output_dtype else scale.dtype
     fits = x.dtype in _BYTES and x.size >= _MIN_COMPILED and dtype == np.float32 and _compiled(None, scale, points)
     if threads is not None and fits:
@@ -225,7 +225,7 @@ def dequantize_linear(
 
 @operator("DynamicQuantizeLinear", since_version=11)
 def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[Any, Any, Any]:
-    """uint8 over the range of x, zero included; the scale (1 where all are zero, as in onnxruntime) and zero point."""
+    """Quantise to uint8 over x's range and 0; return values, scale (1 if all are 0, as in onnxruntime), zero point."""
     if threads is not None and x.dtype == np.float32 and x.size >= _MIN_COMPILED:
         result = quantized_to_range(threads, x)
         if result is not None:
@@ -239,5 +239,5 @@ def dynamically_quantized(x: Any, *, threads: Threads | None = None) -> tuple[An
 
 
 def requantized(total: Any, factor: Any, zero_point: Any, dtype: Any) -> Any:
-    """int32 sums times a factor, in another quantised form."""
+    """Multiply int32 sums by a factor and quantise the result."""
     return quantized(total * np.asarray(factor, np.float32), np.asarray(zero_point), dtype)

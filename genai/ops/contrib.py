@@ -1,4 +1,4 @@
-"""Fused operators of com.microsoft: products with scale and activation, gated and biased activations, embeddings."""
+"""Fused operators of com.microsoft: scaled matmuls, fused activations, embeddings and attention."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .support import checked_indices, optional, widened
 
 
 def _activation(name: str, parameters: Sequence[float]) -> Callable[[Any], Any] | None:
-    """An activation by name with its parameters, applied in place where NumPy can; None for none."""
+    """Return a named activation with its parameters, in place where NumPy supports that; None for an empty name."""
     first, second = (*parameters, 0.0, 0.0)[:2]
     functions: dict[str, Callable[[Any], Any]] = {
         "Relu": lambda x: np.maximum(x, 0, out=x),
@@ -46,7 +46,7 @@ def fused_matmul(
     a: Any, b: Any, *, alpha: float = 1.0, transA: bool = False, transB: bool = False, transBatchA: bool = False,
     transBatchB: bool = False, threads: Threads | None,
 ) -> Any:  # fmt: skip
-    """alpha * A' @ B', each transposed in its last two axes or its batch axes where asked for."""
+    """alpha * A' @ B', each operand optionally transposed in its last two axes or its batch axes."""
     result = product(_transposed(a, transA, transBatchA), _transposed(b, transB, transBatchB), threads)
     return result * result.dtype.type(alpha) if alpha != 1.0 else result
 
@@ -58,7 +58,7 @@ operator("BiasAdd", domain=MS)(lambda x, bias, skip: x + bias + skip)
 
 @operator("Inverse", domain=MS)
 def inverse(x: Any) -> Any:
-    """Of each matrix; of a singular one what division by its zero pivots gives, infinities and NaN."""
+    """Invert each matrix. A singular matrix results in infinities and NaN, from divisions by zero pivots."""
     matrices = widened(x)
     try:
         inverses = np.linalg.inv(matrices)
@@ -75,7 +75,7 @@ def inverse(x: Any) -> Any:
 
 
 def _inverse_of_singular(x: Any) -> Any:
-    """By triangular factors whose rows are exchanged, as onnxruntime (Eigen) has it; zero pivots eliminate nothing."""
+    """Invert by LU factors with row exchanges, as onnxruntime (Eigen) does; columns with a zero pivot are skipped."""
     upper, result = np.array(x), np.eye(len(x), dtype=x.dtype)
     for column in range(len(x)):
         pivot = column + int(np.argmax(np.abs(upper[column:, column])))
@@ -112,14 +112,14 @@ def _with_activation(spec: NodeSpec, inner: Kernel, parameters: Sequence[float])
 
 @register("FusedGemm", domain=MS)
 def fused_gemm(spec: NodeSpec) -> Kernel:
-    """Gemm and an activation."""
+    """Gemm followed by an activation."""
     parameters = [float(spec.attributes.get(f"activation_{name}", 0.0)) for name in ("alpha", "beta")]
     return _with_activation(spec, gemm(spec), parameters)
 
 
 @register("FusedConv", domain=MS)
 def fused_conv(spec: NodeSpec) -> Kernel:
-    """Conv, an addend, and an activation."""
+    """Conv, plus an optional addend, followed by an activation."""
     parameters = [float(value) for value in spec.attributes.get("activation_params") or ()]
     limits = {"Relu": (0.0, math.inf), "Clip": (*parameters, 0.0, 0.0)[:2]}.get(spec.attributes.get("activation", ""))
     if limits is not None and not spec.has(3):
@@ -143,7 +143,7 @@ def embed_layer_normalization(
     ids: Any, segments: Any, words: Any, position_table: Any, kinds: Any, gamma: Any, beta: Any, mask: Any = None,
     positions: Any = None, *, epsilon: float = 1e-12,
 ) -> Any:  # fmt: skip
-    """Word, position and segment embeddings added and normalised; then each row's number of unmasked tokens."""
+    """Layer norm of the sum of word, position and segment embeddings; then each row's number of unmasked tokens."""
     for name, table, indices in (
         ("ids", words, ids),
         ("positions", position_table, positions),
@@ -162,7 +162,7 @@ def embed_layer_normalization(
 
 
 def _packed_core(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
-    """softmax(Q K') V of one projection of the input to queries, keys and values side by side."""
+    """Return a function that computes attention from queries, keys and values projected side by side."""
     for name in ("do_rotary", "past_present_share_buffer"):
         if spec.attributes.get(name, 0):
             raise KernelError(f"{spec.op_type} with {name} is not supported")
@@ -188,9 +188,9 @@ def _packed_core(spec: NodeSpec) -> Callable[..., tuple[Any, ...]]:
 
 
 def mask_bias(mask: Any, batch: int, rows: int, columns: int, filler: float) -> Any:
-    """Any of the forms of a mask as addends to [batch, heads, rows, columns].
+    """Convert a mask of any supported form to addends that broadcast to [batch, heads, rows, columns].
 
-    Forms: [batch] lengths, [2 * batch] ends then starts, [batch, columns], [batch, rows, columns], or 4-D of one head.
+    Forms: [batch] lengths; [2 * batch] ends, then starts; [batch, columns]; [batch, rows, columns]; 4-D with one head.
     """
     if mask is None:
         return None
@@ -216,7 +216,7 @@ def packed_attention(
     x: Any, weight: Any, bias: Any = None, mask: Any = None, past: Any = None, addend: Any = None, *,
     core: Callable[..., tuple[Any, ...]],
 ) -> Any:  # fmt: skip
-    """Projection, attention and cache in one node."""
+    """Attention of com.microsoft: projection, attention and cache update in one node."""
     projected = widened(x) @ widened(weight)
     if bias is not None:
         projected = projected + widened(bias)
@@ -228,14 +228,14 @@ def quantised_attention(
     x: Any, weight: Any, bias: Any, x_scale: Any, w_scale: Any, mask: Any = None, x_zero: Any = None,
     w_zero: Any = None, past: Any = None, *, core: Callable[..., tuple[Any, ...]], multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """The same with 8-bit input and weight."""
+    """Attention of com.microsoft with 8-bit input and weight."""
     total = multiply(x, weight, x_zero, w_zero)
     return core(total * (x_scale * w_scale) + bias, mask, past, None)
 
 
 @register("MultiHeadAttention", domain=MS)
 def multi_head_attention(spec: NodeSpec) -> Kernel:
-    """Queries, keys and values already projected: apart, or packed as [batch, T, heads, 3, size] or with KV packed."""
+    """Attention over projected Q, K and V: separate, packed QKV [batch, T, heads, 3, size], or packed KV."""
     if spec.has(8) or spec.has(9) or any(spec.outputs[3:]):
         raise KernelError("MultiHeadAttention with a shared cache buffer or scores as an output is not supported")
     return from_function(_multi_head)(spec)
@@ -265,7 +265,7 @@ def _query_key_value(query: Any, key: Any, value: Any, bias: Any, heads: int) ->
         query, key, value = (query[:, :, :, i].transpose(0, 2, 1, 3) for i in range(3))
         return query, key, value
     if key is None:
-        raise KernelError("MultiHeadAttention: no keys beside queries that are not packed")
+        raise KernelError("MultiHeadAttention: keys are missing, and the queries are not packed QKV")
     key = widened(key)
     if key.ndim == 5:
         query = query if bias is None else query + widened(bias)[: query.shape[-1]]
@@ -282,7 +282,7 @@ def _query_key_value(query: Any, key: Any, value: Any, bias: Any, heads: int) ->
 
 @shape_rule("MultiHeadAttention")
 def multi_head_attention_types(types: NodeTypes) -> list[Type | None]:
-    """Y [batch, sequence, value width]; inputs may be separate, packed QKV [B, S, N, 3, H] or KV [B, L, N, 2, H]."""
+    """Y [batch, sequence, value width]; inputs are separate, packed QKV [B, S, N, 3, H] or KV [B, L, N, 2, H]."""
     query, heads = types.tensor(0), types.attribute("num_heads", 0)
     if query is None or not query.shape or len(query.shape) not in (3, 5):
         return [] if query is None else [TensorType(query.dtype)]

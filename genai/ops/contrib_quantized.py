@@ -1,4 +1,4 @@
-"""8-bit operators of com.microsoft, as onnxruntime's quantiser writes them."""
+"""8-bit operators of com.microsoft, in the form that onnxruntime's quantiser writes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .pooling import WindowMaker, average_pool, window_maker
 from .reduction import softmax
 from .registry import KernelError, Maker, NodeSpec, operator, scalar
 
-# Smaller arrays are left to NumPy.
+# NumPy handles arrays smaller than this.
 _MIN_COMPILED = 2048
 
 
 def dequantized(x: Any, scale: Any, zero_point: Any) -> Any:
-    """(x - zero point) * scale as float32, for one scale."""
+    """Return (x - zero point) * scale as float32, for a single scale."""
     values = x.astype(np.float32)
     if zero_point is not None:
         values -= np.float32(np.asarray(zero_point).reshape(-1)[0])
@@ -32,7 +32,7 @@ def dequantized(x: Any, scale: Any, zero_point: Any) -> Any:
 
 
 def requantised(values: Any, scale: Any, zero_point: Any, dtype: Any) -> Any:
-    """float32 values as 8-bit ones of a scale and zero point."""
+    """Quantise float32 values to 8 bits with a scale and zero point."""
     point = None if zero_point is None else np.asarray(zero_point).reshape(-1)[0]
     return quantized(values / np.float32(np.asarray(scale).reshape(-1)[0]), point, dtype)
 
@@ -46,7 +46,7 @@ def arithmetic(
     a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any = None, *,
     function: Literal["Add", "Mul"] | None = None, threads: Threads | None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """a + b or a * b; ours says with an attribute which of them."""
+    """a + b or a * b; the attribute `function` selects the operation of QuantizedBinary (domain genai)."""
     name = function or spec.op_type.removeprefix("QLinear")
     dtype = a.dtype if y_zero is None else y_zero.dtype
     quantizations = [
@@ -61,14 +61,17 @@ def arithmetic(
 
 
 def _single_quantization(scale: Any, point: Any) -> Any:
-    """A scale and zero point as numbers, or None where there are several."""
+    """Return a scale and zero point as numbers, or None if there are several."""
     if np.size(scale) != 1 or (point is not None and np.size(point) != 1):
         return None
     return QParams(float(scalar(scale)), 0 if point is None else int(scalar(point)))
 
 
 def _on_floats(name: str, **makers: Maker) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: a function of floats; its operator has x, its scale and zero point, and those of the result."""
+    """Return a decorator that registers a float function as an operator on quantised values.
+
+    The operator's inputs are x with its scale and zero point, and the scale and zero point of the result.
+    """
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -87,7 +90,7 @@ _on_floats("QLinearLeakyRelu")(leaky_relu)
 
 @_on_floats("QLinearSoftmax")
 def qlinear_softmax(x: Any, *, axis: int = -1, opset: int = 13) -> Any:
-    """Softmax along an axis; for operator sets before 13 over all axes from it on."""
+    """Softmax along an axis; before operator set 13, over `axis` and all axes after it."""
     return softmax(x, axis if opset >= 13 else tuple(range(axis % x.ndim, x.ndim)))
 
 
@@ -101,7 +104,7 @@ def qlinear_average_pool(
 
 @operator("QLinearConcat", domain=MS)
 def qlinear_concat(scale: Any, point: Any, *values: Any, axis: int) -> Any:
-    """Inputs of their own scales joined in one."""
+    """Concatenate inputs that have separate scales."""
     parts = [dequantized(*values[i : i + 3]) for i in range(0, len(values), 3)]
     return requantised(np.concatenate(parts, axis=axis), scale, point, point.dtype)
 
@@ -128,7 +131,7 @@ def qgemm(
     a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, bias: Any = None, y_scale: Any = None,
     y_zero: Any = None, *, alpha: float = 1.0, transA: bool = False, multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """alpha * A' @ B' + C of 8-bit matrices; float32 where no output scale is given. C is int32 at scale a * b."""
+    """alpha * A' @ B' + C of 8-bit matrices; C is int32 at scale a_scale * b_scale. Without y_scale: float32."""
     total = multiply(a.T if transA else a, b, a_zero, b_zero)
     values = (total if bias is None else total + bias) * (np.float32(alpha) * a_scale * b_scale)
     return values.astype(np.float32, copy=False) if y_scale is None else requantised(values, y_scale, y_zero, a.dtype)
@@ -139,13 +142,13 @@ def matmul_integer_to_float(
     a: Any, b: Any, a_scale: Any, b_scale: Any, a_zero: Any = None, b_zero: Any = None, bias: Any = None, *,
     multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """An 8-bit product times its scales, plus a bias."""
+    """The product of two 8-bit matrices, times their scales, plus a bias."""
     return multiply.as_floats(a, b, a_scale * b_scale, bias, a_zero, b_zero)
 
 
 @operator("ByteTable", domain=OURS)
 def byte_table(x: Any, table: Any, *, threads: Threads | None) -> Any:
-    """table[x] (ours): x of 8 bits, the table's 256 entries in the order of x's bits as uint8."""
+    """table[x] (domain genai) for 8-bit x; the 256 entries are ordered by x's bits as uint8."""
     if threads is None or x.size < _MIN_COMPILED:
         return table[x.view(np.uint8)]
     return looked_up(threads, x, table)
@@ -156,9 +159,9 @@ def integer_linear(
     a: Any, b: Any, a_scale: Any, b_scale: Any, a_zero: Any = None, b_zero: Any = None, bias: Any = None,
     addend: Any = None, *, function: str = "", multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """function(MatMulIntegerToFloat) + addend (ours): its inputs, of which the matrix is constant, and the addend.
+    """function(MatMulIntegerToFloat(...)) + addend (domain genai), for a constant matrix b.
 
-    Attribute: function, what `cpu.functions` knows; none by default.
+    Attribute: function, one of `cpu.functions`; if it is absent, no function is applied.
     """
     result = multiply.scaled(a, a_scale * b_scale, bias, a_zero, addend=addend, function=function or "copy")
     if result is None:
@@ -171,6 +174,6 @@ def dynamic_quantize_matmul(
     a: Any, b: Any, b_scale: Any, b_zero: Any = None, bias: Any = None, *, multiply: IntegerProduct,
     threads: Threads | None,
 ) -> Any:  # fmt: skip
-    """A float matrix quantised on the way, times an 8-bit one."""
+    """A float matrix, quantised dynamically, times an 8-bit matrix."""
     values, scale, point = dynamically_quantized(a, threads=threads)
     return multiply.as_floats(values, b, scale * b_scale, bias, point, b_zero)

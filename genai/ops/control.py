@@ -1,4 +1,4 @@
-"""Control flow, and sequences. Subgraphs arrive compiled; what they capture follows the node's own inputs."""
+"""Control flow and sequences. Subgraphs are compiled; their captured values follow the node's own inputs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def if_(spec: NodeSpec) -> Kernel:
 
 @register("Loop")
 def loop(spec: NodeSpec) -> Kernel:
-    """Run the body while the condition holds, at most M times; what it makes beyond the carried values is stacked."""
+    """Run the body at most M times, while the condition holds; return carried values, then stacked outputs."""
     body = spec.subgraphs["body"]
     num_inputs = len(spec.inputs)
     num_carried = num_inputs - 2
     num_stacked = len(body.outputs) - 1 - num_carried
     if num_carried < 0 or num_stacked < 0:
-        raise KernelError("Loop: the body's outputs are the condition, every carried value, then stacked ones")
+        raise KernelError("Loop: the body must output the condition, every carried value, then the stacked values")
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         limit = None if inputs[0] is None else int(scalar(inputs[0]))
@@ -50,7 +50,7 @@ def loop(spec: NodeSpec) -> Kernel:
 
 
 class _ResultBudget:
-    """What the turns of a body may pile up together: as much as a single value."""
+    """The limit on the total memory of the values collected over all iterations; it equals the limit of one value."""
 
     def __init__(self, spec: NodeSpec) -> None:
         self._op_type, self._left, self._held = (
@@ -60,17 +60,17 @@ class _ResultBudget:
         )
 
     def take(self, value: Any) -> None:
-        """Count a value that is kept. Raises KernelError: there is no room for it."""
+        """Count a collected value. Raises KernelError if the limit is exceeded."""
         self._held += 1
         self._left -= getattr(value, "nbytes", 0) + ARRAY_BYTES
         if self._left < 0:
             raise KernelError(
-                f"{self._op_type}: {self._held} values that its turns stack up take more than a value may"
+                f"{self._op_type}: the {self._held} values collected over its iterations exceed the limit of one value"
             )
 
 
 def _stacked(values: list[Any], body: Subgraph, output: int, axis: int = 0) -> Any:
-    """The values along a new axis; of none, an empty array of the declared type."""
+    """Stack values along a new axis; if there are no values, return an empty array of the declared type."""
     if values:
         return np.stack([np.asarray(value) for value in values], axis=axis)
     dtype, shape = body.outputs[output]
@@ -80,7 +80,7 @@ def _stacked(values: list[Any], body: Subgraph, output: int, axis: int = 0) -> A
 
 @register("Scan", since_version=9)
 def scan(spec: NodeSpec) -> Kernel:
-    """Run the body once per slice of the scan inputs, carrying states from one to the next."""
+    """Run the body once per slice of the scan inputs, carrying states from one slice to the next."""
     walk = _Scan(spec)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -92,7 +92,7 @@ def scan(spec: NodeSpec) -> Kernel:
 
 @register("Scan", since_version=8)
 def scan_of_batches(spec: NodeSpec) -> Kernel:
-    """The first form: sequence lengths as input 0, a batch as axis 0 of everything else, scanned along axis 1."""
+    """Scan of operator set 8. Input 0 contains sequence lengths; axis 0 of all others is a batch, axis 1 is scanned."""
     walk = _Scan(spec, first=1)
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ def scan_of_batches(spec: NodeSpec) -> Kernel:
 
 
 class _Scan:
-    """The loop of a Scan node. `first` is the number of inputs before the states."""
+    """The loop of a Scan node; `first` is the number of inputs before the states."""
 
     def __init__(self, spec: NodeSpec, first: int = 0) -> None:
         attributes = spec.attributes
@@ -160,7 +160,7 @@ class _Scan:
 
 
 def _padded(values: Sequence[Any]) -> Any:
-    """Rows stacked; shorter ones are filled with zeros at the end of axis 0."""
+    """Stack rows, padding shorter ones with zeros at the end of axis 0."""
     longest = max((len(value) if value.ndim else 0) for value in values)
     if all(value.ndim == 0 or len(value) == longest for value in values):
         return np.stack(values)
@@ -169,7 +169,7 @@ def _padded(values: Sequence[Any]) -> Any:
 
 @register("SequenceMap")
 def sequence_map(spec: NodeSpec) -> Kernel:
-    """Run the body per element of the first sequence; other sequences go along, tensors stay."""
+    """Run the body once per index of the first sequence, with that element of each sequence, and with whole tensors."""
     body = spec.subgraphs["body"]
     num_inputs = len(spec.inputs)
 
@@ -188,7 +188,7 @@ def sequence_map(spec: NodeSpec) -> Kernel:
 
 
 def _position(values: list[Any], index: Any, *, end: int = 0) -> int:
-    """An index into a list, negative ones from the end; `end` 1 allows the place behind the last element."""
+    """Return an index into a list; negative indices count from the end, and `end` 1 allows the index len(values)."""
     position = int(scalar(index))
     if not -len(values) <= position < len(values) + end:
         raise IndexError(f"position {position} is outside a sequence of {len(values)}")
@@ -219,7 +219,7 @@ operator("Optional", since_version=15)(lambda value=None: value)
 
 @operator("OptionalGetElement", since_version=15)
 def optional_get_element(value: Any) -> Any:
-    """The value of an optional that has one."""
+    """Return the value of an optional; KernelError if it is empty."""
     if value is None:
         raise KernelError("OptionalGetElement: the optional is empty")
     return value
@@ -227,13 +227,13 @@ def optional_get_element(value: Any) -> Any:
 
 @operator("ConcatFromSequence", since_version=11)
 def concat_from_sequence(values: Any, *, axis: int, new_axis: bool = False) -> Any:
-    """Join the elements along an axis, or along a new one."""
+    """Join the elements along an axis, or along a new axis."""
     return np.stack(values, axis=axis) if new_axis else np.concatenate(values, axis=axis)
 
 
 @operator("SplitToSequence", since_version=11)
 def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: bool = True, spec: NodeSpec) -> Any:
-    """Cut into pieces of given sizes, of one size, or into single slices (whose axis may be dropped)."""
+    """Split into pieces of given sizes, pieces of one size, or single slices with or without the split axis."""
     along = checked_axis(axis, x.ndim)
     extent = x.shape[along]
     if sizes is None:
@@ -242,7 +242,7 @@ def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: boo
     if np.ndim(sizes) == 0:
         size = int(sizes)
         if size < 1:
-            raise KernelError(f"SplitToSequence: pieces of size {size}")
+            raise KernelError(f"SplitToSequence: the size of a piece is {size}, expected at least 1")
         checked_shape(spec, (-(-extent // size),), ARRAY_BYTES)
         return _pieces(x, [*range(size, extent, size), extent] if extent else [], along)
     lengths = [int(size) for size in np.asarray(sizes).tolist()]
@@ -252,15 +252,15 @@ def split_to_sequence(x: Any, sizes: Any = None, *, axis: int = 0, keepdims: boo
 
 
 def _pieces(x: Any, ends: Iterable[int], along: int) -> list[Any]:
-    """Views of x from each end to the next; np.split takes several times as long."""
+    """Return views of x between consecutive ends; np.split is several times slower."""
     before = (slice(None),) * along
     return [x[(*before, slice(begin, end))] for begin, end in pairwise((0, *ends))]
 
 
 def _slices(x: Any, along: int, *, keepdims: bool) -> list[Any]:
-    """Views of a single position of an axis each, which may be dropped."""
+    """Return a view of each position of an axis, with or without that axis."""
     moved = np.moveaxis(x, along, 0)
     if keepdims:
         return list(np.expand_dims(moved, along + 1))
-    # Iterating over a vector would give its elements, not arrays.
+    # Iterating over a vector would yield its elements, not arrays.
     return list(moved) if moved.ndim > 1 else [moved[i, ...] for i in range(len(moved))]

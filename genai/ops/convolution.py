@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: windows are laid out side by side (im2col) and multiplied by BLAS."""
+"""Convolutions as matrix products: windows are copied to columns (im2col) and multiplied by BLAS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_LIMITS: Limits = (-math.inf, math.inf)
 
 
 def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads: Threads | None = None) -> Any:
-    """Convolution of [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
+    """Convolve [N, C, ...] with [M, C / groups, kernel ...] to [N, M, counts ...]."""
     batch, channels = x.shape[:2]
     outputs = weight.shape[0]
     check_groups(x, weight, groups)
@@ -35,7 +35,7 @@ def convolve(x: Any, weight: Any, windows: PoolingWindows, groups: int, threads:
     if windows.is_pointwise and groups == 1:
         product = matmul(weight.reshape(outputs, channels), x.reshape(batch, channels, positions), threads)
     elif weight.shape[1] == 1 and outputs == channels:
-        # One window per channel, tap by tap, needs no columns.
+        # A depthwise convolution adds one tap at a time, so it needs no im2col columns.
         padded, scales = (
             windows.padded(x, 0),
             weight.reshape(1, outputs, math.prod(weight.shape[2:]), *[1] * len(windows.counts)),
@@ -61,19 +61,19 @@ def check_groups(x: Any, weight: Any, groups: int) -> None:
 
 
 def columns_of(x: Any, windows: PoolingWindows, threads: Threads | None) -> Any:
-    """[N, C, taps, positions ...]: the elements that each window sees."""
+    """Return [N, C, taps, positions ...]: the elements under each window."""
     return window_columns(x, kernel_windows(windows), threads)
 
 
 def kernel_windows(windows: PoolingWindows) -> Any:
-    """Where windows lie, for compiled code: their pads are there already, or made by it."""
+    """Convert windows for compiled code, without pads: the data is already padded, or the compiled code pads it."""
     return Windows(windows.kernel, windows.strides, windows.dilations, windows.counts)
 
 
 def depthwise_images(
     x: Any, weight: Any, bias: Any, windows: PoolingWindows, limits: Limits, threads: Threads | None
 ) -> Any:
-    """The same of images in float32, one window per channel, with all that follows; None where that does not fit."""
+    """Compute a float32 depthwise convolution of images with bias and limits; None if the inputs do not fit."""
     fits = x.ndim == 4 and weight.shape[1] == 1 and weight.shape[0] == x.shape[1] and windows.dilations == (1, 1)
     if not fits or not x.size or not (x.dtype == weight.dtype == np.float32):
         return None
@@ -88,7 +88,7 @@ def depthwise_images(
 
 
 def _finish(result: Any, bias: Any, limits: Limits, threads: Threads | None) -> None:
-    """Add the bias and keep to the limits, in place."""
+    """Add the bias and clip to the limits, in place."""
     if bias is None and limits == NO_LIMITS:
         return
     if result.dtype == np.float32 and result.flags.c_contiguous and result.size and result.ndim > 2:
@@ -102,11 +102,11 @@ def _finish(result: Any, bias: Any, limits: Limits, threads: Threads | None) -> 
 
 
 def conv(spec: NodeSpec, limits: Limits = NO_LIMITS) -> Kernel:
-    """Cross-correlation of any spatial rank, with groups, dilations and bias; results kept within limits."""
+    """Cross-correlation of any spatial rank, with groups, dilations and bias; results are clipped to `limits`."""
     window_spec, groups = WindowSpec(spec), int(spec.attributes.get("group", 1))
     threads = spec.options.get("threads")
     if groups < 1:
-        raise KernelError(f"Conv: group is {groups}")
+        raise KernelError(f"Conv: group is {groups}, expected at least 1")
 
     packed = packed_convolution(spec, limits)
     if packed is not None:
@@ -130,10 +130,10 @@ register("Conv")(conv)
 
 
 class PackedConvolution:
-    """The kernel of a node with constant float32 kernels in one group.
+    """The kernel of a node that has constant float32 kernels in one group.
 
     Attributes:
-        packed: inputs that it no longer reads, since it keeps them in its own form.
+        packed: inputs that the kernel does not read, because it holds a packed copy.
     """
 
     def __init__(self, spec: NodeSpec, convolution: Any, kernel: tuple[int, ...], packed: tuple[int, ...]) -> None:
@@ -152,12 +152,12 @@ class PackedConvolution:
 
 
 def packed_convolution(spec: NodeSpec, limits: Limits) -> PackedConvolution | None:
-    """A convolution whose kernels are packed once; None where they are no constants, or in groups, or few."""
+    """Return a convolution with packed kernels; None without threads or if the kernels cannot be packed."""
     threads, weight = spec.options.get("threads"), spec.constants[1]
     if threads is None or weight is None or weight.dtype != np.float32 or weight.ndim < 3 or not weight.size:
         return None
     if tuple(spec.attributes.get("kernel_shape") or weight.shape[2:]) != weight.shape[2:]:
-        return None  # the plain kernel says so, when it runs
+        return None  # the unpacked kernel raises the error when it runs
     bias = spec.constants[2] if spec.has(2) else None
     if int(spec.attributes.get("group", 1)) != 1 or (spec.has(2) and (bias is None or bias.dtype != np.float32)):
         return None
@@ -178,7 +178,7 @@ def check_ranks(spec: NodeSpec, x: Any, weight: Any) -> None:
 
 
 def check_columns(spec: NodeSpec, x: Any, outputs: int, windows: PoolingWindows) -> None:
-    """The columns are the largest value that a convolution makes."""
+    """Check the sizes of the im2col columns, the largest value that a convolution allocates, and of the output."""
     checked_shape(spec, (*x.shape[:2], math.prod(windows.kernel), *windows.counts), 4)
     checked_shape(spec, (x.shape[0], outputs, *windows.counts), 4)
 
@@ -223,7 +223,7 @@ def _spread(x: Any, weight: Any, windows: PoolingWindows, groups: int, room: Seq
 def _crop(
     spec: NodeSpec, extents: Sequence[int], strides: Sequence[int], full: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Where the output begins inside the full result, and its sizes."""
+    """Return the start indices of the output within the full result, and the output's sizes."""
     attributes, rank = spec.attributes, len(extents)
     extra = _filled("output_padding", attributes.get("output_padding"), rank, 0)
     output_shape, auto_pad = attributes.get("output_shape"), str(attributes.get("auto_pad", "NOTSET"))
@@ -251,7 +251,7 @@ def deform_conv(
     data: Any, kernels: Any, offsets: Any, bias: Any = None, mask: Any = None, *, group: int = 1,
     offset_group: int = 1, window_spec: WindowSpec, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Deformable convolution (Dai et al. 2017), with a mask of weights per tap (Zhu et al. 2019)."""
+    """Deformable convolution (Dai et al. 2017), with an optional weight per tap, the mask (Zhu et al. 2019)."""
     x, weight, offset = widened(data), widened(kernels), widened(offsets)
     if x.ndim != 4 or weight.ndim != 4 or offset.ndim != 4:
         raise KernelError("DeformConv: data, weights and offsets must have two spatial axes")
@@ -285,7 +285,7 @@ def deform_conv(
 
 
 def _interpolated(x: Any, rows: Any, columns: Any) -> Any:
-    """[batch, channels, ...] of images at [batch, groups, ...] of places, linearly between pixels; zeros outside."""
+    """Interpolate images at positions [batch, groups, ...] bilinearly to [batch, channels, ...]; zeros outside."""
     batch, channels, height, width = x.shape
     groups = rows.shape[1]
     images = x.reshape(batch, groups, channels // groups, height * width)

@@ -1,4 +1,4 @@
-"""What detectors end with: suppression of overlapping boxes, and regions of a feature map pooled to one size."""
+"""The final operators of detectors: non-maximum suppression, and pooling of regions to a fixed size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .support import checked_indices, checked_shape, widened
 def non_max_suppression(
     boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None, *, center_point_box: bool = False
 ) -> Any:
-    """Per image and class the boxes of the highest scores that overlap none taken before by more than a threshold."""
+    """Select, per image and class, the highest-scoring boxes that overlap no selected box by more than a threshold."""
     if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3 or scores.shape[::2] != boxes.shape[:2]:
         raise KernelError(
             f"NonMaxSuppression: boxes {list(boxes.shape)} and scores {list(scores.shape)} "
@@ -39,7 +39,7 @@ _CoordinateMode: TypeAlias = Literal["half_pixel", "output_half_pixel"]
 
 
 def _corners(boxes: Any, is_centred: bool) -> Any:
-    """Rows of least and largest coordinates: [y0, x0, y1, x1], or of both in the other order."""
+    """Return rows [y0, x0, y1, x1] of min and max coordinates. The corners of a box may be in either order."""
     if is_centred:
         centre, half = boxes[:, :2], boxes[:, 2:] / 2
         return np.concatenate([centre - half, centre + half], axis=1)
@@ -67,9 +67,9 @@ def roi_align(
     spatial_scale: float = 1.0, mode: Literal["avg", "max"] = "avg",
     coordinate_transformation_mode: _CoordinateMode | None = None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Each region's bins by samples that are interpolated between pixels (He et al. 2017): their mean or maximum."""
+    """Pool each bin of each region (He et al. 2017): the mean or max of samples interpolated between pixels."""
     x, regions = widened(image), widened(boxes)
-    # The attribute came with operator set 16, and with it another default.
+    # Operator set 16 added this attribute and changed the default.
     old = (
         spec.version < 16 if coordinate_transformation_mode is None else coordinate_transformation_mode != "half_pixel"
     )
@@ -85,7 +85,7 @@ def roi_align(
 
 
 def _pooled(spec: NodeSpec, x: Any, first: Any, size: Any, bins: tuple[int, int], ratio: int, mode: str) -> Any:
-    """One region of [channels, height, width] as [channels, *bins]."""
+    """Pool one region of [channels, height, width] to [channels, *bins]."""
     counts = [ratio or max(int(np.ceil(size[axis] / bins[axis])), 0) for axis in (0, 1)]
     samples = tuple(bins[axis] * counts[axis] for axis in (0, 1))
     checked_shape(spec, (len(x), *samples), 8 * 4)
@@ -105,12 +105,12 @@ def _pooled(spec: NodeSpec, x: Any, first: Any, size: Any, bins: tuple[int, int]
     ]
     if mode == "avg":
         return sum(parts).reshape(split).mean(axis=(2, 4))
-    # The largest weighted pixel, as ONNX's own cases have it, not the largest sample.
+    # ONNX's own test cases expect the largest weighted pixel, not the largest sample.
     return np.maximum.reduce(parts).reshape(split).max(axis=(2, 4))
 
 
 def _neighbours(positions: Any, extent: int) -> tuple[Any, Any, tuple[Any, Any]]:
-    """Pixels before and after each position, and their weights; positions more than one pixel outside weigh nothing."""
+    """Return the pixels around each position and their weights; weights are 0 if it is over one pixel outside."""
     is_inside = (positions >= -1) & (positions <= extent)
     positions = np.clip(positions, 0, max(extent - 1, 0))
     low = np.floor(positions).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Element by element operators of ai.onnx, with NumPy broadcasting (the ONNX rule is the same)."""
+"""Element-wise operators of ai.onnx. ONNX and NumPy have the same broadcasting rules."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Less": np.less, "LessOrEqual": np.less_equal, "Mul": np.multiply, "Or": np.logical_or, "Sub": np.subtract,
     "Xor": np.logical_xor,
 }  # fmt: skip
-# Operators whose broadcasting was an attribute (axis, broadcast) before operator set 7.
+# Before this operator set, attributes (axis, broadcast) controlled broadcasting.
 _BROADCAST_VERSION = 7
 
 
 def _aligned(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """The form before operator set 7: the second input lies along axes of the first that begin at `axis`."""
+    """Return the form before operator set 7: input 1's axes align with input 0's, starting at `axis`."""
 
     def aligned(a: Any, b: Any, *, axis: int | None = None, broadcast: bool = False) -> Any:
         if broadcast and axis is not None and b.ndim:
@@ -46,7 +46,7 @@ def _aligned(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 def divided(a: Any, b: Any) -> Any:
-    """a / b; integers divide towards zero, as in C, and give 0 for a divisor of 0."""
+    """Divide a by b; integer division truncates towards zero, as in C, and a divisor of 0 gives 0."""
     if a.dtype.kind not in "iu":
         return np.divide(a, b)
     quotient = np.floor_divide(a, b)
@@ -55,7 +55,7 @@ def divided(a: Any, b: Any) -> Any:
 
 
 def power(base: Any, exponent: Any) -> Any:
-    """base ** exponent in the type of the base; negative powers of integers are computed as floats."""
+    """Compute base ** exponent in the base's type; integers to negative powers are computed as floats."""
     if base.dtype.kind in "iu" and exponent.dtype.kind == "i" and np.any(exponent < 0):
         return np.power(base.astype(np.float64), exponent).astype(base.dtype)
     return np.power(base, exponent).astype(base.dtype, copy=False)
@@ -70,13 +70,13 @@ for _name, _pair in {**_BINARY, "Div": divided, "Pow": power}.items():
 
 @operator("BitShift", since_version=11)
 def bit_shift(x: Any, amount: Any, *, direction: Literal["LEFT", "RIGHT"]) -> Any:
-    """Shift left or right; shifts by the width of the type or more leave nothing."""
+    """Shift left or right; shifting by the width of the type or more gives 0."""
     return (np.left_shift if direction == "LEFT" else np.right_shift)(x, amount)
 
 
 @operator("IsInf", since_version=10)
 def is_inf(x: Any, *, detect_positive: bool = True, detect_negative: bool = True) -> Any:
-    """Infinities of the signs asked for."""
+    """Detect infinities of the selected signs."""
     infinite = np.isinf(x)
     if not detect_positive:
         infinite &= x < 0
@@ -93,7 +93,7 @@ def mean(*values: Any) -> Any:
 
 
 operator("Where", since_version=9)(lambda condition, x, y: np.where(condition, x, y))
-# The remainder with the divisor's sign, or with fmod the dividend's.
+# The result has the sign of the divisor, or of the dividend if fmod is set.
 operator("Mod", since_version=10)(lambda a, b, *, fmod=False: (np.fmod if fmod else np.mod)(a, b))
 operator("Max", since_version=8)(lambda *values: reduce(np.maximum, values))
 operator("Min", since_version=8)(lambda *values: reduce(np.minimum, values))
@@ -109,7 +109,7 @@ def exact_erf(x: Any) -> Any:
 
 @operator("Erf", since_version=9)
 def erf(x: Any, *, threads: Threads | None) -> Any:
-    """The error function: float32 by us (also for narrower floats), float64 element by element."""
+    """The error function: compiled float32, also for narrower floats; float64 is computed element by element."""
     if x.dtype == np.float64 or x.dtype.kind in "iu":
         return exact_erf(x).astype(x.dtype)
     wide = np.ascontiguousarray(x, np.float32).reshape(x.shape)

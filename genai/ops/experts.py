@@ -24,7 +24,7 @@ def _compiled(spec: NodeSpec) -> Any:
 
 @operator("MoE", "QMoE", domain=MS, mix=_compiled)
 def experts_of_arrays(x: Any, scores: Any, *, mix: Any) -> Any:
-    """Inputs: x [..., H], scores [tokens, E], then as `moe_op` says."""
+    """Mix the experts for x [..., H] with router scores [tokens, E]; see `moe_op` for the weights."""
     rows, scores = (np.ascontiguousarray(value, np.float32) for value in (x, scores))
     out = mix(rows.reshape(-1, x.shape[-1]), scores).reshape(x.shape)
     return out.astype(x.dtype, copy=False)
@@ -40,15 +40,15 @@ class _SpecConstants:
         return self._spec.constant(self._spec.inputs.index(name))
 
     def packed(self, weight: Weight) -> None:
-        """They stay: other nodes may read them."""
+        """Do nothing: other nodes may read the original weight."""
 
 
 def moe_op(spec: NodeSpec) -> MoE:
-    """The op of a node.
+    """Return the MoE op of a node.
 
-    MoE has fc1 [E, F, H] and its bias at inputs 2 and 3, fc2 [E, H, I] and its bias at 4 and 5; QMoE integers, scales
-    and bias at 2, 3, 4 and 5, 6, 7, zero points at 11 and 12, and its chosen experts' shares always sum to 1, as
-    onnxruntime's CPU kernel does.
+    The inputs of MoE are fc1 [E, F, H] and its bias at 2 and 3, and fc2 [E, H, I] and its bias at 4 and 5. The inputs
+    of QMoE are the integers, scales and bias of each layer at 2, 3, 4 and 5, 6, 7, and zero points at 11 and 12. QMoE
+    always normalises the weights of the selected experts to a sum of 1, as onnxruntime's CPU kernel does.
     """
     _refuse(spec)
     activation, parameters = _activation(spec)
@@ -73,7 +73,7 @@ def moe_op(spec: NodeSpec) -> MoE:
 
 
 def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int) -> None:
-    """Raises KernelError if the layers do not fit together, or so many experts cannot be chosen."""
+    """Raise KernelError if the layers do not fit together, or k is not between 1 and the number of experts."""
     first_weight, second_weight = first.weight, second.weight
     sizes = [(weight.experts, weight.rows, weight.columns) for weight in (first_weight, second_weight)]
     expected = first_weight.experts, first_weight.columns, first_weight.rows
@@ -90,37 +90,35 @@ def _check(spec: NodeSpec, first: Projection, second: Projection, per_token: int
     for projection in (first, second):
         bias, count = projection.bias, projection.weight.experts * projection.weight.rows
         if bias and spec.constant(spec.inputs.index(bias)).size != count:
-            raise KernelError(f"{spec.op_type}: the bias {bias!r} has not {count} numbers, one per expert and row")
+            raise KernelError(f"{spec.op_type}: the bias {bias!r} must have {count} numbers, one per expert and row")
 
 
 def _refuse(spec: NodeSpec) -> None:
     quantised = spec.op_type == "QMoE"
     if spec.has(8 if quantised else 6):
-        raise KernelError(
-            f"{spec.op_type} with a third matrix (fc3) is not supported: gate and up are to be one matrix"
-        )
+        raise KernelError(f"{spec.op_type} with a third matrix (fc3) is not supported: gate and up must be one matrix")
     if int(spec.attributes.get("use_sparse_mixer", 0)):
         raise KernelError(f"{spec.op_type} with use_sparse_mixer is not supported")
     if quantised and any(spec.has(index) for index in range(14, 21)):
-        raise KernelError("QMoE with router weights of their own, or scales of activations, is not supported")
+        raise KernelError("QMoE with separate router weights or activation scales is not supported")
     prepacked = int(spec.attributes.get("weights_prepacked", 0)) > 0
     if quantised and (spec.attributes.get("quant_type", "int") != "int" or prepacked):
         raise KernelError("QMoE with floating-point codes or weights prepacked for another runtime is not supported")
 
 
 def _activation(spec: NodeSpec) -> tuple[str, tuple[float, ...]]:
-    """What lies between the layers: SwiGLU over alternating rows of gate and up, or an activation without a gate."""
+    """Return the function between the layers: SwiGLU of interleaved gate and up rows, or an ungated activation."""
     kind, attributes = spec.attributes.get("activation_type", "relu"), spec.attributes
     if kind == "swiglu" and int(attributes.get("swiglu_fusion", 0)) == 1:
         limit = float(attributes.get("swiglu_limit", "inf"))
         if not limit >= 0:
-            raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, expected a number from 0 on")
+            raise KernelError(f"{spec.op_type}: swiglu_limit is {limit}, expected a number of at least 0")
         numbers = (attributes.get("activation_alpha", 1.0), attributes.get("activation_beta", 0.0))
         return "swiglu", (*map(float, numbers), limit)
     if kind in _PLAIN:
         return _PLAIN[kind], ()
     raise KernelError(
-        f"{spec.op_type} with activation {kind!r} is not supported; known are swiglu (1), {', '.join(_PLAIN)}"
+        f"{spec.op_type} with activation {kind!r} is not supported; expected swiglu (1), {', '.join(_PLAIN)}"
     )
 
 

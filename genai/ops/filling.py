@@ -1,8 +1,8 @@
-"""Values made from a shape, values repeated to fill one, and random numbers.
+"""Values created from a shape, values repeated to fill a shape, and random numbers.
 
-Each run draws new random numbers, unless the node has a seed, which makes every run the same. After `set_seed` nodes
-without a seed of their own draw numbers that follow from it: sessions made afterwards repeat each other's runs, the
-first, the second and so on.
+A node with a seed draws the same random numbers in every run; a node without a seed draws new numbers in each run.
+After `set_seed`, the numbers of nodes without a seed are derived from that seed: sessions created afterwards repeat the
+same sequence of runs.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from .support import checked_shape
 
 @operator("Expand", since_version=8)
 def expand(x: Any, shape: Any, *, spec: NodeSpec) -> Any:
-    """Broadcast both ways: a 1 in the target keeps the dimension."""
+    """Broadcast in both directions: where the target size is 1, the input keeps its size."""
     target = np.broadcast_shapes(x.shape, tuple(int(size) for size in shape))
     return np.broadcast_to(x, checked_shape(spec, target, x.dtype.itemsize))
 
 
 @operator("ConstantOfShape", since_version=9)
 def constant_of_shape(sizes: Any, *, value: Any = None, spec: NodeSpec) -> Any:
-    """Fill a shape with one value (float32 zero unless given)."""
+    """Fill a shape with one value (float32 zero by default)."""
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
     return np.full(checked_shape(spec, sizes, fill.dtype.itemsize), fill.reshape(-1)[0], dtype=fill.dtype)
 
 
 @operator("Range", since_version=11)
 def range_(*ends: Any, spec: NodeSpec) -> Any:
-    """start, start + delta, ... below limit."""
+    """Return start, start + delta, ... up to but excluding limit."""
     start, limit, delta = (scalar(value) for value in ends)
     if not delta:
         raise KernelError("Range: delta is 0")
@@ -64,13 +64,13 @@ def tile(x: Any, counts: Any, *, spec: NodeSpec) -> Any:
 
 @operator("EyeLike", since_version=9)
 def eye_like(x: Any, *, k: int = 0, dtype: int | None = None) -> Any:
-    """Ones on a diagonal, of the input's shape."""
+    """Ones on a diagonal, in the input's shape."""
     return np.eye(x.shape[0], x.shape[1], k=k).astype(x.dtype if dtype is None else dtype_of(dtype))
 
 
 @shape_rule("Expand", domain="")
 def expand_types(types: NodeTypes) -> list[Type | None]:
-    """The input broadcast with a shape."""
+    """The input, broadcast with a shape in both directions."""
     source, target = types.source, types.value(1)
     if source.shape is None or target is None:
         return [TensorType(source.dtype)]
@@ -79,7 +79,7 @@ def expand_types(types: NodeTypes) -> list[Type | None]:
 
 @shape_rule("ConstantOfShape", domain="")
 def constant_of_shape_types(types: NodeTypes) -> list[Type | None]:
-    """A constant in every element of a shape."""
+    """A tensor of the shape that the input contains, in the type of `value`."""
     value, target = types.node.attribute("value"), types.value(0)
     dtype = value.dtype if isinstance(value, OnnxTensor) else DataType.FLOAT
     return [TensorType(dtype, open_shape(types.shape(0)) if target is None else target.dims)]
@@ -87,14 +87,14 @@ def constant_of_shape_types(types: NodeTypes) -> list[Type | None]:
 
 @shape_rule("Range", domain="")
 def number_range_types(types: NodeTypes) -> list[Type | None]:
-    """Numbers from a start, below a limit, in steps; counting from 0 to an extent gives that many."""
+    """A vector; its length is known if start, limit and step are known integers, or if start is 0 and step is 1."""
     source = types.tensor(0) or types.tensor(1) or types.tensor(2)
     if source is None:
         return []
     start, limit, step = (_only(types.value(index)) for index in range(3))
     if start == 0 and step == 1 and isinstance(limit, str):
         return [TensorType(source.dtype, (limit,))]
-    # Of fractions the count depends on rounding at run time, so only whole numbers are counted.
+    # With fractions the length depends on rounding at run time, so lengths are computed only from integers.
     if isinstance(start, int) and isinstance(limit, int) and isinstance(step, int) and step != 0:
         return [TensorType(source.dtype, (max(-((start - limit) // step), 0),))]
     return [TensorType(source.dtype, (None,))]
@@ -118,7 +118,7 @@ _process_seed: list[int] = []
 
 
 def set_seed(seed: int) -> None:
-    """Let nodes that are made from now on, and have no seed, draw numbers that follow from this one."""
+    """Seed the nodes that are created from now on and have no seed attribute."""
     _process_seed[:] = [int(seed)]
 
 
@@ -136,7 +136,7 @@ def _generator(spec: NodeSpec) -> MakeGenerator:
 
 
 def _typed(values: Any, like: Any, dtype: int | None) -> Any:
-    """Values in the type asked for, or else in that of a value like which they are, or else float32."""
+    """Convert values to `dtype`, else to the type of `like`, else to float32."""
     keeps_type = like is not None and dtype is None
     return np.asarray(values).astype(like.dtype if keeps_type else dtype_of(1 if dtype is None else dtype))
 
@@ -146,7 +146,7 @@ def random_values(
     like: Any = None, *, mean: float = 0.0, scale: float = 1.0, low: float = 0.0, high: float = 1.0,
     shape: tuple[int, ...] = (), dtype: int | None = None, generator: MakeGenerator, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Of the shape in the attributes, or of the input's."""
+    """Random numbers in the shape of the attribute or of the input."""
     sizes = checked_shape(spec, shape, 2 * 8) if like is None else like.shape
     draw = generator()
     is_normal = spec.op_type.startswith("RandomNormal")
@@ -155,13 +155,13 @@ def random_values(
 
 @operator("Bernoulli", since_version=15, generator=_generator)
 def bernoulli(x: Any, *, dtype: int | None = None, generator: MakeGenerator) -> Any:
-    """1 with the probability that each element says."""
+    """1 with the probability that each element specifies, else 0."""
     return _typed(generator().random(x.shape) < x, x, dtype)
 
 
 @operator("Multinomial", since_version=7, generator=_generator)
 def multinomial(x: Any, *, sample_size: int = 1, dtype: int = 6, generator: MakeGenerator, spec: NodeSpec) -> Any:
-    """Per row so many samples of classes with the given log-probabilities."""
+    """Draw `sample_size` classes per row from the given log-probabilities."""
     logits = x.astype(np.float64)
     checked_shape(spec, (max(len(logits), 1), sample_size), 4 * 8)
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Attention of decoders: GroupQueryAttention, its form over pages, and rotary embeddings."""
+"""GroupQueryAttention of decoders over dense caches, and com.microsoft's rotary embeddings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GQA_ATTRIBUTES = (
 
 @register("GroupQueryAttention", domain=MS)
 def _dense_attention(spec: NodeSpec) -> Kernel:
-    """On dense past and present tensors: for graphs run as they are."""
+    """Attention over dense past and present tensors, for graphs that run without a paged cache."""
     unsupported = [name for name in ("k_quant_type", "v_quant_type") if spec.attributes.get(name, "NONE") != "NONE"]
     if unsupported or spec.has(10) or any(spec.outputs[3:]):
         raise KernelError("GroupQueryAttention: quantised caches, attention bias and score outputs are not supported")
@@ -35,10 +35,12 @@ def group_query_attention(
     *inputs: Any, num_heads: int, kv_num_heads: int, local_window_size: int = -1, do_rotary: bool = False,
     rotary_interleaved: bool = False, qk_norm_epsilon: float = 1e-6, **options: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """com.microsoft::GroupQueryAttention with a float cache: output (rows of padding hold anything), keys and values.
+    """Compute com.microsoft::GroupQueryAttention with a float cache; return the output, keys and values.
+
+    Padding rows of the output hold arbitrary values.
 
     Args:
-        inputs: the operator's, without an attention bias and the scales of quantised caches.
+        inputs: the operator's inputs, without an attention bias or the scales of quantised caches.
         options: scale, softcap and smooth_softmax, as in `ops.Attention`.
     """
     inputs = (*inputs, *[None] * (16 - len(inputs)))
@@ -70,13 +72,13 @@ def rotary_embedding(
     x: Array, position_ids: Array, cos_cache: Array, sin_cache: Array, *, interleaved: bool = False, num_heads: int = 0,
     rotary_embedding_dim: int = 0, scale: float = 1.0, is_packed_batching: Literal[0] = 0,
 ) -> Array:  # fmt: skip
-    """Of x [batch, sequence, hidden] or [batch, heads, sequence, head_size]."""
+    """Rotate x [batch, sequence, hidden] or [batch, heads, sequence, head_size]."""
     checked_indices("RotaryEmbedding: position_ids", position_ids, len(cos_cache))
     width = 2 * cos_cache.shape[1]
     if rotary_embedding_dim not in (0, width):
-        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}, the caches rotate {width} numbers")
+        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}, but the caches rotate {width} numbers")
     heads = x.swapaxes(1, 2) if x.ndim == 4 else x.reshape(*x.shape[:2], num_heads or x.shape[2] // width, -1)
-    if position_ids.size == 1:  # of the first token of every sequence
+    if position_ids.size == 1:  # the position of the first token of every sequence
         position_ids = np.broadcast_to(position_ids.reshape(1, 1) + np.arange(heads.shape[1]), heads.shape[:2])
     rotated = rotate(heads, cos_cache[position_ids], sin_cache[position_ids], interleaved).astype(x.dtype)
     result = (rotated * scale).astype(x.dtype)
@@ -86,7 +88,7 @@ def rotary_embedding(
 def present_types(
     types: NodeTypes, past: int, query: TensorType, batch: Dim, kv_heads: int, head_size: Dim
 ) -> list[Type | None]:
-    """Present keys and values [batch, kv heads, length, head size], of the past's type where there is a past."""
+    """Present keys and values [batch, kv heads, length, head size], in the past's type if there is a past."""
     result: list[Type | None] = []
     for index in (past, past + 1):
         known, shape = types.tensor(index), types.shape(index, rank=4)
@@ -102,7 +104,7 @@ def present_types(
 def group_query_attention_types(types: NodeTypes) -> list[Type | None]:
     """Y [batch, sequence, heads * head size]; present keys and values; optionally the scores.
 
-    The cached length is left open: it is the past's own with a shared buffer, and longer than the past without.
+    The cached length is unknown: with a shared buffer it equals the past's, without a shared buffer it is longer.
     """
     query, packed = types.source, not types.node.input(1)
     heads, kv_heads = types.attribute("num_heads", 0), types.attribute("kv_num_heads", 0)

@@ -1,4 +1,4 @@
-"""Which file of this folder has the kernels and shape rules of an operator.
+"""The file of this folder that contains an operator's kernels and shape rules.
 
 Written by `python -m tools.operator_index`.
 """
@@ -149,4 +149,4 @@ OPERATORS: dict[str, dict[str, str]] = {
         "ai.onnx.ml": "TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor",
     },
 }
-"""By file and domain, the names of operators."""
+"""The names of operators by file and domain."""

@@ -1,4 +1,4 @@
-"""Operators that look up, scatter, select and sort by indices."""
+"""Operators that gather, scatter, select and sort by index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .support import as_array, checked_axis, checked_indices, checked_shape
 
 
 def in_range(indices: Any, extent: int, subject: str) -> Any:
-    """Indices counted from the front."""
+    """Return indices counted from the front. Raises IndexError if an index is out of range."""
     indices = np.asarray(indices)
     if indices.size and (indices.min() < -extent or indices.max() >= extent):
         bad = indices[(indices < -extent) | (indices >= extent)].reshape(-1)[0]
@@ -24,7 +24,7 @@ def in_range(indices: Any, extent: int, subject: str) -> Any:
 
 
 def _along(indices: Any, axis: int) -> tuple[Any, ...]:
-    """An index that takes `indices` along one axis and each position's own coordinate along the others."""
+    """Return an index that selects `indices` along one axis, and at each position its own coordinate on other axes."""
     grid = list(np.ogrid[tuple(slice(extent) for extent in indices.shape)])
     grid[axis] = indices
     return tuple(grid)
@@ -32,20 +32,20 @@ def _along(indices: Any, axis: int) -> tuple[Any, ...]:
 
 @operator("GatherElements", since_version=11)
 def gather_elements(x: Any, indices: Any, *, axis: int = 0) -> Any:
-    """Along one axis an index per element."""
+    """Gather one element per index along an axis."""
     along = checked_axis(axis, x.ndim)
     return x[_along(in_range(indices, x.shape[along], "GatherElements"), along)]
 
 
 @operator("GatherND", since_version=11)
 def gather_nd(x: Any, indices: Any, *, batch_dims: int = 0) -> Any:
-    """The last axis of the indices holds coordinates; leading axes may be a batch."""
+    """Gather slices at coordinates, which lie along the last axis of the indices; leading axes may be a batch."""
     depth = indices.shape[-1]
     if not 0 <= batch_dims < min(x.ndim, indices.ndim) or batch_dims + depth > x.ndim:
         raise KernelError(f"GatherND: indices of shape {list(indices.shape)} do not fit data {list(x.shape)}")
     batch = tuple(np.ogrid[tuple(slice(extent) for extent in indices.shape[:-1])])[:batch_dims]
     coordinates = tuple(in_range(indices[..., i], x.shape[batch_dims + i], "GatherND") for i in range(depth))
-    if not depth:  # no coordinates: each place of the indices asks for all that the batch leaves
+    if not depth:  # without coordinates, each index selects the whole slice of its batch entry
         return np.broadcast_to(x[batch], (*indices.shape[:-1], *x.shape[batch_dims:])).copy()
     return as_array(x[batch + coordinates])
 
@@ -70,7 +70,7 @@ def _scatter(target: Any, index: tuple[Any, ...], updates: Any, reduction: str) 
 def scatter_elements(
     x: Any, indices: Any, updates: Any, *, axis: int = 0, reduction: str = "none", spec: NodeSpec
 ) -> Any:
-    """A copy of the data in which elements are replaced, or combined with updates, along one axis."""
+    """Return a copy of the data with elements along one axis replaced by, or combined with, updates."""
     along, result = checked_axis(axis, x.ndim), np.array(x)
     _scatter(result, _along(in_range(indices, x.shape[along], spec.op_type), along), updates, reduction)
     return result
@@ -78,10 +78,10 @@ def scatter_elements(
 
 @operator("ScatterND", since_version=11)
 def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -> Any:
-    """A copy of the data in which slices at coordinates are replaced, or combined with updates."""
+    """Return a copy of the data with slices at coordinates replaced by, or combined with, updates."""
     result = np.array(x)
     index = tuple(in_range(indices[..., i], x.shape[i], "ScatterND") for i in range(indices.shape[-1]))
-    if not index:  # no coordinates: each place of the indices updates all of it
+    if not index:  # without coordinates, each index updates the whole array
         _scatter(result[None], (np.zeros(indices.shape[:-1], np.int64),), updates, reduction)
         return result
     _scatter(result, index, updates, reduction)
@@ -90,7 +90,7 @@ def scatter_nd(x: Any, indices: Any, updates: Any, *, reduction: str = "none") -
 
 @operator("OneHot", since_version=9)
 def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: NodeSpec) -> Any:
-    """`off` everywhere but `on` at each index; indices out of range give no `on`."""
+    """Return values[1] ("on") at each index, values[0] ("off") elsewhere; indices out of range are ignored."""
     count, rank = int(scalar(depth)), indices.ndim + 1
     along = checked_axis(axis, rank)
     checked_shape(spec, (*indices.shape[:along], count, *indices.shape[along:]), values.dtype.itemsize)
@@ -102,13 +102,13 @@ def one_hot(indices: Any, depth: Any, values: Any, *, axis: int = -1, spec: Node
 
 @operator("TopK", since_version=10)
 def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
-    """The k largest (or smallest) along an axis, sorted; among equals the lower index comes first."""
+    """Return the k largest (or smallest) elements along an axis, sorted; equal values are ordered by index."""
     count, along = int(scalar(k)), checked_axis(axis, x.ndim)
     if not 0 <= count <= x.shape[along]:
         raise KernelError(f"TopK: k is {count}, the axis has {x.shape[along]} elements")
     moved = np.moveaxis(x, along, -1)
     if largest:
-        # A stable descending sort: reversed, sorted stably, reversed back.
+        # Stable descending sort: reverse, sort stably, reverse again.
         order = moved.shape[-1] - 1 - np.argsort(moved[..., ::-1], axis=-1, kind="stable")[..., ::-1]
     else:
         order = np.argsort(moved, axis=-1, kind="stable")
@@ -119,7 +119,7 @@ def top_k(x: Any, k: Any, *, axis: int = -1, largest: bool = True) -> Any:
 
 @operator("Compress", since_version=9)
 def compress(x: Any, condition: Any, *, axis: int | None = None) -> Any:
-    """Where the condition holds, along an axis or of all elements; what it says beyond the last one is passed over."""
+    """Select the elements, or slices along an axis, for which the condition is true; extra conditions are ignored."""
     extent = x.size if axis is None else x.shape[checked_axis(axis, x.ndim)]
     return np.compress(condition[:extent], x, axis=axis)
 
@@ -129,8 +129,8 @@ operator("NonZero", since_version=9)(lambda x: np.array(np.nonzero(np.atleast_1d
 
 @operator("Unique", since_version=11)
 def unique(x: Any, *, axis: int | None = None, sorted: bool = True) -> Any:
-    """Different elements (or slices), where each was first, which each element is, and how often each occurs."""
-    # NumPy sorts slices of numbers only; strings go by their ranks, which sort as they do.
+    """Return the distinct elements (or slices), their first positions, each element's index among them, and counts."""
+    # NumPy cannot sort slices of objects, so strings are replaced by their ranks, which have the same order.
     keys = x if axis is None or x.dtype.kind != "O" else np.unique(x, return_inverse=True)[1].reshape(x.shape)
     values, first, inverse, counts = np.unique(
         keys, return_index=True, return_inverse=True, return_counts=True, axis=axis
@@ -149,7 +149,7 @@ def unique(x: Any, *, axis: int | None = None, sorted: bool = True) -> Any:
 
 @operator("ReverseSequence", since_version=10)
 def reverse_sequence(x: Any, lengths: Any, *, batch_axis: int = 1, time_axis: int = 0) -> Any:
-    """Per batch entry the first `length` steps in reverse order."""
+    """Reverse the first `length` steps of each batch entry."""
     moved = np.moveaxis(x, (batch_axis, time_axis), (0, 1))
     steps = np.arange(moved.shape[1])
     if np.any(lengths > moved.shape[1]) or np.any(lengths < 0):
@@ -162,7 +162,7 @@ def reverse_sequence(x: Any, lengths: Any, *, batch_axis: int = 1, time_axis: in
 
 @operator("TensorScatter", since_version=24)
 def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -2, mode: str = "linear") -> Any:
-    """Write an update into a cache [batch, ..., sequence, ...] at each row's own position."""
+    """Write an update into a cache [batch, ..., sequence, ...], at a separate position in each row."""
     along, result = checked_axis(axis, cache.ndim), np.array(cache)
     extent, length = cache.shape[along], update.shape[along]
     for row in range(len(cache)):
@@ -176,7 +176,7 @@ def tensor_scatter(cache: Any, update: Any, starts: Any = None, *, axis: int = -
 
 @shape_rule("GatherND", domain="")
 def gather_nd_types(types: NodeTypes) -> list[Type | None]:
-    """data [batch..., data...] at indices [batch..., more..., k]: [batch..., more..., data[k:]...]."""
+    """Data [batch..., data...] at indices [batch..., more..., k] is [batch..., more..., data[k:]...]."""
     source, data, indices = types.source, types.shape(0), types.shape(1)
     start = types.attribute("batch_dims", 0)
     count = indices[-1] if indices else None

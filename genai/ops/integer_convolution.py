@@ -1,4 +1,4 @@
-"""Convolutions of 8-bit integers: packed once where kernels are constant, else exact by way of BLAS."""
+"""8-bit integer convolutions: constant kernels are packed once; other kernels are computed exactly with BLAS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .registry import KernelError, NodeSpec, operator
 from .support import per_channel
 
 _BYTES = (np.int8, np.uint8)
-# A bias below and a sum of a few taps together are exact in float32.
+# If the bias is below this, its sum with a few taps is exact in float32.
 _EXACT_BIAS = 1 << 23
 
 
@@ -38,7 +38,7 @@ _EXACT_BIAS = 1 << 23
 def conv_integer(
     x: Any, weight: Any, x_zero: Any = None, w_zero: Any = None, *, convolution: PackedIntegerConvolution
 ) -> Any:
-    """Convolution of 8-bit integers less their zero points, exactly, in int32."""
+    """Convolve 8-bit integers minus their zero points, exactly, in int32."""
     return convolution(x, weight, x_zero, w_zero)
 
 
@@ -47,7 +47,7 @@ def qlinear_conv(
     x: Any, x_scale: Any, x_zero: Any, weight: Any, w_scale: Any, w_zero: Any, y_scale: Any, y_zero: Any,
     bias: Any = None, *, convolution: PackedIntegerConvolution,
 ) -> Any:  # fmt: skip
-    """A convolution of quantised values, quantised again; the bias is int32 at scale x * w."""
+    """Convolve quantised values and quantise the result; the bias is int32 at scale x * w."""
     factor = np.float32(x_scale) * w_scale / np.float32(y_scale)
     result = convolution.rounded(x, weight, factor, y_zero, x_zero, bias)
     if result is not None:
@@ -58,20 +58,20 @@ def qlinear_conv(
 
 
 class PackedIntegerConvolution:
-    """Convolution of 8-bit integers less their zero points, exactly, as int32.
+    """An exact int32 convolution of 8-bit integers minus their zero points.
 
-    Constant kernels in one group are packed once; others are brought into the form for BLAS.
+    Constant kernels in one group are packed once; other kernels are converted to float32 for BLAS.
 
     Args:
-        weight, zero: which inputs of the node are the kernels and their zero points (one, or one per output channel).
-        bias: which input is an int32 bias; 0 = none.
+        weight, zero: input indices of the kernels and of their zero points (one number, or one per output channel).
+        bias: input index of an int32 bias; 0 = none.
     """
 
     def __init__(self, spec: NodeSpec, weight: int, zero: int, bias: int = 0) -> None:
         self._spec, self._windows = spec, WindowSpec(spec)
         self._groups, self._threads = int(spec.attributes.get("group", 1)), spec.options.get("threads")
         if self._groups < 1:
-            raise KernelError(f"{spec.op_type}: group is {self._groups}")
+            raise KernelError(f"{spec.op_type}: group is {self._groups}, expected at least 1")
         self._kernels: tuple[Any, list[slice]] | None = None
         self._packed = None
         kernels, point = (spec.constants[i] if spec.has(i) else None for i in (weight, zero))
@@ -90,10 +90,10 @@ class PackedIntegerConvolution:
         return total if bias is None else total + per_channel(bias, x.ndim)
 
     def rounded(self, x: Any, weight: Any, factor: Any, y_zero: Any, x_zero: Any = None, bias: Any = None) -> Any:
-        """round(sums * factor) + y_zero in y_zero's type, factors being one or one per channel.
+        """Return round(sums * factor) + y_zero in y_zero's type, with one factor or one per channel.
 
-        `bias`: int32 per channel; that of packed kernels is known. None where the kernels are no constants, or a value
-        is of another shape or type.
+        `bias` is int32 per channel; packed kernels include their bias. Returns None if the kernels are not constant, or
+        if the shape or type of a value is not supported.
         """
         point, y_point = single_point(x_zero), single_point(y_zero)
         if point is None or y_point is None or x.dtype not in _BYTES or y_zero.dtype not in _BYTES:
@@ -108,7 +108,7 @@ class PackedIntegerConvolution:
         return self._packed.rounded(x, pads, kernel_windows(windows), point, factors, y_point, y_zero.dtype)
 
     def _rounded_depthwise(self, x: Any, weight: Any, factors: Any, y_zero: Any, point: int, bias: Any) -> Any:
-        """The same of one kernel per channel, in float32, which is exact here; None for other groups."""
+        """Compute `rounded` for depthwise kernels in float32, which is exact here; None if they are not depthwise."""
         threads = self._threads
         if threads is None or self._kernels is None or len(self._kernels[1]) != 1 or x.ndim != 4:
             return None
@@ -143,7 +143,7 @@ class PackedIntegerConvolution:
 
 
 def _kernels_in_runs(weight: Any, zero: Any) -> tuple[Any, list[slice]]:
-    """Kernels as float32 less their zero points, and the runs of their terms that are summed exactly."""
+    """Return kernels as float32 minus their zero points, and runs of terms that can be summed exactly in float32."""
     kernels = weight.astype(np.float32)
     if zero is not None and np.any(zero):
         points = np.asarray(zero).astype(np.float32)
@@ -166,7 +166,7 @@ def _convolve_in_runs(
 
 
 def _packed(spec: NodeSpec, weight: int, w_zero: Any, bias: int) -> Any:
-    """The compiled convolution with constant kernels, or None where there is none."""
+    """Return the compiled convolution with constant kernels, or None if it does not support them."""
     kernels, threads = spec.constants[weight], spec.options.get("threads")
     terms = spec.constants[bias] if bias and spec.has(bias) else None
     if threads is None or kernels is None or kernels.ndim < 3 or not kernels.size:

@@ -1,6 +1,6 @@
-"""Products of 8-bit integers less their zero points: packed once where a matrix is constant, else by way of BLAS.
+"""8-bit integer matmuls with zero points: a constant matrix is packed once; other matrices use BLAS.
 
-Through BLAS they are exact in runs of terms whose sums float32 holds exactly.
+With BLAS, products are exact because they are split into runs of terms whose sums are exact in float32.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .registry import NodeSpec, operator
 from .support import widened
 
 _BYTES = (np.int8, np.uint8)
-# Fewer products of computed matrices are left to BLAS.
+# If neither matrix is constant, BLAS computes matmuls with fewer multiplications than this.
 _MIN_PRODUCTS = 1 << 15
 
 
-# Differences of 8-bit values are at most 255 in size, and float32 holds integers up to 2 ** 24.
+# Differences of 8-bit values have a magnitude of at most 255, and float32 represents integers up to 2 ** 24.
 _LARGEST = 255
 _EXACT = 1 << 24
-# 256 * 255 * 255 < 2 ** 24: so many terms are exact whatever they are.
+# 256 * 255 * 255 < 2 ** 24, so sums of 256 terms are exact for any values.
 BLOCK = 256
 
 
 def exact_runs(terms: int, weights: Any = None) -> list[slice]:
-    """Runs of terms that may be summed in one product.
+    """Return runs of terms that can be summed exactly in one float32 product.
 
     Args:
-        weights: [terms, outputs], one operand of the products; what they are makes runs longer than `BLOCK`.
+        weights: one operand [terms, outputs]; if its values are small enough, runs are longer than `BLOCK`.
     """
     if terms <= BLOCK or weights is None:
         return [slice(first, first + BLOCK) for first in range(0, max(terms, 1), BLOCK)]
@@ -51,13 +51,14 @@ def exact_runs(terms: int, weights: Any = None) -> list[slice]:
 
 
 class IntegerProduct:
-    """(a - a_zero) @ (b - b_zero) of 8-bit integers, exactly, as int32.
+    """An exact int32 product (a - a_zero) @ (b - b_zero) of 8-bit integers.
 
-    A constant matrix is packed once, for all nodes that share it; other constants are brought into the form for BLAS.
+    A constant matrix is packed once for all nodes that share it. If a constant cannot be packed, it is converted to
+    float32 for BLAS.
 
     Args:
-        weight, zero: which inputs of the node are b and its zero point.
-        transposed: b is [N, K] instead of [K, N].
+        weight, zero: input indices of b and of its zero point.
+        transposed: True if b is [N, K] instead of [K, N].
     """
 
     def __init__(self, spec: NodeSpec, weight: int, zero: int, *, transposed: bool = False) -> None:
@@ -87,7 +88,7 @@ class IntegerProduct:
         return _exact_product(_less(a, a_zero, by_row=True), right, runs, self._threads)
 
     def as_floats(self, a: Any, b: Any, scale: Any, bias: Any = None, a_zero: Any = None, b_zero: Any = None) -> Any:
-        """product * scale + bias as float32."""
+        """Return product * scale + bias as float32."""
         scaled = self.scaled(a, scale, bias, a_zero)
         if scaled is not None:
             return scaled
@@ -97,9 +98,10 @@ class IntegerProduct:
     def scaled(
         self, a: Any, scale: Any, bias: Any = None, a_zero: Any = None, *, addend: Any = None, function: str = "copy",
     ) -> Any:  # fmt: skip
-        """function(product * scale + bias) + addend as float32: a scale, one or one per column, a bias per column.
+        """Return function(product * scale + bias) + addend as float32.
 
-        None where b is no packed constant, or the scale or the bias is of another shape.
+        The scale is one number or one per column, and the bias is one number per column. Returns None if b is not
+        packed, or if the scale or the bias has another shape.
         """
         point, scales = single_point(a_zero), self._per_column(scale)
         terms = None if bias is None else self._per_column(bias)
@@ -115,7 +117,7 @@ class IntegerProduct:
         return result if fits or addend is None else result + addend
 
     def rounded(self, a: Any, factor: Any, y_zero: Any, a_zero: Any = None, b: Any = None, b_zero: Any = None) -> Any:
-        """round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""
+        """Return round(product * factor) + y_zero, saturated, in y_zero's type; None as in `scaled`."""
         point, b_point, y_point = single_point(a_zero), single_point(b_zero), single_point(y_zero)
         if point is None or y_point is None or y_zero.dtype not in _BYTES:
             return None
@@ -134,7 +136,7 @@ class IntegerProduct:
         return rounded.reshape(*a.shape[:-1], b.shape[-1])
 
     def _both_fit(self, a: Any, b: Any) -> bool:
-        """Whether two computed values are matrices, or as many of them each, that are worth compiled code."""
+        """Return True if two computed values are matrices, or equal batches of matrices, worth compiled code."""
         if self._computed is None or a.ndim != b.ndim or a.ndim < 2 or a.shape[:-2] != b.shape[:-2]:
             return False
         if a.dtype not in _BYTES or b.dtype not in _BYTES or a.shape[-1] != b.shape[-2] or not a.shape[-1]:
@@ -145,7 +147,7 @@ class IntegerProduct:
         return bool(self._packed is not None and a.dtype in _BYTES and a.ndim > 0 and a.shape[-1] == self._packed.terms)
 
     def _per_column(self, values: Any) -> Any:
-        """One float32 number per column, or None."""
+        """Return one float32 number per column, or None if the shape does not fit."""
         if self._packed is None:
             return None
         numbers = np.asarray(values, np.float32)
@@ -155,7 +157,7 @@ class IntegerProduct:
 
 
 def _packed(spec: NodeSpec, weight: int, b: Any, b_zero: Any, transposed: bool) -> Any:
-    """The compiled product with a constant matrix, or None where there is none."""
+    """Return the compiled product with a constant matrix, or None if it does not support the matrix."""
     threads = spec.options.get("threads")
     if threads is None or b.ndim != 2 or b.dtype not in _BYTES or not 0 < b.nbytes < MAX_BYTES:
         return None
@@ -171,7 +173,7 @@ def _batched(x: Any) -> Any:
 
 
 def single_point(zero_point: Any) -> int | None:
-    """A zero point that is one number (0 if absent), or None."""
+    """Return a zero point that is a single number (0 if absent), or None."""
     if zero_point is None:
         return 0
     return int(np.asarray(zero_point).reshape(-1)[0]) if np.size(zero_point) == 1 else None
@@ -186,13 +188,13 @@ def _less(values: Any, zero_point: Any, *, by_row: bool = False) -> Any:
 
 
 def _in_runs(right: Any) -> tuple[Any, list[slice]]:
-    """A matrix, or several, and the runs of its rows that are summed exactly."""
+    """Return a matrix, or a batch of matrices, and runs of its rows that can be summed exactly in float32."""
     terms = right.shape[-2] if right.ndim > 1 else len(right)
     return right, exact_runs(terms, np.moveaxis(right, -2, 0).reshape(terms, -1) if right.ndim > 1 else None)
 
 
 def _exact_product(left: Any, right: Any, runs: list[slice] | None, threads: Threads | None) -> Any:
-    """Run by run, added up as integers."""
+    """Multiply run by run and add the results as integers."""
     if right.ndim == 1:
         return _exact_product(left, right[:, None], runs, threads)[..., 0]
     first, *rest = runs or exact_runs(right.shape[-2])
@@ -204,7 +206,7 @@ def _exact_product(left: Any, right: Any, runs: list[slice] | None, threads: Thr
 
 @operator("MatMulInteger", since_version=10, multiply=lambda spec: IntegerProduct(spec, 1, 3))
 def matmul_integer(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None, *, multiply: IntegerProduct) -> Any:
-    """Product of 8-bit integers less their zero points, in int32."""
+    """Multiply 8-bit integers minus their zero points, in int32."""
     return multiply(a, b, a_zero, b_zero)
 
 
@@ -213,7 +215,7 @@ def qlinear_matmul(
     a: Any, a_scale: Any, a_zero: Any, b: Any, b_scale: Any, b_zero: Any, y_scale: Any, y_zero: Any, *,
     multiply: IntegerProduct,
 ) -> Any:  # fmt: skip
-    """A product of quantised matrices, quantised again."""
+    """Multiply quantised matrices and quantise the result."""
     rows = a_scale.reshape(-1, 1) if a_scale.size > 1 else a_scale
     factor = widened(rows) * widened(b_scale) / widened(y_scale)
     rounded = multiply.rounded(a, factor, y_zero, a_zero, b, b_zero)

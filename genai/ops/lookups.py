@@ -1,4 +1,4 @@
-"""Rows of tables by ids: Gather, GatherBlockQuantized."""
+"""Table look-ups by id: Gather and GatherBlockQuantized."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .support import as_array
 
 @operator("Gather")
 def gather(x: Any, indices: Any, *, axis: int = 0) -> Any:
-    """Look up slices along an axis; negative indices count from the end. Raises IndexError when out of range."""
+    """Gather slices along an axis. Negative indices count from the end. Raises IndexError if one is out of range."""
     return as_array(np.take(x, indices, axis=axis))
 
 
 @operator("GatherBlockQuantized", domain=MS, table=lambda spec: _table(spec, spec.constant(0)))
 def gather_block_quantized(data: Any, ids: Any, scales: Any, *, table: BlockMatrix, threads: Threads | None) -> Any:
-    """Rows of a block-quantised table, dequantised; negative ids count from the end, others beyond it give zeros."""
+    """Gather and dequantise rows of a table; negative ids count from the end, and ids out of range return zeros."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     valid = (flat >= -table.rows) & (flat < table.rows)
     rows = block_rows(np.where(valid, flat % table.rows, 0), table, threads=threads)
@@ -40,7 +40,7 @@ def _table(spec: NodeSpec, data: Any) -> BlockMatrix:
     gather_axis, quantize_axis = int(attributes.get("gather_axis", 0)), int(attributes.get("quantize_axis", 1))
     if data.ndim != 2 or gather_axis % 2 != 0 or quantize_axis % 2 != 1:
         raise KernelError(
-            "GatherBlockQuantized: only a table [rows, columns] gathered by rows and quantised along columns"
+            "GatherBlockQuantized: expected a table [rows, columns], gathered by rows and quantised along columns"
         )
     block = int(attributes.get("block_size", 128))
     if data.dtype == np.uint8:
@@ -52,7 +52,7 @@ def _table(spec: NodeSpec, data: Any) -> BlockMatrix:
 
 
 def _pack_nibbles(spec: NodeSpec, data: Any, block: int) -> BlockMatrix:
-    """int4 and uint4 tables; both have zero point 0 unless they bring their own. Signed values move up by 8."""
+    """Pack an int4 or uint4 table; the default zero point is 0 for both. Signed values are shifted up by 8."""
     rows, columns = data.shape
     offset = 8 if data.dtype.name == "int4" else 0
     padded = np.full((rows, -(-columns // block) * block), offset, np.uint8)
@@ -66,7 +66,7 @@ def _pack_nibbles(spec: NodeSpec, data: Any, block: int) -> BlockMatrix:
 
 @shape_rule("GatherBlockQuantized")
 def gather_block_quantized_types(types: NodeTypes) -> list[Type | None]:
-    """Gather along `gather_axis`, dequantised to the scales' type; uint8 data hold 8 / bits elements per byte."""
+    """Gather along `gather_axis`, dequantised to the scales' type; uint8 data has 8 / bits elements per byte."""
     data, indices, scales = types.tensor(0), types.tensor(1), types.tensor(2)
     if scales is None:
         return []

@@ -1,6 +1,6 @@
-"""Dense products: constant float32 matrices are packed once, others handed to BLAS through NumPy.
+"""Dense matmuls: constant float32 matrices are packed once; other matrices are multiplied by BLAS through NumPy.
 
-What BLAS does not know is computed in float32 and rounded once.
+Types that BLAS does not support are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..onnx.node import EQUATION, OURS
 from .registry import Kernel, KernelError, NodeSpec, operator, register
 from .support import checked_shape, optional, session_threads, widened
 
-# Smaller matrices are left to BLAS, which costs less per call.
+# Matrices with fewer elements than this are multiplied by BLAS, which costs less per call.
 _MIN_ELEMENTS = 1 << 13
-# Larger ones as well: tables of int32 would not reach their end.
+# Matrices of this size or more are also multiplied by BLAS, because int32 offsets cannot address them.
 MAX_BYTES = 1 << 31
 
 
 class PackedLinear:
-    """The kernel of a node: x [..., K] to [..., N].
+    """The kernel of a node that maps x [..., K] to [..., N].
 
     Attributes:
-        packed: inputs that it no longer reads, since it keeps them in its own form.
+        packed: inputs that the kernel does not read, because it holds a packed copy.
     """
 
     def __init__(self, linear: Any, shape: tuple[int, int], addend: int, packed: tuple[int, ...]) -> None:
@@ -40,7 +40,7 @@ class PackedLinear:
         x, addend = inputs[0], optional(inputs, self._addend) if self._addend else None
         words, columns = self._shape
         if not x.ndim or x.shape[-1] != words or x.dtype != np.float32:
-            raise KernelError(f"a product of {x.dtype}{list(x.shape)} with float32{list(self._shape)} is not possible")
+            raise KernelError(f"cannot multiply {x.dtype}{list(x.shape)} with float32{list(self._shape)}")
         shape = (*x.shape[:-1], columns)
         if addend is not None and addend.shape == shape:
             return (self._linear(x.reshape(-1, words), addend.reshape(-1, columns)).reshape(shape),)
@@ -49,18 +49,19 @@ class PackedLinear:
 
 
 def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed: bool = False) -> PackedLinear | None:
-    """function(x @ w + bias) + addend of inputs 0, 1, `bias` and `addend` (0 = the operator has none).
+    """Return a kernel for function(x @ w + bias) + addend; x is input 0 and w is input 1.
 
-    None where the matrix or the bias is no constant, or of another type, or too small to be worth it: BLAS does those.
+    Returns None, so that BLAS is used, if the matrix or the bias is not constant, has another type or is too small.
 
     Args:
-        transposed: w is [N, K] instead of [K, N].
+        bias, addend: indices of these inputs; 0 = the operator does not have the input.
+        transposed: True if w is [N, K] instead of [K, N].
     """
     threads = session_threads(spec)
     weight = spec.constants[1] if len(spec.constants) > 1 else None
     function = str(spec.attributes.get("function", ""))
     if function and addend and spec.has(addend):
-        raise KernelError(f"{spec.op_type}: an addend and the function {function!r} at once are not supported")
+        raise KernelError(f"{spec.op_type}: an addend and the function {function!r} cannot be combined")
     if threads is None or weight is None or weight.ndim != 2 or weight.dtype != np.float32:
         return None
     if weight.nbytes >= MAX_BYTES or weight.size < (1 if function or (addend and spec.has(addend)) else _MIN_ELEMENTS):
@@ -81,7 +82,7 @@ def packed_linear(spec: NodeSpec, *, bias: int = 0, addend: int = 0, transposed:
 
 
 def product(a: Any, b: Any, threads: Threads | None = None) -> Any:
-    """a @ b in a's type."""
+    """Return a @ b in a's type."""
     if a.dtype.itemsize < 4:
         return blas_matmul(widened(a), widened(b), threads).astype(a.dtype, copy=False)
     return blas_matmul(a, b, threads)
@@ -89,7 +90,7 @@ def product(a: Any, b: Any, threads: Threads | None = None) -> Any:
 
 @register("MatMul")
 def matmul(spec: NodeSpec) -> Kernel:
-    """NumPy's matmul has the rules of ONNX."""
+    """Multiply with NumPy's matmul, which has ONNX's broadcasting rules."""
     threads, packed = spec.options.get("threads"), packed_linear(spec)
     if packed is not None:
         return packed
@@ -102,10 +103,10 @@ def matmul(spec: NodeSpec) -> Kernel:
 
 @register("Linear", domain=OURS)
 def linear(spec: NodeSpec) -> Kernel:
-    """function(x @ weight + bias) + addend (ours): x [..., K], weight [K, N], bias [N], all float32.
+    """function(x @ weight + bias) + addend (domain genai): x [..., K], weight [K, N], bias [N], all float32.
 
-    A function and an addend exclude each other; the addend broadcasts as in Add.
-    Attributes: function, parameters: what `cpu.functions` knows; none by default.
+    A node has a function or an addend, not both; the addend broadcasts as in Add.
+    Attributes: function, one of `cpu.functions`, and its parameters; if it is absent, no function is applied.
     """
     threads, packed = spec.options.get("threads"), packed_linear(spec, bias=2, addend=3)
     if packed is not None:
@@ -149,7 +150,7 @@ def gemm(spec: NodeSpec) -> Kernel:
 
 @operator("Einsum", since_version=12)
 def einsum(*values: Any, equation: str = "", spec: NodeSpec) -> Any:
-    """Sums of products by NumPy, whose notation is the same."""
+    """Sum products with NumPy's einsum, which has the same notation as ONNX."""
     equation = equation.replace(" ", "")
     if not EQUATION.fullmatch(equation):
         raise KernelError(f"Einsum: equation {equation!r:.80} is malformed")
@@ -159,7 +160,7 @@ def einsum(*values: Any, equation: str = "", spec: NodeSpec) -> Any:
 
 
 def _check_einsum_size(spec: NodeSpec, equation: str, values: Sequence[Any]) -> None:
-    """Repeated letters multiply extents, so the result is measured before it is made."""
+    """Check the result's size before it is allocated, because repeated letters multiply extents."""
     terms, _, outputs = equation.partition("->")
     extents: dict[str, int] = {}
     for term, x in zip(terms.split(","), values, strict=False):

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml: linear models, scaling, encoders, maps; and what classifiers share."""
+"""Operators of ai.onnx.ml: linear models, scaling, encoders and maps, and functions that classifiers share."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Transform: TypeAlias = Callable[[Any], Any]
 
 
 def labels_of(spec: NodeSpec) -> Any:
-    """The class labels: int64, or objects for strings."""
+    """Return the class labels: int64, or objects for strings."""
     kinds = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
     texts, *numbers = (spec.attributes.get(name) for name in kinds)
     if texts:
         return objects(texts, (len(texts),))
     if not any(numbers):
-        raise KernelError(f"{spec.op_type}: no class labels")
+        raise KernelError(f"{spec.op_type}: class labels are missing")
     return np.asarray(numbers[0] or numbers[1], np.int64)
 
 
 def post_transform(spec: NodeSpec) -> Transform:
-    """What the attribute `post_transform` does to scores [rows, classes]."""
+    """Return the function that the attribute `post_transform` applies to scores [rows, classes]."""
     name = str(spec.attributes.get("post_transform", "NONE"))
     if name not in TRANSFORMS:
         raise KernelError(f"{spec.op_type}: post_transform {name!r} is unknown")
@@ -41,7 +41,7 @@ def post_transform(spec: NodeSpec) -> Transform:
 
 
 def _softmax_zero(scores: Any) -> Any:
-    """Softmax in which scores of zero stay (nearly) zero."""
+    """Softmax that keeps scores of zero at (nearly) zero."""
     largest = scores.max(axis=1, keepdims=True)
     weights = np.where(np.abs(scores) > _SMALL, np.exp(scores - largest), scores * np.exp(-largest))
     total = weights.sum(axis=1, keepdims=True)
@@ -49,7 +49,7 @@ def _softmax_zero(scores: Any) -> Any:
 
 
 def probit(values: Any) -> Any:
-    """sqrt(2) * erfinv(2 p - 1), by Winitzki's approximation, which onnxruntime uses too."""
+    """sqrt(2) * erfinv(2 p - 1) by Winitzki's approximation, as in onnxruntime."""
     x = 2 * values - 1
     log = np.log((1 - x) * (1 + x))
     first = 2 / (math.pi * 0.147) + 0.5 * log
@@ -66,7 +66,7 @@ TRANSFORMS: dict[str, Transform] = {
 
 
 def table_of(values: Any) -> Any:
-    """A 2-D view: a vector is one row."""
+    """Return a 2-D view; a vector becomes one row."""
     return values if values.ndim == 2 else values.reshape(1, -1)
 
 
@@ -87,7 +87,7 @@ def linear_classifier(
     x: Any, *, coefficients: Float32s = (), intercepts: Float32s = (), post_transform: str = "NONE", labels: Any,
     transform: Transform,
 ) -> Any:  # fmt: skip
-    """The label with the highest score, and the scores; one row of coefficients makes a binary classifier."""
+    """The label with the highest score, and the scores. A single row of coefficients is a binary classifier."""
     addend = intercepts if len(intercepts) else np.zeros(1, np.float32)
     if coefficients.size % len(addend) or not coefficients.size:
         raise KernelError(f"LinearClassifier: {coefficients.size} coefficients for {len(addend)} intercepts")
@@ -107,7 +107,7 @@ def scaler(x: Any, *, offset: Float32s = 0, scale: Float32s = 1) -> Any:
 
 @operator("Normalizer", domain=ML)
 def normalizer(x: Any, *, norm: Literal["MAX", "L1", "L2"] = "MAX") -> Any:
-    """Rows over their largest element, sum of sizes, or length; rows of zeros stay."""
+    """Divide rows by their max, L1 norm or L2 norm; rows of zeros are unchanged."""
     x = x.astype(np.float32, copy=False)
     if norm == "MAX":
         size = x.max(axis=-1, keepdims=True)
@@ -122,7 +122,7 @@ operator("Binarizer", domain=ML)(lambda x, *, threshold=0.0: (x > x.dtype.type(t
 
 @operator("ArrayFeatureExtractor", domain=ML)
 def array_feature_extractor(x: Any, indices: Any) -> Any:
-    """Columns of the last axis; of a vector, as one row."""
+    """Select columns of the last axis; for a vector, the result is one row."""
     columns = checked_indices("ArrayFeatureExtractor: indices", indices, x.shape[-1]).reshape(-1)
     features = np.take(x, columns, axis=-1)
     return features.reshape(1, -1) if x.ndim == 1 else features
@@ -143,7 +143,7 @@ def imputer(
 
 
 def _both_ways(spec: NodeSpec) -> Any:
-    """Strings to integers and back: per direction (whether from strings) the table, its default and its type."""
+    """Return the table, its default and its type for each direction (True = from strings)."""
     a = spec.attributes
     strings = a.get("classes_strings") or a.get("cats_strings") or ()
     integers = range(len(strings)) if spec.op_type == "LabelEncoder" else a.get("cats_int64s") or ()
@@ -155,14 +155,14 @@ def _both_ways(spec: NodeSpec) -> Any:
 
 @operator("CategoryMapper", "LabelEncoder", domain=ML, tables=_both_ways)
 def category_mapper(x: Any, *, tables: Any) -> Any:
-    """Strings to integers, or back; the first version of LabelEncoder to indices among its classes."""
+    """Map strings to integers or integers to strings; LabelEncoder version 1 maps strings to indices of its classes."""
     table, default, dtype = tables[x.dtype.kind == "O"]
     return objects([table.get(item, default) for item in x.reshape(-1).tolist()], x.shape, dtype)
 
 
 @register("LabelEncoder", domain=ML, since_version=2)
 def label_encoder(spec: NodeSpec) -> Kernel:
-    """Look each element up; what is not among the keys becomes the default."""
+    """Look up each element; elements that are not keys become the default."""
     attributes = spec.attributes
     keys, values = _attribute_of_any_type(attributes, "keys"), _attribute_of_any_type(attributes, "values")
     if keys is None or values is None or len(keys[1]) != len(values[1]):
@@ -187,11 +187,11 @@ def label_encoder(spec: NodeSpec) -> Kernel:
 
 
 def _attribute_of_any_type(attributes: Mapping[str, Any], name: str) -> tuple[str, Any] | None:
-    """The attribute that lists keys or values, by the end of its name."""
+    """Return the name's suffix and the values of the attribute that lists keys or values."""
     for suffix in ("strings", "int64s", "floats", "tensor"):
         values = attributes.get(f"{name}_{suffix}")
         if values is not None and len(values):
-            # Floats are compared as float32, which they are in the model and in the data.
+            # Floats are compared as float32, their type in the model and in the data.
             return suffix, np.asarray(values, np.float32 if suffix == "floats" else None).reshape(-1)
     return None
 
@@ -203,7 +203,7 @@ def _categories(spec: NodeSpec) -> dict[Any, int]:
 
 @operator("OneHotEncoder", domain=ML, category_index=_categories)
 def one_hot_encoder(x: Any, *, zeros: bool = True, category_index: Mapping[Any, int]) -> Any:
-    """A new last axis with 1 at the category; unknown ones are all zeros, or an error where `zeros` is 0."""
+    """Add a last axis with 1 at the category; an unknown category results in zeros, or in an error if `zeros` is 0."""
     indices = [category_index.get(item if isinstance(item, str) else int(item), -1) for item in x.reshape(-1).tolist()]
     if not zeros and -1 in indices:
         raise KernelError("OneHotEncoder: unknown category")
@@ -213,7 +213,7 @@ def one_hot_encoder(x: Any, *, zeros: bool = True, category_index: Mapping[Any, 
 
 @operator("FeatureVectorizer", domain=ML)
 def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> Any:
-    """Inputs side by side as float32, each of its given width: longer ones are cut, shorter ones filled with 0."""
+    """Concatenate inputs as float32 columns, each cropped or zero-padded to its given width."""
     tables = [table_of(x).astype(np.float32) for x in values]
     fitted = [
         np.pad(table[:, :width], [(0, 0), (0, max(width - table.shape[1], 0))])
@@ -224,7 +224,7 @@ def feature_vectorizer(*values: Any, inputdimensions: tuple[int, ...] = ()) -> A
 
 @operator("ZipMap", domain=ML, labels=labels_of)
 def zip_map(x: Any, *, labels: Any) -> Any:
-    """Per row a dictionary from label to score."""
+    """Return one dictionary per row, from label to score."""
     names, rows = labels.tolist(), table_of(x).tolist()
     if rows and len(rows[0]) != len(names):
         raise KernelError(f"ZipMap: {len(rows[0])} scores for {len(names)} labels")
@@ -233,7 +233,7 @@ def zip_map(x: Any, *, labels: Any) -> Any:
 
 @operator("DictVectorizer", domain=ML)
 def dict_vectorizer(x: Any, *, string_vocabulary: Any = None, int64_vocabulary: Any = None) -> Any:
-    """A dictionary as one row, in the order of the vocabulary; absent keys give 0."""
+    """Convert a dictionary to one row, in the vocabulary's order; the value of an absent key is 0."""
     vocabulary = string_vocabulary or int64_vocabulary
     if not vocabulary:
         raise KernelError("DictVectorizer: no vocabulary")
@@ -256,7 +256,7 @@ def cast_map(
     x: Any, *, cast_to: Literal["TO_FLOAT", "TO_STRING", "TO_INT64"] = "TO_FLOAT",
     map_form: Literal["DENSE", "SPARSE"] = "DENSE", max_map: int = 1, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """The values of a map in the order of its keys, as one row; sparse ones in the columns that the keys say."""
+    """Convert a map's values to one row, in the order of the keys; sparse maps use the keys as columns."""
     items, (dtype, convert) = sorted(x.items()), _CASTS[cast_to]
     if map_form == "DENSE":
         columns, row = list(range(len(items))), np.empty((1, len(items)), dtype)
@@ -272,7 +272,7 @@ def cast_map(
 
 @shape_rule("LabelEncoder", domain=ML)
 def label_encoder_types(types: NodeTypes) -> list[Type | None]:
-    """One label per element, of the type of the attribute that lists the labels."""
+    """One label per element, in the type of the attribute that lists the labels."""
     for name, dtype in (
         ("values_strings", DataType.STRING),
         ("values_int64s", DataType.INT64),

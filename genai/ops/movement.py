@@ -1,4 +1,4 @@
-"""Operators that move elements without computing on them, or put them elsewhere."""
+"""Operators that rearrange, pad, crop or place elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def pad(
     x: Any, sizes: Any = None, constant: Any = None, chosen: Any = None, *, mode: _PadMode = "constant",
     pads: tuple[int, ...] | None = None, value: float = 0, axes: tuple[int, ...] | None = None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Add before and after axes by value or by what is there; negative pads take away."""
+    """Pad axes with a value or with the input's own elements; negative pads remove elements."""
     if pads is None:
         sizes_of_axes, fill = [int(size) for size in sizes], constant
     else:
@@ -47,7 +47,7 @@ def pad(
     if mode != "constant":
         return np.pad(x, grown, mode=mode)
     fill = ("" if x.dtype.kind == "O" else 0) if fill is None else np.asarray(fill).reshape(-1)[0]
-    # What is taken away may be padding of the other side, so it goes last.
+    # A negative pad may remove padding on the other side, so the array is cropped last.
     outer = tuple(
         slice(max(-before, 0), max(size + max(before, 0) + after, max(-before, 0)) if after < 0 else None)
         for (before, after), size in zip(widths, x.shape, strict=True)
@@ -58,14 +58,14 @@ def pad(
 @operator("Trilu", since_version=14)
 @operator("Trilu", domain=MS)
 def trilu(x: Any, diagonal: Any = None, *, upper: bool = True) -> Any:
-    """The upper or lower triangle of the last two axes; zeros elsewhere."""
+    """Return the upper or lower triangle of the last two axes; zeros elsewhere."""
     k = 0 if diagonal is None else max(min(int(scalar(diagonal)), x.shape[-1] + 1), -x.shape[-2] - 1)
     return np.triu(x, k) if upper else np.tril(x, k)
 
 
 @operator("DepthToSpace")
 def depth_to_space(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
-    """Channels into blocks of pixels; DCR puts the block before the channel, CRD after."""
+    """Rearrange channels into blocks of pixels; DCR puts the block before the channel, CRD after."""
     n, c, h, w = x.shape
     size, channels = blocksize, c // blocksize**2
     if mode == "DCR":
@@ -77,7 +77,7 @@ def depth_to_space(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
 
 @operator("SpaceToDepth")
 def space_to_depth(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
-    """Blocks of pixels into channels."""
+    """Rearrange blocks of pixels into channels."""
     n, c, h, w = x.shape
     size = blocksize
     blocks = x.reshape(n, c, h // size, size, w // size, size)
@@ -87,9 +87,9 @@ def space_to_depth(x: Any, *, blocksize: Positive, mode: str = "DCR") -> Any:
 
 @operator("Dropout", since_version=7, definition=borrowed.definition)
 def dropout(x: Any, ratio: Any = None, training: Any = None, *, definition: Callable[..., Any], spec: NodeSpec) -> Any:
-    """The input itself, and a mask of True (before version 12, as in onnxruntime, False).
+    """Return the input and a mask, which is True everywhere (before version 12, False, as in onnxruntime).
 
-    With training_mode elements are dropped, which is borrowed.
+    With training_mode, onnx.reference runs the node and drops elements.
     """
     if training is not None and bool(scalar(training)) and (ratio is None or scalar(ratio) != 0):
         return definition(x, ratio, training)
@@ -108,13 +108,13 @@ def col2im(
     x: Any, image_shape: Any, block_shape: Any, *, strides: Any = None, dilations: Any = None, pads: Any = None,
     spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Blocks, one per column, added up where they lie in the image."""
+    """Add blocks, one per column, at their positions in the image."""
     image, block = [int(size) for size in image_shape], [int(size) for size in block_shape]
     rank = len(image)
     steps, gaps = _per_axis("Col2Im: strides", strides, rank, 1), _per_axis("Col2Im: dilations", dilations, rank, 1)
     edges = _per_axis("Col2Im: pads", pads, 2 * rank, 0)
     if len(block) != rank or min(block, default=1) < 1 or min(image, default=1) < 1 or x.ndim != 3:
-        raise KernelError(f"Col2Im: blocks {block} of an image {image} from data {list(x.shape)}")
+        raise KernelError(f"Col2Im: blocks {block} of an image {image} do not fit data {list(x.shape)}")
     padded = [image[i] + edges[i] + edges[i + rank] for i in range(rank)]
     counts = tuple((padded[i] - gaps[i] * (block[i] - 1) - 1) // steps[i] + 1 for i in range(rank))
     taps = math.prod(block)
@@ -133,11 +133,11 @@ def max_unpool(
     x: Any, indices: Any, output_shape: Any = None, *, kernel_shape: Any, strides: Any = None, pads: Any = None,
     spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Elements at their flat indices, zeros elsewhere; a larger output_shape adds zeros at the end of each axis."""
+    """Place elements at their flat indices, zeros elsewhere; a larger output_shape appends zeros to each axis."""
     rank = len(kernel_shape)
     steps, edges = _per_axis("MaxUnpool: strides", strides, rank, 1), _per_axis("MaxUnpool: pads", pads, 2 * rank, 0)
     if x.ndim != rank + 2 or indices.shape != x.shape:
-        raise KernelError(f"MaxUnpool: {list(x.shape)} with indices {list(indices.shape)} and {rank} axes")
+        raise KernelError(f"MaxUnpool: indices {list(indices.shape)} and {rank} axes do not fit data {list(x.shape)}")
     extents = [(x.shape[i + 2] - 1) * steps[i] - edges[i] - edges[i + rank] + int(kernel_shape[i]) for i in range(rank)]
     result = np.zeros(checked_shape(spec, (*x.shape[:2], *extents), x.dtype.itemsize), x.dtype)
     result.reshape(-1)[checked_indices("MaxUnpool: indices", indices, result.size)] = x
@@ -145,7 +145,7 @@ def max_unpool(
         return result
     whole = np.zeros(checked_shape(spec, output_shape, x.dtype.itemsize), x.dtype)
     if whole.ndim != result.ndim:
-        raise KernelError(f"MaxUnpool: output_shape {list(whole.shape)} for a result of rank {result.ndim}")
+        raise KernelError(f"MaxUnpool: output_shape {list(whole.shape)} does not fit a result of rank {result.ndim}")
     common = tuple(slice(0, min(a, b)) for a, b in zip(result.shape, whole.shape, strict=True))
     whole[common] = result[common]
     return whole
@@ -153,7 +153,7 @@ def max_unpool(
 
 @operator("CenterCropPad", since_version=18)
 def center_crop_pad(x: Any, sizes: Any, *, axes: Any = None, spec: NodeSpec) -> Any:
-    """The middle of each axis, or zeros around it."""
+    """Crop each axis to its centre, or pad it with zeros on both sides."""
     target_sizes = [int(size) for size in sizes]
     along = [checked_axis(int(axis), x.ndim) for axis in axes or range(x.ndim)]
     if len(target_sizes) != len(along):

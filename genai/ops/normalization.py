@@ -1,4 +1,4 @@
-"""Normalisations over the last axis: ours for float32, the NumPy reference for anything else."""
+"""Normalisation operators: compiled kernels for float32 over the last axis, NumPy for other types and axes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .support import checked_axis, per_channel, widened
 
 
 def _rows(x: Any) -> Any:
-    """[..., features] as contiguous float32 [tokens, features]."""
+    """Reshape [..., features] to contiguous float32 [tokens, features]."""
     return np.ascontiguousarray(x, np.float32).reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _standardized(x: Any, axes: tuple[int, ...], epsilon: float, *, centre: bool = True) -> tuple[Any, Any, Any]:
-    """x less its mean over its deviation, computed in float32 at least; then the mean and 1 / deviation."""
+    """Return (x - mean) / deviation in float32 or wider, the mean and 1 / deviation."""
     x = widened(x)
     mean = np.mean(x, axis=axes, keepdims=True) if centre else x.dtype.type(0)
     centred = x - mean if centre else x
@@ -38,7 +38,7 @@ def _by_channel(normed: Any, scale: Any, bias: Any, dtype: Any) -> Any:
 
 
 def _is_plain(x: Any, weight: Any, first: int) -> bool:
-    """Whether compiled kernels take it: float32, along the last axis."""
+    """Return True if compiled kernels support the input: float32, along the last axis."""
     return bool(first == x.ndim - 1 and x.dtype == np.float32 and weight.shape == x.shape[-1:] and x.size)
 
 
@@ -48,7 +48,7 @@ def _is_plain(x: Any, weight: Any, first: int) -> bool:
 def rms_normalization(
     x: Any, weight: Any, *, axis: int = -1, epsilon: float = 1e-5, threads: Threads | None, spec: NodeSpec
 ) -> Any:
-    """x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019); then the factor of x."""
+    """x / sqrt(mean(x^2) + epsilon) * weight (Zhang & Sennrich 2019); then 1 / sqrt(mean(x^2) + epsilon)."""
     first = checked_axis(axis, x.ndim)
     if _is_plain(x, weight, first) and not any(spec.outputs[1:]):
         return norm(_rows(x), weight, epsilon, threads=threads).reshape(x.shape)
@@ -61,14 +61,14 @@ def skip_rms_normalization(
     x: Any, skip: Any, weight: Any, input_bias: Any = None, *, epsilon: float = 1e-12, threads: Threads | None,
     spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """sum = input + skip (+ bias); output 0 is its RMS norm, output 3 the sum."""
+    """RMS norm of input + skip (+ bias) as output 0, and the sum as output 3."""
     return _of_sum(x, skip, epsilon, False, threads, spec, weight=weight, input_bias=input_bias)
 
 
 def _of_sum(
     x: Any, skip: Any, epsilon: float, centred: bool, threads: Threads | None, spec: NodeSpec, **vectors: Any
 ) -> tuple[Any, ...]:
-    """The outputs in x's type, between them mean and 1 / deviation; skip may be that of one sequence for all."""
+    """Return the norm, mean, 1 / deviation and sum; norm and sum have x's type, and skip may be a single sequence."""
     wide = {name: np.ascontiguousarray(v, np.float32) for name, v in vectors.items() if v is not None}
     rows = _rows(x), _rows(np.broadcast_to(skip, x.shape))
     results = norm_of_sum(*rows, wide.pop("weight"), epsilon, **wide, centred=centred, threads=threads)
@@ -90,7 +90,7 @@ def layer_normalization(
         return norm(_rows(x), weight, epsilon, bias=bias, centred=True, threads=threads).reshape(x.shape)
     normed, *statistics = _standardized(x, tuple(range(first, x.ndim)), epsilon)
     normed = normed.astype(x.dtype) * weight
-    if any(spec.outputs[1:]):  # else no type of theirs is looked at, as in onnxruntime
+    if any(spec.outputs[1:]):  # otherwise stash_type is not checked, as in onnxruntime
         statistics = [value.astype(dtype_of(stash_type), copy=False) for value in statistics]
     mean, inverse = statistics
     return (normed + bias if has_bias else normed).astype(x.dtype, copy=False), mean, inverse
@@ -98,14 +98,14 @@ def layer_normalization(
 
 @register("BatchNormalization", since_version=7)
 def batch_normalization(spec: NodeSpec) -> Kernel:
-    """Per channel scale * (x - mean) / sqrt(variance + epsilon) + bias (Ioffe & Szegedy 2015).
+    """scale * (x - mean) / sqrt(variance + epsilon) + bias per channel (Ioffe & Szegedy 2015).
 
-    With training_mode the batch's own statistics are used, and the running ones returned.
+    With training_mode, the batch's own statistics are used, and the updated running statistics are returned.
     """
     if spec.version < 14 and any(spec.outputs[1:]):
-        raise KernelError("BatchNormalization in the training form of operator sets before 14")
+        raise KernelError("BatchNormalization in the training form of operator sets before 14 is not supported")
     if not spec.attributes.get("spatial", 1):
-        raise KernelError("BatchNormalization with spatial=0")
+        raise KernelError("BatchNormalization with spatial=0 is not supported")
     return from_function(_batch_normalized)(spec)
 
 
@@ -128,13 +128,13 @@ def _batch_normalized(
 
 @operator("InstanceNormalization", since_version=6)
 def instance_normalization(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
-    """Per instance and channel (Ulyanov et al. 2016)."""
+    """Normalise each instance and channel (Ulyanov et al. 2016)."""
     return _by_channel(_standardized(x, tuple(range(2, x.ndim)), epsilon)[0], scale, bias, x.dtype)
 
 
 @operator("GroupNormalization", since_version=18)
 def group_normalization(x: Any, scale: Any, bias: Any, *, num_groups: int, epsilon: float = 1e-5) -> Any:
-    """Per instance and group of channels (Wu & He 2018); scale and bias per channel, before version 21 per group."""
+    """Normalise each instance and channel group (Wu & He 2018); before version 21, scale and bias are per group."""
     if num_groups < 1 or x.ndim < 2 or x.shape[1] % num_groups:
         raise KernelError(f"GroupNormalization: {num_groups} groups do not divide data of shape {list(x.shape)}")
     grouped = x.reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
@@ -160,7 +160,7 @@ def local_response_normalization(
 
 @operator("LpNormalization")
 def lp_normalization(x: Any, *, axis: int = -1, p: Literal[1, 2] = 2) -> Any:
-    """x over its 1- or 2-norm along an axis; 0 where the norm is 0."""
+    """x divided by its 1- or 2-norm along an axis; 0 where the norm is 0."""
     wide = widened(x)
     size = np.sum(np.abs(wide), axis, keepdims=True) if p == 1 else np.sqrt(np.sum(wide * wide, axis, keepdims=True))
     return np.where(size == 0, 0, wide / np.where(size == 0, 1, size)).astype(x.dtype)
@@ -180,7 +180,7 @@ def skip_layer_normalization(
     x: Any, skip: Any, weight: Any, bias: Any = None, input_bias: Any = None, *, epsilon: float = 1e-12,
     threads: Threads | None, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """sum = input + skip (+ bias); output 0 is its layer norm, output 3 the sum."""
+    """Layer norm of input + skip (+ bias) as output 0, and the sum as output 3."""
     return _of_sum(x, skip, epsilon, True, threads, spec, weight=weight, bias=bias, input_bias=input_bias)
 
 
@@ -195,7 +195,7 @@ def layer_normalization_types(types: NodeTypes) -> list[Type | None]:
 
 
 def statistics_type(source: TensorType, axis: int) -> TensorType:
-    """Means or deviations of a normalisation: the input's shape, with ones from `axis` on."""
+    """The type of means or deviations: float32, in the input's shape with size 1 for `axis` and all axes after it."""
     shape = source.shape
     if not shape or not -len(shape) <= axis < len(shape):
         return TensorType(DataType.FLOAT)
@@ -206,7 +206,7 @@ def statistics_type(source: TensorType, axis: int) -> TensorType:
 @shape_rule("SimplifiedLayerNormalization", domain="")
 @shape_rule("SimplifiedLayerNormalization")
 def simplified_layer_normalization_types(types: NodeTypes) -> list[Type | None]:
-    """The normalised input, in the scale's element type, and the inverse deviations."""
+    """The normalised input in the scale's element type, and the inverse deviations."""
     source, scale = types.source, types.tensor(1)
     normalised = replace(source, dtype=scale.dtype if scale else source.dtype)
     return [normalised, statistics_type(source, types.attribute("axis", -1))]

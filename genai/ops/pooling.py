@@ -1,4 +1,4 @@
-"""Windows that slide over the spatial axes of [batch, channels, ...], and pools over them, tap by tap."""
+"""Windows that slide over the spatial axes of [batch, channels, ...], and pooling over the windows, tap by tap."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .reduction import extreme
 from .registry import KernelError, NodeSpec, Positive, operator
 from .support import checked_shape, widened
 
-# Windows are walked tap by tap; no real kernel is as large as this.
+# Pooling loops over taps in Python, so the number of taps is limited; practical kernels have fewer.
 MAX_TAPS = 1 << 18
 
 
 @dataclass(frozen=True)
 class PoolingWindows:
-    """Per spatial axis: extent of the kernel, stride, dilation, pads before and after, and number of windows."""
+    """Kernel size, stride, dilation, pads before and after, and number of windows, per spatial axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -33,11 +33,11 @@ class PoolingWindows:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each window is the element itself."""
+        """True if each window is a single unpadded element at stride 1."""
         return {*self.kernel, *self.strides} <= {1} and not any((*self.begins, *self.ends))
 
     def taps(self) -> Iterator[tuple[slice, ...]]:
-        """Per position inside the kernel, where its elements lie in the padded array (leading axes included)."""
+        """Yield, per position in the kernel, its slices of the padded array, including those of the leading axes."""
         lasts = [(count - 1) * stride for count, stride in zip(self.counts, self.strides, strict=True)]
         for offsets in product(*(range(size) for size in self.kernel)):
             starts = [offset * dilation for offset, dilation in zip(offsets, self.dilations, strict=True)]
@@ -45,7 +45,7 @@ class PoolingWindows:
             yield slice(None), slice(None), *(slice(first, first + last + 1, step) for first, last, step in spans)
 
     def within(self, extents: Sequence[int]) -> PoolingWindows:
-        """The same windows without taps that lie in the padding in every one of them."""
+        """Return the same windows without the taps that only cover padding."""
         begins, sizes = [], []
         for i, extent in enumerate(extents):
             dilation, begin = self.dilations[i], self.begins[i]
@@ -56,7 +56,7 @@ class PoolingWindows:
         return replace(self, kernel=tuple(sizes), begins=tuple(begins))
 
     def widths(self, extents: Sequence[int]) -> list[tuple[int, int]]:
-        """Elements before and after per axis of an input of these extents: pads, and what windows need beyond them."""
+        """Return the pads before and after each axis of these extents; pads include all elements that windows need."""
         pads = []
         for i, extent in enumerate(extents):
             needed = (self.counts[i] - 1) * self.strides[i] + self.dilations[i] * (self.kernel[i] - 1) + 1
@@ -64,7 +64,7 @@ class PoolingWindows:
         return pads
 
     def padded(self, x: Any, value: Any) -> Any:
-        """x with its pads, and with what windows need beyond them."""
+        """Return x with the pads of `widths`, filled with a value."""
         widths = self.widths(x.shape[2:])
         if not any(before or after for before, after in widths):
             return x
@@ -76,10 +76,10 @@ class PoolingWindows:
 
 
 class WindowSpec:
-    """The attributes of a convolution or pool that say where its windows lie.
+    """The windows that the attributes of a convolution or pool define.
 
     Args:
-        may_exceed: a window may be larger than the padded input, as pools' may (and convolutions' may not).
+        may_exceed: True if a window may be larger than the padded input, as in pools; False for convolutions.
     """
 
     def __init__(self, spec: NodeSpec, *, may_exceed: bool = False) -> None:
@@ -97,7 +97,7 @@ class WindowSpec:
             raise KernelError(f"{self._name}: pads {self._pads} must not be negative")
 
     def windows(self, extents: Sequence[int], kernel: Sequence[int]) -> PoolingWindows:
-        """For an input of these spatial extents."""
+        """Return the windows over an input of these spatial extents."""
         rank = len(extents)
         sizes, strides, dilations = (
             self._per_axis(values, rank) for values in (kernel, self._strides, self._dilations)
@@ -109,12 +109,12 @@ class WindowSpec:
         counts = []
         for extent, begin, end, size, stride in zip(extents, begins, ends, reach, strides, strict=True):
             room = extent + begin + end - size
-            # A quotient below zero is rounded towards zero, as in ONNX's own shape inference and onnxruntime.
+            # A negative quotient is rounded towards zero, as in ONNX's shape inference and onnxruntime.
             rounds_up = room < 0 or (self._ceil and self._auto_pad == "NOTSET")
             count = (-(-room // stride) if rounds_up else room // stride) + 1
             if count < 0 or (room < 0 and not self._may_exceed):
                 raise KernelError(f"{self._name}: a window of {size} is larger than the padded extent {room + size}")
-            # A last window that would begin in the padding at the end is left out.
+            # With ceil_mode, a last window that would start in the padding at the end is omitted.
             counts.append(count - (self._ceil and (count - 1) * stride >= extent + begin))
         windows = PoolingWindows(sizes, strides, dilations, tuple(begins), tuple(ends), tuple(counts))
         walked = windows.within(extents) if self._may_exceed else windows
@@ -151,7 +151,7 @@ WindowMaker: TypeAlias = Callable[[Any], tuple[PoolingWindows, PoolingWindows]]
 
 
 def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tuple[PoolingWindows, PoolingWindows]:
-    """Where the windows lie, and the same without taps that only ever meet padding."""
+    """Return the windows, and the same windows without taps that only cover padding."""
     windows = window_spec.windows(x.shape[2:], kernel)
     walked = windows.within(x.shape[2:])
     padded = (a + b + c for (a, c), b in zip(walked.widths(x.shape[2:]), x.shape[2:], strict=True))
@@ -161,13 +161,13 @@ def _windows(spec: NodeSpec, window_spec: WindowSpec, kernel: Any, x: Any) -> tu
 
 
 def window_maker(spec: NodeSpec) -> WindowMaker:
-    """What says where the windows lie in an input, and which of their taps ever meet it."""
+    """Return a function from an input to its windows, and to the same windows without taps that only cover padding."""
     return partial(_windows, spec, WindowSpec(spec, may_exceed=True), spec.attributes["kernel_shape"])
 
 
 @operator("MaxPool", make_windows=window_maker)
 def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, spec: NodeSpec) -> Any:
-    """The largest of each window, and where it was in the flat input."""
+    """The max of each window, and its index in the flat input."""
     _, windows = make_windows(x)
     if x.size == 0 or 0 in windows.counts:
         best = np.full((*x.shape[:2], *windows.counts), extreme(x.dtype, lowest=True), x.dtype)
@@ -179,7 +179,7 @@ def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, 
         for tap in taps[1:]:
             np.maximum(best, padded[tap], out=best)
         return best
-    # A place outside the input is never chosen, even where everything inside is as low, or is no number.
+    # Padding is never selected, even if all elements of the window equal the padding value or are NaN.
     inside = windows.padded(np.ones((1, 1, *x.shape[2:]), bool), False)
     chosen = np.full(best.shape, -1, np.int64)
     for number, tap in enumerate(taps):
@@ -190,10 +190,10 @@ def max_pool(x: Any, *, storage_order: bool = False, make_windows: WindowMaker, 
 
 
 def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool) -> Any:
-    """Indices into the flat input of the tap chosen per window."""
+    """Return the flat input index of each window's selected tap."""
     offsets = np.indices(windows.kernel).reshape(len(windows.kernel), -1)
     extents = x.shape[2:]
-    # The axes from the one whose neighbours lie side by side on, and how far apart neighbours along each are.
+    # Axes in order of increasing distance between neighbours in memory, and that distance for each axis.
     axes = range(len(extents)) if by_column else range(len(extents))[::-1]
     steps = accumulate([extents[axis] for axis in axes[:-1]], mul, initial=1)
     flat = np.zeros(chosen.shape, np.int64)
@@ -207,7 +207,7 @@ def _flat_indices(x: Any, windows: PoolingWindows, chosen: Any, by_column: bool)
 
 @operator("AveragePool", make_windows=window_maker)
 def average_pool(x: Any, *, count_include_pad: bool = False, make_windows: WindowMaker) -> Any:
-    """The mean of each window; pads count only where `count_include_pad` says so."""
+    """The mean of each window; pads count only if `count_include_pad` is true."""
     windows, walked = make_windows(x)
     total = _sum_of_taps(widened(x), walked)
     counts = _counts(x.shape[2:], windows, count_include_pad)
@@ -225,7 +225,7 @@ def _sum_of_taps(x: Any, windows: PoolingWindows) -> Any:
 
 
 def _counts(extents: Sequence[int], windows: PoolingWindows, include_pads: bool) -> Any:
-    """How many elements each window averages: pads count or not, what lies beyond them never does."""
+    """Return the number of elements in each window's mean; pads count if requested, elements after the pads never."""
     total = np.ones((1,) * len(extents))
     for axis, extent in enumerate(extents):
         dilation, begin = windows.dilations[axis], windows.begins[axis]
@@ -268,13 +268,13 @@ def global_lp_pool(x: Any, *, p: Positive = 2) -> Any:
 def max_roi_pool(
     x: Any, regions: Any, *, pooled_shape: tuple[int, ...], spatial_scale: float = 1.0, spec: NodeSpec
 ) -> Any:
-    """The largest element of each bin of each region (Girshick 2015); empty bins give 0."""
+    """The max of each bin of each region (Girshick 2015); empty bins give 0."""
     rows, columns = pooled_shape
     result = np.zeros(checked_shape(spec, (len(regions), x.shape[1], rows, columns), 8), x.dtype)
     for number, region in enumerate(regions):
         image = int(region[0])
         if not 0 <= image < len(x):
-            raise IndexError(f"MaxRoiPool: region {number} is of image {image}, there are {len(x)}")
+            raise IndexError(f"MaxRoiPool: region {number} refers to image {image}, but there are {len(x)} images")
         left, top, right, bottom = (int(np.floor(v * spatial_scale + 0.5)) for v in region[1:5].tolist())
         spans = (_bins(top, bottom, rows, x.shape[2]), _bins(left, right, columns, x.shape[3]))
         for i, (y0, y1) in enumerate(spans[0]):
@@ -285,7 +285,7 @@ def max_roi_pool(
 
 
 def _bins(first: int, last: int, count: int, extent: int) -> list[tuple[int, int]]:
-    """Ranges of the bins along one axis, cut off at the edges."""
+    """Return the ranges of the bins along one axis, clipped to the image."""
     size = max(last - first + 1, 1) / count
     edges = ((int(np.floor(i * size)) + first, int(np.ceil((i + 1) * size)) + first) for i in range(count))
     return [(min(max(begin, 0), extent), min(max(end, 0), extent)) for begin, end in edges]

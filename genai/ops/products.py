@@ -1,4 +1,4 @@
-"""Products of block-quantised and dense matrices with rows."""
+"""Matmuls with block-quantised weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .registry import Kernel, KernelError, NodeSpec, register
 from .shape_rules import NodeTypes, shape_rule
 from .weights import BLOCK_PRODUCT, check_bits
 
-# How weights with one scale per column are cut into blocks, and how many rows are repacked at once.
+# The block size for weights with one scale per column, and the number of rows repacked in each step.
 _WHOLE_COLUMN_BLOCK, _REPACK_ROWS = 64, 1024
 
 
 def packed_blocks(
     spec: NodeSpec, data: int, scales: int, points: int, *, n: int, k: int, bits: int, block: int
 ) -> BlockMatrix:
-    """The weight in packed form, shared by every node that reads the same bytes in the same shape."""
+    """Return the packed weight, shared by all nodes that read the same bytes in the same shape."""
     check_bits(bits)
     zero_points = spec.constant(points) if spec.has(points) else None
     return spec.pack(
@@ -40,7 +40,7 @@ def packed_blocks(
 
 @register(BLOCK_PRODUCT, domain=MS)
 def matmul_nbits(spec: NodeSpec) -> Kernel:
-    """x @ W^T + bias + addend. Input 6, ours, is an addend per token: the place of a low-rank adapter's output."""
+    """x @ W^T + bias + addend. Input 6, an extension, is an addend per token: the output of a LoRA adapter."""
     attributes = spec.attributes
     if spec.has(4):
         raise KernelError("a block-quantised product with g_idx (reordered groups) is not supported")
@@ -55,7 +55,7 @@ def matmul_nbits(spec: NodeSpec) -> Kernel:
 
 
 def of_blocks(spec: NodeSpec, matrix: BlockMatrix, bias: Any = None, addend: int = 0) -> Kernel:
-    """input 0 @ matrix^T + bias + input `addend` (0 = none), in the type of input 0."""
+    """Return a kernel for input 0 @ matrix^T + bias + input `addend` (0 = none), in the type of input 0."""
     product = BlockLinear(matrix, bias, exact=spec.exact, threads=spec.options.get("threads"))
 
     def kernel(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -69,10 +69,10 @@ def of_blocks(spec: NodeSpec, matrix: BlockMatrix, bias: Any = None, addend: int
 
 @register("DequantizedMatMul", domain=OURS)
 def dequantized_matmul(spec: NodeSpec) -> Kernel:
-    """x @ DequantizeLinear(w): inputs x, bytes of w, scale, zero point; accuracy unset.
+    """x @ DequantizeLinear(w): inputs x, bytes of w, scale, zero point. The operator has no accuracy_level.
 
-    Attributes: bits, signed; transposed (w is [N, K] instead of [K, N]); block_size of the scales along K, 0 if a
-    scale is for a whole column, or for all of w.
+    Attributes: bits; signed; transposed (w is [N, K] instead of [K, N]); block_size of the scales along K, or 0 if a
+    scale applies to a whole column or to all of w.
     """
     matrix: BlockMatrix = spec.pack(
         (1, 2, 3), f"dequantized:{sorted(spec.attributes.items())}", lambda: _repacked(spec)
@@ -81,7 +81,7 @@ def dequantized_matmul(spec: NodeSpec) -> Kernel:
 
 
 def _repacked(spec: NodeSpec) -> BlockMatrix:
-    """Columns of w become rows, and signed integers move up, as a block-quantised product wants them."""
+    """Repack w for a block-quantised matmul: columns become rows, and signed integers are shifted to unsigned."""
     bits, block = int(spec.attributes["bits"]), int(spec.attributes["block_size"]) or _WHOLE_COLUMN_BLOCK
     transposed, offset = bool(spec.attributes["transposed"]), (1 << (bits - 1)) * int(spec.attributes["signed"])
     data = spec.constant(1)
@@ -107,7 +107,7 @@ def _repacked(spec: NodeSpec) -> BlockMatrix:
 
 
 def _integers(data: Any, bits: int) -> Any:
-    """Rows of bytes as rows of integers; 4-bit ones lie two to a byte, the low nibble first."""
+    """Unpack rows of bytes to rows of integers; a byte holds one 8-bit or two 4-bit integers, low nibble first."""
     if bits == 8:
         return data
     return np.stack([data & 15, data >> 4], axis=2).reshape(len(data), -1)
@@ -115,7 +115,7 @@ def _integers(data: Any, bits: int) -> Any:
 
 @shape_rule(BLOCK_PRODUCT)
 def matmul_nbits_types(types: NodeTypes) -> list[Type | None]:
-    """[..., K] times packed [N, K]: [..., N]."""
+    """[..., K] times packed [N, K] is [..., N]."""
     source = types.source
     shape = None if not source.shape else (*source.shape[:-1], types.attribute("N", 0))
     return [TensorType(source.dtype, shape)]
@@ -123,7 +123,7 @@ def matmul_nbits_types(types: NodeTypes) -> list[Type | None]:
 
 @shape_rule("Linear", "DenseAttention", domain=OURS)
 def product_types(types: NodeTypes) -> list[Type | None]:
-    """[..., K] times [K, N]: [..., N]. Attention: queries [B, H, T, size] and values [B, H, S, N]: [B, H, T, N]."""
+    """Matmul: [..., K] times [K, N] is [..., N]. Attention: [B, H, T, size], values [B, H, S, N]: [B, H, T, N]."""
     source, last = types.tensor(0), types.tensor(2 if types.node.op_type == "DenseAttention" else 1)
     if source is None or last is None or not source.shape or not last.shape:
         return []

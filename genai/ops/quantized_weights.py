@@ -1,8 +1,8 @@
-"""Products with and look-ups in quantised weights of any form: our own operators, and MatMulBnb4.
+"""Matmuls and look-ups with quantised weights of any format: operators of the genai domain, and MatMulBnb4.
 
-Inputs of ours are x (or codes and ids), then codes, grid, scales, multipliers, offset scales and offsets, as
-`kernels.weights` has them; `onnx.own_functions` says in standard operators what they compute. A single number
-stands in for multipliers (1) and offsets (0) that there are not.
+The inputs of the genai operators are x (or codes and ids), then codes, grid, scales, multipliers, offset scales and
+offsets, as in `kernels.weights`; `onnx.own_functions` defines the operators in terms of standard operators. A single
+number replaces absent multipliers (1) and offsets (0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .weights import ADDEND, BIAS, BNB4_PRODUCT, LOOKUP_INPUTS, PRODUCT_INPUTS, 
 
 
 def _matrix(spec: NodeSpec, weight: BlockWeight, indices: Sequence[int]) -> BlockMatrix:
-    """The weight in packed form, shared by every node that reads the same arrays."""
+    """Return the packed weight, shared by all nodes that read the same arrays."""
     return spec.pack(
         tuple(indices),
         f"quantized[{weight.rows},{weight.columns}]:{weight.format}",
@@ -58,7 +58,7 @@ def _table(spec: NodeSpec) -> BlockMatrix:
 
 @operator(QUANTIZED_LOOKUP, domain=OURS, table=_table)
 def quantized_gather(codes: Any, ids: Any, *, table: BlockMatrix, threads: Threads | None) -> Any:
-    """Rows of a table, dequantised; negative ids count from the end. Raises IndexError when out of range."""
+    """Gather and dequantise rows of a table. Negative ids count from the end. Raises IndexError if out of range."""
     flat = np.ascontiguousarray(ids, np.int64).reshape(-1)
     rows = block_rows(np.where(flat < 0, flat + table.rows, flat), table, threads=threads)
     return rows.reshape(*ids.shape, table.columns)
@@ -67,7 +67,7 @@ def quantized_gather(codes: Any, ids: Any, *, table: BlockMatrix, threads: Threa
 @shape_rule(QUANTIZED_PRODUCT, domain=OURS)
 @shape_rule(BNB4_PRODUCT)
 def product_types(types: NodeTypes) -> list[Type | None]:
-    """[..., K] times a weight [N, K]: [..., N]."""
+    """[..., K] times a weight [N, K] is [..., N]."""
     source = types.source
     shape = None if not source.shape else (*source.shape[:-1], types.attribute("N", 0))
     return [TensorType(source.dtype, shape)]

@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: one direction at a time, one product per step for all gates."""
+"""LSTM, GRU and RNN: directions are computed in turn, with one matmul per step for all gates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .registry import KernelError, NodeSpec, register
 from .support import optional, widened
 
 Activation = Callable[[Any], Any]
-# name -> (function of x, alpha and beta; their defaults, None for what it does not take), as the operators define them.
+# Name -> (function of x, alpha and beta; defaults of alpha and beta, None if unused), as the operators define them.
 _FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float | None]] = {
     "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
     "elu": (lambda x, a, b: np.where(x < 0, a * np.expm1(np.minimum(x, 0)), x), 1.0, None),
@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float 
 
 @dataclass(frozen=True)
 class _Direction:
-    """One direction's weights: inputs [I, gates H] and states [H, gates H] transposed, biases of both, peepholes."""
+    """The weights of one direction: inputs [I, gates H] and states [H, gates H], both transposed; biases; peepholes."""
 
     inputs: Any
     states: Any
@@ -41,10 +41,10 @@ class _Direction:
 
 
 class _Recurrent:
-    """What the three operators share: directions, sequence lengths, layout, activations."""
+    """The base of the three operators: directions, sequence lengths, layout, activations."""
 
     gates = 1
-    functions: tuple[str, ...] = ("Tanh",)  # of one direction, where the node names none
+    functions: tuple[str, ...] = ("Tanh",)  # default activations of one direction
     has_cell = False
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -59,7 +59,7 @@ class _Recurrent:
         self.activations, self.attributes = self._activations(spec), attributes
 
     def step(self, x: Any, state: Any, cell: Any, weights: _Direction, functions: Sequence[Activation]) -> Any:
-        """The next (state, cell) of some rows; `x` is already multiplied by the input weights."""
+        """Return the next (state, cell) of some rows; `x` is already multiplied by the input weights."""
         raise NotImplementedError
 
     def _activations(self, spec: NodeSpec) -> list[list[Activation]]:
@@ -74,10 +74,10 @@ class _Recurrent:
             if name.lower() not in _FUNCTIONS:
                 raise KernelError(f"{spec.op_type}: activation {name!r} is unknown")
             function, alpha, beta = _FUNCTIONS[name.lower()]
-            # Parameters are listed only for the functions that take them, in order.
+            # The attributes list alpha and beta only for the functions that use them, in the order of the functions.
             alpha = float(alphas.pop(0)) if alphas and alpha is not None else alpha
             beta = float(betas.pop(0)) if betas and beta is not None else beta
-            # As in onnxruntime the gates are clipped, and the cell that the last function of an LSTM shows is not.
+            # As in onnxruntime, `clip` applies to the gates, but not to the cell, the input of an LSTM's last function.
             shows_cell = self.has_cell and len(activations) % count == count - 1
             activations.append(_bound(function, alpha, beta, np.inf if shows_cell else self.clip))
         return [activations[i : i + count] for i in range(0, len(activations), count)]
@@ -102,7 +102,7 @@ class _Recurrent:
         return tuple(np.ascontiguousarray(value).astype(dtype, copy=False) for value in result[: 2 + self.has_cell])
 
     def _check_shapes(self, x: Any, inputs: Sequence[Any]) -> int:
-        """The hidden size, by which every input has the shape that the operator defines."""
+        """Return the hidden size. Raises KernelError if an input has a shape that the operator does not allow."""
         weight, recurrence = inputs[1], inputs[2]
         if x.ndim != 3 or weight.ndim != 3 or recurrence.ndim != 3:
             raise KernelError(
@@ -121,7 +121,7 @@ class _Recurrent:
             array = optional(inputs, index)
             if array is not None and array.shape != shape:
                 raise KernelError(
-                    f"{self.op_type}: {name} has shape {list(array.shape)}, and must have {list(shape)} with "
+                    f"{self.op_type}: {name} has shape {list(array.shape)}, expected {list(shape)} with "
                     f"{count} directions, hidden_size {hidden} and data of shape {list(x.shape)} (steps first)"
                 )
         return hidden
@@ -146,12 +146,12 @@ class _Recurrent:
         return directions
 
     def _walk(self, x: Any, weights: _Direction, state: Any, cell: Any, lengths: Any, index: int) -> Any:
-        """All steps of one direction: outputs [steps, batch, hidden], the last state and the last cell."""
+        """Run all steps of one direction; return outputs [steps, batch, hidden], the last state and the last cell."""
         steps, batch = x.shape[:2]
         projected = x @ weights.inputs + weights.input_bias
         outputs = np.zeros((steps, batch, state.shape[-1]), x.dtype)
         ends = (np.full(batch, steps) if lengths is None else np.asarray(lengths))[:, None]
-        state, cell = (np.where(ends > 0, start, 0) for start in (state, cell))  # no step, no state, as in onnxruntime
+        state, cell = (np.where(ends > 0, start, 0) for start in (state, cell))  # length 0 gives 0, as in onnxruntime
         ragged = bool(np.any(ends != steps))
         for step in range(steps - 1, -1, -1) if self.backwards[index] else range(steps):
             new_state, new_cell = self.step(projected[step], state, cell, weights, self.activations[index])

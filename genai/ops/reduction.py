@@ -1,4 +1,4 @@
-"""Operators that reduce or normalise along axes, and a loss."""
+"""Operators that reduce or normalise along axes, and NegativeLogLikelihoodLoss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Reduction = Callable[..., Any]
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """What the maximum (or minimum) of nothing is."""
+    """Return the identity of max (of min if lowest=False), which is the result for an empty input."""
     if dtype.kind == "b":
         return not lowest
     if dtype.kind in "iu":
@@ -26,7 +26,7 @@ def extreme(dtype: Any, *, lowest: bool) -> Any:
 
 
 def _log_sum_exp(x: Any, **how: Any) -> Any:
-    """Shifted by the largest element, so that nothing overflows."""
+    """Subtract the max before exp, so that exp does not overflow."""
     if x.size == 0:
         return np.log(np.sum(np.exp(x), **how))
     largest = np.max(x, axis=how["axis"], keepdims=True)
@@ -54,7 +54,7 @@ def _reduction(function: Reduction) -> Reduction:
         x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None, keepdims: bool = True,
         noop_with_empty_axes: bool = False,
     ) -> Any:  # fmt: skip
-        # Where nothing is reduced, what is done to each element still is.
+        # Without axes to reduce, the element-wise part of the function (such as a square) still applies.
         axis = axes_of(axes_input, axes) or (() if noop_with_empty_axes else None)
         return np.asarray(function(widened(x), axis=axis, keepdims=keepdims)).astype(x.dtype, copy=False)
 
@@ -102,7 +102,7 @@ operator("CumProd", since_version=26)(_cumulative(np.cumprod, 1))
 
 
 def softmax(x: Any, axis: Any) -> Any:
-    """exp(x - max) / sum; rows that are all -inf give NaN, as the definition does."""
+    """exp(x - max) / sum; rows that are all -inf give NaN, as ONNX defines."""
     weights = np.subtract(x, np.max(x, axis=axis, keepdims=True))
     np.exp(weights, out=weights)
     weights /= np.sum(weights, axis=axis, keepdims=True)
@@ -125,7 +125,7 @@ def _hardmax(x: Any, axis: Any) -> Any:
 
 
 def _along_axis(function: Reduction) -> Reduction:
-    """Since operator set 13: along one axis."""
+    """Apply a function along one axis, as defined since operator set 13."""
 
     def weights(x: Any, *, axis: int = -1, threads: Threads | None) -> Any:
         if x.size == 0:
@@ -139,7 +139,7 @@ def _along_axis(function: Reduction) -> Reduction:
 
 
 def _from_axis(function: Reduction) -> Reduction:
-    """Before: over all axes from one on."""
+    """Apply a function over `axis` and all axes after it, as defined before operator set 13."""
 
     def weights(x: Any, *, axis: int = 1) -> Any:
         if x.size == 0:
@@ -160,10 +160,10 @@ def negative_log_likelihood_loss(
     scores: Any, target: Any, weight: Any = None, *, reduction: Literal["none", "sum", "mean"] = "mean",
     ignore_index: int | None = None,
 ) -> Any:  # fmt: skip
-    """-x at the target's class, times the class's weight; targets of ignore_index count for nothing."""
+    """-x at the target's class, times the class's weight; targets equal to ignore_index are ignored."""
     x = widened(scores)
     if x.ndim < 2 or target.shape != (len(x), *x.shape[2:]):
-        raise KernelError(f"NegativeLogLikelihoodLoss: targets {list(target.shape)} for scores {list(x.shape)}")
+        raise KernelError(f"NegativeLogLikelihoodLoss: targets {list(target.shape)} do not fit scores {list(x.shape)}")
     counts = np.ones(target.shape, bool) if ignore_index is None else target != ignore_index
     classes = np.where(counts, target, 0).astype(np.int64)
     checked_indices("NegativeLogLikelihoodLoss: targets", classes, x.shape[1])

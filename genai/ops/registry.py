@@ -1,8 +1,8 @@
-"""One registry of kernels, keyed by (domain, operator, version), and kernels as plain functions of arrays.
+"""The registry of kernels, keyed by (domain, operator, version), and kernels as plain functions of arrays.
 
-A kernel is made once per node, when the plan is built (attributes are read, constant weights packed), and is then
-called once per step. The registry also records where a kernel came from, so that docs can say so truthfully. Of a
-plain function, the parameters say what inputs and attributes its operator has.
+A kernel is created once per node, when the plan is built: it reads attributes and packs constant weights. It is then
+called once per step. The registry also records each kernel's source for the documentation. The signature of a plain
+function declares its operator's inputs and attributes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kernel(Protocol):
 
 
 class Subgraph(Protocol):
-    """A compiled subgraph: a kernel, and per output (dtype, sizes), None where the graph does not say."""
+    """A compiled subgraph: a kernel that also has the (dtype, sizes) of each output, with None for unknown parts."""
 
     @property
     def outputs(self) -> Sequence[tuple[Any, tuple[int | None, ...] | None]]: ...
@@ -42,29 +42,30 @@ class Subgraph(Protocol):
     def __call__(self, context: Any, inputs: Sequence[Any], /) -> tuple[Any, ...]: ...
 
 
-# The accuracy_level of MatMulNBits and QMoE that allows activations rounded to int8.
+# The accuracy_level of MatMulNBits and QMoE that allows int8 activations.
 INT8_LEVEL = 4
 
 
 class Packer(Protocol):
-    """Shares packed weights: the same constants in the same format are packed once."""
+    """Shares packed weights: constants that several nodes use in one format are packed once."""
 
     def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What a kernel factory may know of its node.
+    """The description of a node that a kernel factory receives.
 
     Attributes:
-        domain, op_type, version: the operator, and the version its model imports.
+        domain, op_type, version: the operator, and the version that its model imports.
         attributes: attribute values in Python form (strings decoded).
-        inputs: input names ("" = absent); outputs: output names ("" = not wanted).
-        constants: per input its constant value, or None.
-        weights: shares packed forms of constants between nodes.
-        options: run-wide choices, such as accuracy or the threads.
-        subgraphs: per attribute a callable that runs the subgraph: (context, inputs) -> outputs.
-        proto: makes the node as an onnx.NodeProto, for operators borrowed from onnx.reference.
+        inputs: input names ("" = absent).
+        outputs: output names ("" = unused).
+        constants: constant value per input, or None.
+        weights: packed forms of constants, shared between nodes.
+        options: run-wide options, such as the accuracy or the threads.
+        subgraphs: callable per attribute that runs the subgraph: (context, inputs) -> outputs.
+        proto: function that creates the node as an onnx.NodeProto, for onnx.reference.
     """
 
     domain: str
@@ -81,21 +82,22 @@ class NodeSpec:
 
     @property
     def exact(self) -> bool:
-        """Whether a product with quantised weights keeps its activations in float32.
+        """True if a product with quantised weights keeps its activations in float32.
 
-        The option "accuracy" decides ("fp32", "int8"), or with "auto" the node: accuracy_level 4 allows activations
-        rounded to int8. 0 (unset) and 1 ask for float32; 2 and 3 would allow less, and get it too, as in onnxruntime.
+        The option "accuracy" ("fp32", "int8", "auto") decides. With "auto", the node decides: accuracy_level 4 allows
+        int8 activations. Levels 0 (unset) and 1 require float32. Levels 2 and 3 allow less precision, but float32 is
+        used, as in onnxruntime.
         """
         accuracy = self.options.get("accuracy", "auto")
         allowed = accuracy == "int8" or self.attributes.get("accuracy_level", 0) == INT8_LEVEL
         return accuracy == "fp32" or not allowed
 
     def has(self, index: int) -> bool:
-        """Whether input `index` is given."""
+        """Return True if input `index` is present."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def constant(self, index: int) -> Array:
-        """The constant value of input `index`; KernelError if it is computed at run time."""
+        """Return the constant value of input `index`. Raises KernelError if it is computed at run time."""
         value = self.constants[index] if index < len(self.constants) else None
         if value is None:
             name = self.inputs[index] if index < len(self.inputs) else "(absent)"
@@ -103,19 +105,19 @@ class NodeSpec:
         return value
 
     def constant_name(self, index: int) -> str:
-        """The name of a constant input, "" if it is absent; KernelError if it is computed at run time."""
+        """Return the name of a constant input, "" if absent. Raises KernelError if it is computed at run time."""
         if not self.has(index):
             return ""
         self.constant(index)
         return self.inputs[index]
 
     def pack(self, indices: tuple[int, ...], layout: str, make: Callable[[], T]) -> T:
-        """Pack the constants at `indices` into `layout`, once for all nodes that ask for the same."""
+        """Pack the constants at `indices` into `layout`, once for all nodes that request the same packed weight."""
         return self.weights.packed(tuple(map(self.constant_name, indices)), layout, make)
 
 
 class KernelError(ValueError):
-    """A node is outside what its kernel supports; the message names the operator and the reason."""
+    """A node is not supported by its kernel; the message names the operator and the reason."""
 
 
 KernelFactory = Callable[[NodeSpec], Kernel]
@@ -123,7 +125,7 @@ KernelFactory = Callable[[NodeSpec], Kernel]
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered kernel; `source` says where it came from."""
+    """A registered kernel; `source` records its origin."""
 
     domain: str
     op_type: str
@@ -138,11 +140,11 @@ _ENTRIES: dict[tuple[str, str], list[Entry]] = {}
 def register(
     op_type: str, *, domain: str = "", since_version: int = 1, source: str = "ours"
 ) -> Callable[[KernelFactory], KernelFactory]:
-    """Decorator: register a kernel factory for an operator."""
+    """Return a decorator that registers a kernel factory for an operator."""
 
     def add(factory: KernelFactory) -> KernelFactory:
         entries = _ENTRIES.setdefault((domain, op_type), [])
-        # Of one version the latest registration comes first, so that users can replace kernels.
+        # The latest registration of a version comes first, so that users can replace kernels.
         entries.insert(0, Entry(domain, op_type, since_version, source, factory))
         entries.sort(key=lambda entry: entry.since_version, reverse=True)
         return factory
@@ -151,38 +153,38 @@ def register(
 
 
 def find_kernel(domain: str, op_type: str, version: int) -> Entry | None:
-    """The kernel for an operator, of the newest version not above the model's, or None."""
+    """Return an operator's newest kernel that is not newer than the model's version, or None."""
     load_operator(domain, op_type)
     return next((entry for entry in _ENTRIES.get((domain, op_type), ()) if entry.since_version <= version), None)
 
 
 def entries() -> list[Entry]:
-    """All kernels, for documentation."""
+    """Return all registered kernels; the documentation lists them."""
     load_ops()
     return [entry for several in _ENTRIES.values() for entry in several]
 
 
 def load_operator(domain: str, op_type: str) -> None:
-    """Import the files of this package that know an operator, so that the tables of kernels and rules have it."""
+    """Import the files of this package that register an operator's kernels and rules."""
     for module in _FILES.get((domain, op_type), ()):
         load(f"{__package__}.{module}")
 
 
 def load_ops() -> None:
-    """Import every file, so that the tables are full."""
+    """Import all files, so that the registry is complete."""
     for module in OPERATORS:
         load(f"{__package__}.{module}")
 
 
 def load(module: str) -> None:
-    """Import a module, in whose middle Python cannot lose an interrupt."""
+    """Import a module; interrupts are deferred, because Python can lose them during an import."""
     if module not in sys.modules:
         with InterruptsDeferred():
             import_module(module)
 
 
 def files_of(index: Mapping[str, Mapping[str, str]]) -> dict[tuple[str, str], list[str]]:
-    """The files that know an operator, by domain and operator, of an index by file and domain."""
+    """Invert an index by file and domain to the files that register each (domain, operator)."""
     files: dict[tuple[str, str], list[str]] = {}
     for file, domains in index.items():
         for domain, names in domains.items():
@@ -195,18 +197,18 @@ _FILES = files_of(OPERATORS)
 
 
 class _Unpacked:
-    """Packs nothing: a node that is computed once has no use for packed weights."""
+    """Packs nothing, because a node that is computed once does not benefit from packed weights."""
 
     def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T:
         return make()
 
 
 def evaluated(node: Node, version: int, inputs: Sequence[Any], **options: Any) -> tuple[Any, ...]:
-    """What our kernel for a node, made for this one time, computes; NotImplementedError if there is none."""
+    """Compute a node once with our kernel. Raises NotImplementedError if there is no such kernel."""
     domain, op_type = node.key
     entry = find_kernel(domain, op_type, version)
     if entry is None or entry.source != "ours":
-        raise NotImplementedError(f"there is no kernel of ours for {op_type}")
+        raise NotImplementedError(f"this package has no kernel for {op_type}")
     names, unknown = (tuple(node.inputs), tuple(node.outputs)), (None,) * len(node.inputs)
     spec = NodeSpec(domain, op_type, version, node.attribute_values(), *names, unknown, _Unpacked(), options)
     with np.errstate(all="ignore"):
@@ -214,20 +216,20 @@ def evaluated(node: Node, version: int, inputs: Sequence[Any], **options: Any) -
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """A kernel's result as the tuple that plans expect."""
+    """Return a kernel's result as the tuple that plans expect."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def scalar(value: Any) -> Any:
-    """A Python scalar from an array of one element, whatever its rank. Raises KernelError: it has none, or several."""
+    """Return the only element of an array of any rank. Raises KernelError if it does not have exactly one."""
     array = np.asarray(value)
     if array.size != 1:
-        raise KernelError(f"a single number is expected, and a value of shape {list(array.shape)} was given")
+        raise KernelError(f"expected a single number, got a value of shape {list(array.shape)}")
     return array.item()
 
 
 def rules_by_operator(rules: dict[tuple[str, str], T], own_domain: str) -> Callable[..., Callable[[T], T]]:
-    """What lets a rule serve operators: of `own_domain`, unless it is told another."""
+    """Return a decorator factory that stores a rule in `rules` for operators of a domain (default: `own_domain`)."""
 
     def for_operators(*op_types: str, domain: str = own_domain) -> Callable[[T], T]:
         def add(rule: T) -> T:
@@ -240,7 +242,7 @@ def rules_by_operator(rules: dict[tuple[str, str], T], own_domain: str) -> Calla
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Types of attributes: whole numbers from 0 and from 1 on, and numbers as an array.
+# Types of attributes: integers of at least 0, integers of at least 1, and numbers as an array.
 Natural: TypeAlias = Annotated[int, 0]
 Positive: TypeAlias = Annotated[int, 1]
 Float32s: TypeAlias = Annotated[Any, np.float32]
@@ -248,14 +250,15 @@ Maker: TypeAlias = Callable[[NodeSpec], Any]
 
 
 def operator(*op_types: str, domain: str = "", since_version: int = 1, **makers: Maker) -> Callable[[F], F]:
-    """Decorator: a function is the kernel of these operators.
+    """Return a decorator that registers a function as the kernel of these operators.
 
-    Positional parameters are the node's inputs, None where they are absent and have that default. Keyword-only ones
-    are its attributes, converted to the type of their annotation, or else of their default; attributes without a
-    parameter are ignored. `threads` and `spec` are the run's threads and the node itself. A tuple is several results.
+    Positional parameters are the node's inputs; an absent input is None if the parameter's default is None.
+    Keyword-only parameters are the node's attributes, converted to the annotated type, or to the type of the default if
+    there is no annotation. Attributes without a parameter are ignored. `threads` and `spec` are the run's threads and
+    the node itself. A returned tuple contains several outputs.
 
     Args:
-        makers: keyword-only parameters that are no attributes, but made from the node, once.
+        makers: keyword-only parameters that are not attributes, as functions that create them once per node.
     """
 
     def add(function: F) -> F:
@@ -267,7 +270,7 @@ def operator(*op_types: str, domain: str = "", since_version: int = 1, **makers:
 
 
 def from_function(function: Callable[..., Any], **makers: Maker) -> KernelFactory:
-    """What `operator` registers."""
+    """Return the kernel factory that `operator` registers for a function."""
 
     def factory(spec: NodeSpec) -> Kernel:
         most, attributes = _parameters(function)
@@ -285,10 +288,10 @@ def from_function(function: Callable[..., Any], **makers: Maker) -> KernelFactor
 
 @cache
 def _parameters(function: Callable[..., Any]) -> tuple[int | None, Mapping[str, Maker]]:
-    """How many inputs a function takes at most (None: any number), and per keyword what reads it from a node."""
+    """Return a function's maximum number of inputs (None = unlimited), and the reader of each keyword's value."""
     if isinstance(function, np.ufunc):
         return function.nin, {}
-    # What wraps a function has inputs of its own, and the attributes of what it wraps.
+    # A wrapper has its own inputs, and the attributes of the wrapped function.
     own_kinds = [p.kind for p in inspect.signature(function, follow_wrapped=False).parameters.values()]
     hints, parameters = get_type_hints(function, include_extras=True), inspect.signature(function).parameters
     attributes = {
@@ -320,7 +323,7 @@ def _reader(name: str, kind: Any, default: Any) -> Maker:
 
 
 def _converted(spec: NodeSpec, name: str, kind: Any, value: Any) -> Any:
-    """An attribute's value in the type that a parameter has."""
+    """Convert an attribute's value to the type of its parameter."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return _converted(spec, name, parts[0], value)
@@ -328,7 +331,7 @@ def _converted(spec: NodeSpec, name: str, kind: Any, value: Any) -> Any:
         return tuple(_converted(spec, name, parts[0], item) for item in value)
     if origin is Literal:
         if value not in parts:
-            raise KernelError(f"{spec.op_type}: {name} {value!r} is unknown, known are {', '.join(map(str, parts))}")
+            raise KernelError(f"{spec.op_type}: {name} is {value!r}, expected one of {', '.join(map(str, parts))}")
         return value
     if kind == Float32s:
         return np.asarray(value, np.float32)

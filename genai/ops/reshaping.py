@@ -1,4 +1,4 @@
-"""Operators that keep the elements and change the shape, and those that ask for it."""
+"""Operators that change or return the shape and keep the elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ operator("Size")(lambda x: np.asarray(np.size(x), np.int64))
 
 @operator("Shape")
 def shape_of(x: Any, *, start: int = 0, end: int | None = None) -> Any:
-    """Dimensions as int64, optionally a slice of them."""
+    """Return the dimensions as int64, optionally a slice of them."""
     return np.asarray(x.shape[start:end], np.int64)
 
 
@@ -26,20 +26,20 @@ MAX_RANK = 64
 
 @operator("Reshape", since_version=5)
 def reshape(x: Any, shape: Any, *, allowzero: bool = False) -> Any:
-    """0 copies a dimension unless allowzero; -1 is inferred."""
+    """Reshape; 0 copies a dimension, unless allowzero is set, and -1 is inferred."""
     sizes = [int(size) for size in shape]
     return x.reshape(sizes if allowzero else [x.shape[i] if size == 0 else size for i, size in enumerate(sizes)])
 
 
 @operator("Squeeze")
 def squeeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
-    """Drop axes of size one."""
+    """Remove axes of size 1."""
     return np.squeeze(x, axis=axes_of(axes_input, axes))
 
 
 @operator("Unsqueeze")
 def unsqueeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = None) -> Any:
-    """Insert axes of size one; axes count in the result."""
+    """Insert axes of size 1; the axes are indices into the result."""
     inserted = axes_of(axes_input, axes)
     if inserted is None:
         raise KernelError("Unsqueeze needs axes")
@@ -48,14 +48,14 @@ def unsqueeze(x: Any, axes_input: Any = None, *, axes: tuple[int, ...] | None = 
 
 @operator("Flatten")
 def flatten(x: Any, *, axis: int = 1) -> Any:
-    """To 2-D: axes before `axis`, and the others."""
+    """Flatten to 2-D: the axes before `axis`, and the remaining axes."""
     first = x.ndim if axis == x.ndim else checked_axis(axis, x.ndim)
     return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:]))
 
 
 @shape_rule("Reshape", domain="")
 def reshape_types(types: NodeTypes) -> list[Type | None]:
-    """The elements in another shape; 0 keeps an extent, -1 takes what is left."""
+    """The same elements in another shape; 0 keeps a dimension, and -1 is inferred."""
     source = types.source
     target = types.value(1)
     shape = types.node.attribute("shape")
@@ -77,13 +77,13 @@ def reshape_types(types: NodeTypes) -> list[Type | None]:
 
 
 def open_shape(shape_of_shape: Shape | None) -> Shape | None:
-    """A shape of which only the rank is known, if that much."""
+    """Return a shape of which only the rank is known, or None if the rank is unknown too."""
     rank = shape_of_shape[0] if shape_of_shape is not None and len(shape_of_shape) == 1 else None
     return (None,) * rank if isinstance(rank, int) and 0 <= rank <= MAX_RANK else None
 
 
 def _left_over(source: Shape, rest: Shape) -> Dim:
-    """The extent that keeps the number of elements: symbols and numbers on both sides cancel."""
+    """Return the dimension that preserves the number of elements; symbols and numbers on both sides cancel."""
     have, used = list(source), list(rest)
     for dim in rest:
         if dim in have and not isinstance(dim, int):

@@ -1,4 +1,4 @@
-"""Resize and GridSample: values of an image at coordinates that lie between its pixels."""
+"""Resize and GridSample: interpolation of an image at coordinates between its pixels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .support import checked_axis, checked_shape, optional, widened
 
 @dataclass(frozen=True)
 class _Axis:
-    """One axis: sizes before and after, the scale, and the region of interest of tf_crop_and_resize."""
+    """An axis: sizes before and after resizing, scale, and the region of interest of tf_crop_and_resize."""
 
     before: int
     after: int
@@ -30,7 +30,7 @@ class _Axis:
 @register("Upsample", since_version=7)
 @register("Resize", since_version=10)
 class Resize:
-    """Nearest, linear or cubic interpolation along any axes."""
+    """The kernel of Resize and Upsample: nearest, linear or cubic interpolation along any axes."""
 
     def __init__(self, spec: NodeSpec) -> None:
         a = spec.attributes
@@ -62,7 +62,7 @@ class Resize:
         for axis, plan in plans.items():
             shape[axis] = plan.after
         if checked_shape(self.spec, shape, 4) == x.shape and self.where != "tf_crop_and_resize":
-            return (x,)  # whatever the scales are: onnxruntime takes what keeps its shape as it is
+            return (x,)  # for any scales: onnxruntime returns the input if the shape does not change
         if 0 in shape:
             return (np.zeros(shape, x.dtype),)
         is_integer = x.dtype.kind in "iu"
@@ -70,14 +70,14 @@ class Resize:
             axis: self._taps(plan)
             for axis, plan in plans.items()
             if plan.before != plan.after
-            or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter leaves axes that keep their extent
+            or (plan.scale != 1.0 and not self.antialias)  # onnxruntime's filter skips axes that keep their size
             or self.where == "tf_crop_and_resize"
         }
         if is_integer and self.mode != "cubic" and not self.antialias:
             result = _corners(x, {axis: axis_taps for axis, (axis_taps, _) in taps.items()})
         else:
             result = x.astype(np.float64) if is_integer else widened(x)
-            # The last axis first, as images are resized row by row: integers are rounded in between where antialiased.
+            # Images are resized row by row, so the last axis comes first; antialiased integers are rounded after each.
             for axis, (axis_taps, _) in reversed(taps.items()):
                 result = _combined(result, axis_taps, axis)
                 if is_integer:
@@ -89,7 +89,7 @@ class Resize:
         return (np.ascontiguousarray(np.trunc(result) if is_integer else result).astype(x.dtype, copy=False),)
 
     def _whole(self, values: Any, dtype: Any) -> Any:
-        """Integers as onnxruntime makes them: rounded where antialiased, else cut off, but not for a rounding error."""
+        """Convert to integers as in onnxruntime: round if antialiased, else remove rounding errors for truncation."""
         exact, info = np.round(values, 9 if self.antialias else 4), np.iinfo(dtype)
         return np.clip(np.floor(exact + 0.5), info.min, info.max) if self.antialias else exact
 
@@ -103,7 +103,7 @@ class Resize:
             afters = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=False)]
         elif sizes is not None:
             if any(x.shape[axis] == 0 for axis in axes):
-                raise KernelError(f"{self.spec.op_type}: an axis of extent 0 cannot be resized")
+                raise KernelError(f"{self.spec.op_type}: an axis of size 0 cannot be resized")
             afters, scales = _by_sizes([x.shape[axis] for axis in axes], [int(size) for size in sizes], self.policy)
         else:
             raise KernelError(f"{self.spec.op_type}: neither scales nor sizes are given")
@@ -118,11 +118,11 @@ class Resize:
         }
 
     def _taps(self, plan: _Axis) -> tuple[list[tuple[Any, Any]], Any]:
-        """(elements, their weights) whose sum each position is, and which positions lie outside the input.
+        """Return (elements, weights) pairs to sum for each position, and a mask of positions outside the input.
 
-        Nearest elements have no weights; only tf_crop_and_resize has positions outside.
+        The weights of nearest elements are None. Only tf_crop_and_resize has positions outside the input.
         """
-        # In float32, as scales are, so that what should be a whole number is one.
+        # float32, the type of the scales, ensures that coordinates that should be whole numbers are whole numbers.
         numbers = np.arange(plan.after, dtype=np.float64 if self.antialias else np.float32)
         coordinates = _COORDINATES[self.where](numbers, plan).astype(np.float64)
         beyond = np.zeros(plan.after, bool)
@@ -151,12 +151,12 @@ class Resize:
 
 
 def _scaled(extent: int, scale: float) -> int:
-    """floor(extent * scale) in float32, as onnxruntime computes it: 5/3 of 3 elements are 5."""
+    """Return floor(extent * scale) in float32, as onnxruntime does: 3 elements scaled by 5/3 become 5."""
     return int(np.float32(extent) * np.float32(scale))
 
 
 def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tuple[list[int], list[float]]:
-    """Sizes and scales where sizes are asked for."""
+    """Return the resulting sizes and scales, given the input `sizes`."""
     scales = [float(np.float32(size) / np.float32(extent)) for extent, size in zip(extents, sizes, strict=True)]
     if policy == "stretch":
         return list(sizes), scales
@@ -166,7 +166,7 @@ def _by_sizes(extents: Sequence[int], sizes: Sequence[Any], policy: str) -> tupl
 
 @shape_rule("Resize", "Upsample", domain="")
 def resized_types(types: NodeTypes) -> list[Type | None]:
-    """The input, some of its axes scaled or of sizes that are given."""
+    """The input with some axes scaled or resized to given sizes."""
     source, shape, node = types.source, types.shape(0), types.node
     if not shape:
         return [TensorType(source.dtype)]
@@ -191,7 +191,7 @@ def resized_types(types: NodeTypes) -> list[Type | None]:
 
 
 def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
-    """Elements along an axis, times their weights, added up; what is not among them, as an infinity, has no part."""
+    """Return the sum of elements along an axis times their weights; elements without a tap, even inf, are ignored."""
     total: Any = None
     for index, weights in taps:
         part = np.take(x, index, axis=axis)
@@ -204,7 +204,7 @@ def _combined(x: Any, taps: list[tuple[Any, Any]], axis: int) -> Any:
 
 
 def _corners(x: Any, taps: Mapping[int, list[tuple[Any, Any]]]) -> Any:
-    """Integers between their neighbours along all axes at once, in float32, which decides what is cut off."""
+    """Interpolate integers along all axes in one step in float32, whose precision affects the truncated result."""
     total: Any = None
     for corner in product(*taps.values()):
         part, factors = x, np.ones([1] * x.ndim, np.float32)
@@ -219,14 +219,14 @@ def _corners(x: Any, taps: Mapping[int, list[tuple[Any, Any]]]) -> Any:
 
 
 def cubic(distance: Any, a: float = -0.75) -> Any:
-    """Keys' cubic convolution kernel (1981)."""
+    """Return Keys' cubic convolution kernel (1981) at a distance."""
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
 def _align_corners(x: Any, plan: _Axis) -> Any:
-    # The length is that of the scaled axis, not of the whole number of elements it gives.
+    # The length is the exact length of the scaled axis, before it is rounded to a whole number of elements.
     length = float(np.float32(plan.before) * np.float32(plan.scale))
     return x * (plan.before - 1) / (length - 1) if length != 1 else np.zeros_like(x)
 
@@ -262,7 +262,7 @@ _ROUNDINGS: dict[str, Callable[[Any, float], Any]] = {
     "round_prefer_ceil": lambda x, scale: np.floor(x + 0.5),
     "floor": lambda x, scale: np.floor(x),
     "ceil": lambda x, scale: np.ceil(x),
-    # Before there were modes, as onnxruntime computes it.
+    # Before version 11, Resize had no nearest_mode; this is onnxruntime's rounding.
     "simple": lambda x, scale: np.ceil(x) if scale < 1 else np.floor(x),
 }
 
@@ -272,7 +272,7 @@ def grid_sample(
     x: Any, grid: Any, *, mode: Literal["linear", "bilinear", "nearest", "cubic", "bicubic"] = "linear",
     padding_mode: Literal["zeros", "border", "reflection"] = "zeros", align_corners: bool = False, spec: NodeSpec,
 ) -> Any:  # fmt: skip
-    """Nearest, linear or cubic interpolation at coordinates from -1 to 1 along each axis, the last axis first."""
+    """Sample (nearest, linear or cubic) at coordinates from -1 to 1 per axis; the last axis comes first in the grid."""
     axes = x.ndim - 2
     if axes < 1 or grid.ndim != x.ndim or grid.shape[-1] != axes or len(grid) != len(x):
         raise KernelError(f"GridSample: a grid of {list(grid.shape)} does not fit an input of {list(x.shape)}")
@@ -285,7 +285,7 @@ def grid_sample(
 
 
 def _sampled(x: Any, coordinates: Any, mode: str, padding: str, from_corners: bool) -> Any:
-    """[batch, channels, points] of an image [batch, channels, ...] at [batch, points, axes] from -1 to 1."""
+    """Sample an image [batch, channels, ...] at points [batch, points, axes] in -1 to 1: [batch, channels, points]."""
     taps = []
     for axis, extent in enumerate(x.shape[2:]):
         coordinate = coordinates[..., axis]
@@ -307,7 +307,7 @@ def _sampled(x: Any, coordinates: Any, mode: str, padding: str, from_corners: bo
 
 
 def _taps(coordinate: Any, extent: int, borders: tuple[float, float], mode: str, padding: str) -> list[tuple[Any, Any]]:
-    """(pixel, weight) per neighbour along one axis; what lies outside follows the padding."""
+    """Return (pixel, weight) per neighbour along one axis; the padding mode applies to pixels outside the image."""
     if mode == "nearest":
         coordinate = np.rint(coordinate)
     is_outside = (coordinate < borders[0]) | (coordinate > borders[1])
@@ -315,7 +315,7 @@ def _taps(coordinate: Any, extent: int, borders: tuple[float, float], mode: str,
         coordinate = np.where(is_outside, np.clip(coordinate, 0, extent - 1), coordinate)
     elif padding == "reflection":
         coordinate = np.where(is_outside, _reflected(coordinate, *borders), coordinate)
-    # Far outside nothing is near; a limit keeps what follows within whole numbers.
+    # Pixels far outside the image have no effect; clipping keeps the coordinates within the range of integers.
     coordinate = np.clip(coordinate, -4, extent + 3)
     low = np.floor(coordinate)
     after = coordinate - low
@@ -338,7 +338,7 @@ def _taps(coordinate: Any, extent: int, borders: tuple[float, float], mode: str,
 
 
 def _reflected(coordinate: Any, low: float, high: float) -> Any:
-    """Thrown back at both borders until it lies between them."""
+    """Reflect at both borders until the coordinate lies between them."""
     span = high - low
     if span <= 0:
         return np.full_like(coordinate, low)

@@ -1,7 +1,7 @@
-"""Shape rules: the types of an operator's outputs, where ONNX's own inference knows nothing of it.
+"""Shape rules: output types of operators that ONNX's own inference does not cover.
 
-A shape rule sees a node and the types of its inputs, and gives the types of its outputs as far as they follow. It
-replaces ONNX's inference for its operator.
+A shape rule receives a node and the types of its inputs, and returns the types of its outputs as far as they are
+determined. It replaces ONNX's inference for its operator.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from .registry import load_operator, rules_by_operator
 
 
 class UnknownType(Exception):
-    """A rule asked for the type of an input of which nothing is known."""
+    """A rule requested the type of an input that has an unknown type."""
 
 
 @dataclass(frozen=True)
 class NodeTypes:
-    """What a rule may look at.
+    """The inputs of a shape rule.
 
     Attributes:
-        inputs: per input its type, None where it is absent or unknown.
-        constants: per input its value where that is constant and small, else None.
-        values: per input the extents in it, where it is the result of a shape computation, else None.
+        inputs: type per input, None if it is absent or unknown.
+        constants: value per input if it is constant and small, else None.
+        values: dimensions that each input holds if it is the result of a shape computation, else None.
     """
 
     node: Node
@@ -38,38 +38,38 @@ class NodeTypes:
 
     @property
     def source(self) -> TensorType:
-        """The type of input 0; where it is not known, nothing follows, and the rule ends here."""
+        """The type of input 0. If it is unknown, raises UnknownType, which ends the rule."""
         tensor = self.tensor(0)
         if tensor is None:
             raise UnknownType
         return tensor
 
     def tensor(self, index: int) -> TensorType | None:
-        """The type of input `index`, if it is a tensor's and known."""
+        """Return the type of input `index` if it is a known tensor type, else None."""
         type_ = self.inputs[index] if index < len(self.inputs) else None
         return type_ if isinstance(type_, TensorType) else None
 
     def shape(self, index: int, rank: int | None = None) -> Shape | None:
-        """The shape of input `index`, if known and, where `rank` is given, of that rank."""
+        """Return the shape of input `index` if it is known and has `rank` (None = any), else None."""
         tensor = self.tensor(index)
         shape = None if tensor is None else tensor.shape
         return None if shape is None or (rank is not None and len(shape) != rank) else shape
 
     def value(self, index: int) -> ShapeValue | None:
-        """The extents in input `index`, if it is the result of a shape computation."""
+        """Return the dimensions that input `index` holds if it is the result of a shape computation, else None."""
         return self.values[index] if index < len(self.values) else None
 
     def constant(self, index: int) -> NDArray[Any] | None:
-        """The value of input `index`, if it is constant and small."""
+        """Return the value of input `index` if it is constant and small, else None."""
         return self.constants[index] if index < len(self.constants) else None
 
     def attribute(self, name: str, default: int) -> int:
-        """An integer attribute of the node; GraphError if it is of another type."""
+        """Return an integer attribute of the node. Raises GraphError if it has another type."""
         return self.node.integer(name, default)
 
 
 ShapeRule: TypeAlias = Callable[[NodeTypes], Sequence[Type | None]]
-"""Gives one type per output, None where nothing follows; the list may be shorter than the node's outputs."""
+"""Returns one type per output, or None if it is undetermined; the list may be shorter than the node's outputs."""
 
 
 SHAPE_RULES: dict[tuple[str, str], ShapeRule] = {}
@@ -79,13 +79,13 @@ shape_rule = rules_by_operator(SHAPE_RULES, MS)
 
 
 def find_shape_rule(domain: str, op_type: str) -> ShapeRule | None:
-    """The rule for an operator, or None."""
+    """Return an operator's rule, or None."""
     load_operator(domain, op_type)
     return SHAPE_RULES.get((domain, op_type))
 
 
 def same_as_input(types: NodeTypes) -> list[Type | None]:
-    """One output, of the first input's type."""
+    """Return one output type, equal to the type of the first input."""
     return [types.tensor(0)]
 
 

@@ -1,4 +1,4 @@
-"""Spectra of frames, and the weights that gather frequencies into bands of the mel scale."""
+"""Spectra of frames, and the weights that combine frequencies into mel bands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .support import checked_shape
 def stft(
     signal: Any, frame_step: Any, window: Any = None, frame_length: Any = None, *, onesided: bool = True, spec: NodeSpec
 ) -> Any:
-    """[batch, samples, 1 or 2] to [batch, frames, frequencies, 2]: the Fourier transform of each windowed frame."""
+    """Compute the Fourier transform of windowed frames: [batch, samples, 1 or 2] to [batch, frames, frequencies, 2]."""
     step = int(scalar(frame_step))
     if signal.ndim != 3 or signal.shape[2] not in (1, 2) or (window is not None and window.ndim != 1):
         raise KernelError(f"STFT: a signal of shape {list(signal.shape)}, expected [batch, samples, 1 or 2]")
     samples, size = signal.shape[1], signal.shape[1] if window is None else len(window)
     length = size if frame_length is None else int(scalar(frame_length))
     if step < 1 or not 1 <= length <= samples:
-        raise KernelError(f"STFT: frames of {length} in steps of {step}, in {samples} samples")
+        raise KernelError(f"STFT: frames of {length} in steps of {step} do not fit {samples} samples")
     count, width = (samples - length) // step + 1, min(size, length)
     checked_shape(spec, (len(signal), count, length), 4 * 16)
     values = signal[..., 0] if signal.shape[2] == 1 else signal[..., 0] + 1j * signal[..., 1]
@@ -36,10 +36,10 @@ def stft(
 def mel_weight_matrix(
     bands: Any, length: Any, rate: Any, low: Any, high: Any, *, output_datatype: int = 1, spec: NodeSpec
 ) -> Any:
-    """[frequencies, bands]: per band a triangle over the frequencies, evenly spaced on the mel scale."""
+    """Return [frequencies, bands]: a triangle over the frequencies per band, evenly spaced on the mel scale."""
     count, size, samples = int(scalar(bands)), int(scalar(length)), float(scalar(rate))
     if count < 1 or size < 1 or samples <= 0:
-        raise KernelError(f"MelWeightMatrix: {count} bands of {size} samples at a rate of {samples:g}")
+        raise KernelError(f"MelWeightMatrix: {count} bands of {size} samples at rate {samples:g}: all must be positive")
     shape = checked_shape(spec, (size // 2 + 1, count), 2 * 8)
     checked_shape(spec, (size + count,), 8 * 8)
     first, last = (2595 * np.log10(1 + float(scalar(edge)) / 700) for edge in (low, high))
@@ -60,7 +60,7 @@ def mel_weight_matrix(
 
 
 def _spans(begins: Any, ends: Any) -> tuple[Any, Any]:
-    """The numbers from each begin up to its end, one span after another, and which span each belongs to."""
+    """Return the numbers from each begin up to its end, span after span, and the index of each number's span."""
     counts = np.maximum(ends - begins, 0)
     which = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts) + begins[which], which

@@ -1,4 +1,4 @@
-"""Parts of axes: Slice, Split, and the rows whose logits are wanted."""
+"""Parts of axes: Slice and Split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_INDEX = 2**62
 
 @operator("Split", since_version=2)
 def split(x: Any, sizes_input: Any = None, *, axis: int = 0, split: Any = None, spec: NodeSpec) -> Any:
-    """Cut along an axis into given sizes, or into equal chunks of which the last may be smaller."""
+    """Split along an axis into given sizes, or into equal chunks, except that the last chunk may be smaller."""
     sizes, count, extent = split if sizes_input is None else sizes_input, len(spec.outputs), x.shape[axis]
     if sizes is None:
         chunk = -(-extent // count)
@@ -28,7 +28,7 @@ def split(x: Any, sizes_input: Any = None, *, axis: int = 0, split: Any = None, 
     else:
         parts = np.asarray(sizes).tolist()
         if len(parts) != count or sum(parts) != extent or min(parts, default=0) < 0:
-            raise KernelError(f"Split: sizes {parts} do not cut axis {axis} of {list(x.shape)}")
+            raise KernelError(f"Split: sizes {parts} do not add up to axis {axis} of {list(x.shape)}")
         ends = list(accumulate(parts, initial=0))
     before = (slice(None),) * (axis % x.ndim)
     return tuple([x[(*before, slice(first, last))] for first, last in pairwise(ends)])
@@ -36,14 +36,14 @@ def split(x: Any, sizes_input: Any = None, *, axis: int = 0, split: Any = None, 
 
 @operator("Slice", since_version=10)
 def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
-    """Starts, ends, axes and steps as inputs; out-of-range ends clamp as in NumPy."""
+    """Slice with starts, ends, axes and steps as inputs; out-of-range ends are clamped, as in NumPy."""
     axes = range(len(starts)) if axes is None else axes
     steps = [1] * len(starts) if steps is None else steps
     index = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         extent = x.shape[int(axis)]
-        # Stepping backwards to before the first element has no integer end in Python: it is None. It begins at the
-        # first element at the earliest, where Python would begin before it.
+        # For a negative step, ONNX clamps the end to the position before the first element, which is None in a Python
+        # slice, and the start to the first element; Python would clamp the start to the position before that element.
         stop = None if step < 0 and int(end) < -extent else int(end)
         first = max(int(start), -extent) if step < 0 else int(start)
         index[int(axis)] = slice(first, stop, int(step))
@@ -52,13 +52,13 @@ def slice_(x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) 
 
 @operator("Slice")
 def slice_by_attributes(x: Any, *, starts: Any, ends: Any, axes: Any = None) -> Any:
-    """Starts, ends and axes as attributes, before operator set 10."""
+    """Slice as defined before operator set 10, with starts, ends and axes as attributes."""
     return slice_(x, starts, ends, axes or None)
 
 
 @shape_rule("Slice", domain="")
 def slice_types(types: NodeTypes) -> list[Type | None]:
-    """Part of some axes; the others stay."""
+    """The input with some axes sliced."""
     source = types.tensor(0)
     if source is None or source.shape is None:
         return [] if source is None else [TensorType(source.dtype)]
@@ -75,7 +75,7 @@ def slice_types(types: NodeTypes) -> list[Type | None]:
 
 @shape_rule("Split", domain="")
 def split_types(types: NodeTypes) -> list[Type | None]:
-    """Parts of given sizes along an axis, or of equal size with a smaller last one."""
+    """Parts of given sizes along an axis, or parts of equal size except for a smaller last part."""
     source, count = types.source, len(types.node.outputs)
     axis = types.attribute("axis", 0)
     if source.shape is None or not -len(source.shape) <= axis < len(source.shape):
@@ -98,7 +98,7 @@ def _split_sizes(types: NodeTypes, extent: Dim, count: int) -> list[Dim]:
 
 
 def _dims_of(types: NodeTypes, name: str, index: int) -> Sequence[Dim] | None:
-    """A parameter that older operator sets keep in an attribute."""
+    """Return a parameter from an input, or from the attribute that older operator sets use."""
     attribute = types.node.attribute(name)
     if isinstance(attribute, list):
         return attribute
@@ -111,7 +111,7 @@ def _item(dims: Sequence[Dim] | None, position: int) -> Dim:
 
 
 def _sliced_axes(types: NodeTypes, starts: Sequence[Dim] | None, rank: int) -> list[int] | None:
-    """Which axes a Slice cuts: those given, or the first ones; None where that is open or impossible."""
+    """Return the axes that a Slice cuts (default: the first axes); None if they are unknown or invalid."""
     if types.node.input(3) or "axes" in types.node.attributes:
         axes_given = _dims_of(types, "axes", 3)
     else:

@@ -1,4 +1,4 @@
-"""What operators share: optional inputs, axes, arrays of objects, and limits on what they allocate."""
+"""Helpers shared by operators: optional inputs, axes, arrays of objects, and allocation limits."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..onnx.node import ML, MS
 from ..onnx.types import DataType
 from .registry import Kernel, KernelError, NodeSpec
 
-# A single value may not take more than this unless the caller allows more (NodeSpec.options["max_value_bytes"]).
+# The maximum size of a single value, unless the caller sets NodeSpec.options["max_value_bytes"].
 MAX_VALUE_BYTES = 1 << 34
 
 
 def optional(inputs: Sequence[Any], index: int) -> Any:
-    """Input `index`, or None where it is absent."""
+    """Return input `index`, or None if it is absent."""
     return inputs[index] if len(inputs) > index else None
 
 
 def session_threads(spec: NodeSpec) -> Any:
-    """The threads of a session; None in decoders, whose rare functions of arrays stay with NumPy and BLAS."""
+    """Return a session's threads; None in decoders, which use NumPy and BLAS for their few array operations."""
     return spec.options.get("threads") if "arena" in spec.options else None
 
 
 def axes_of(axes_input: Any, attribute: Any) -> tuple[int, ...] | None:
-    """Axes from an input (newer versions) or the attribute (older ones); None where neither is given."""
+    """Return axes from an input (newer versions) or the attribute (older versions); None if both are absent."""
     return attribute if axes_input is None else tuple(int(axis) for axis in np.asarray(axes_input).reshape(-1))
 
 
 def checked_axis(axis: int, rank: int) -> int:
-    """An axis counted from the front."""
+    """Return an axis counted from the front. Raises KernelError if it is out of range."""
     if not -rank <= axis < max(rank, 1):
         raise KernelError(f"axis {axis} is outside a value of rank {rank}")
     return axis % rank if rank else 0
 
 
 def checked_shape(spec: NodeSpec, sizes: Sequence[Any], itemsize: int) -> tuple[int, ...]:
-    """Sizes as a shape that may be allocated; KernelError if one is negative, or the value too large."""
+    """Return sizes as a shape. Raises KernelError if a size is negative or the value exceeds the allocation limit."""
     shape = tuple(int(size) for size in sizes)
     if any(size < 0 for size in shape):
         raise KernelError(f"{spec.op_type}: a size is negative in {list(shape)}")
@@ -47,13 +47,13 @@ def checked_shape(spec: NodeSpec, sizes: Sequence[Any], itemsize: int) -> tuple[
     if math.prod(shape) * itemsize > allowed:
         raise KernelError(
             f"{spec.op_type}: a value of shape {list(shape)} takes {math.prod(shape) * itemsize} bytes, "
-            f"allowed are {allowed}"
+            f"the limit is {allowed}"
         )
     return shape
 
 
 def checked_indices(subject: str, indices: Any, extent: int) -> Any:
-    """Indices that count from the front only, where NumPy would count negative ones from the end."""
+    """Return indices, which must not be negative. Raises IndexError if an index is out of range."""
     array = np.asarray(indices)
     if array.size and (array.min() < 0 or array.max() >= extent):
         raise IndexError(f"{subject} from {array.min()} to {array.max()} are outside 0 to {extent - 1}")
@@ -61,7 +61,7 @@ def checked_indices(subject: str, indices: Any, extent: int) -> Any:
 
 
 def as_array(value: Any) -> Any:
-    """What indexing gives, as an array: of strings, a single element comes as it is."""
+    """Convert an indexing result to an array; indexing a string array yields a single str, not an array."""
     if isinstance(value, np.ndarray):
         return value
     if isinstance(value, np.generic):
@@ -72,21 +72,21 @@ def as_array(value: Any) -> Any:
 
 
 def objects(values: Sequence[Any], shape: tuple[int, ...], dtype: Any = object) -> Any:
-    """Values one by one as an array, also of strings and other objects."""
+    """Return values as an array; the values may be strings or other objects."""
     result = np.empty(len(values), dtype)
     result[:] = values
     return result.reshape(shape)
 
 
 def widened(x: Any) -> Any:
-    """Floats narrower than 32 bits as float32, others as they are."""
+    """Return floats narrower than 32 bits as float32, and other values unchanged."""
     return x.astype(np.float32) if x.dtype.itemsize < 4 and x.dtype.kind not in "biu" else x
 
 
-# From the inputs' arrays to the bytes of the result, or more.
+# Estimates from the inputs how many bytes the result needs; the estimate is an upper bound.
 Measure = Callable[[NodeSpec, Sequence[Any]], int]
 _POINTER_BYTES = 8
-# What an array takes beside its elements, also where those are another's.
+# The memory of an array object without its elements; views need this memory too.
 ARRAY_BYTES = 128
 
 _BROADCASTING = """
@@ -107,7 +107,7 @@ def _broadcast(spec: NodeSpec, inputs: Sequence[Any]) -> int:
     try:
         shape = np.broadcast_shapes(*(array.shape for array in arrays))
     except ValueError:
-        return 0  # the node fails with a message of its own, or aligns axes in an older way
+        return 0  # the kernel raises a clearer error, or aligns axes by an older rule
     return int(math.prod(shape) * max(array.dtype.itemsize for array in arrays))
 
 
@@ -124,12 +124,12 @@ def _product(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _broadcast_wider(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Of bytes that are computed as float32."""
+    """Measure operators that process bytes and compute in float32."""
     return 2 * 4 * _broadcast(spec, inputs)
 
 
 def _product_as_given(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Of matrices that attributes say lie transposed."""
+    """Measure matmuls with transposed operands."""
     a, b = inputs[0], inputs[1]
     sides = (a.swapaxes(-1, -2) if spec.attributes.get("transA") and a.ndim > 1 else a,
              b.swapaxes(-1, -2) if spec.attributes.get("transB") and b.ndim > 1 else b)  # fmt: skip
@@ -164,14 +164,14 @@ def _joined(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _joined_text(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Each string of one side as often as it is repeated, and the longest at that."""
+    """Measure StringConcat: each result is at most as long as the longest strings of both sides together."""
     longest = sum(max((len(text) for text in array.reshape(-1).tolist()), default=0) for array in _arrays(inputs))
     shape = np.broadcast_shapes(*(array.shape for array in _arrays(inputs)))
     return math.prod(shape) * (longest + _POINTER_BYTES)
 
 
 def _by_numbers(itemsize: int) -> Measure:
-    """Results whose shape is what the last input of whole numbers holds, with what is made on the way."""
+    """Measure results, including temporaries, whose shape is given by the last integer input."""
 
     def measure(spec: NodeSpec, inputs: Sequence[Any]) -> int:
         sizes = [value for value in inputs if value is not None and value.dtype.kind in "iu"][-1]
@@ -181,7 +181,7 @@ def _by_numbers(itemsize: int) -> Measure:
 
 
 def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """DFT: complex numbers, and parts of them."""
+    """Measure DFT: complex numbers, and their real and imaginary parts."""
     x, length, axis = inputs[0], optional(inputs, 1), optional(inputs, 2)
     default = 1 if spec.version < 20 else -2
     along = int(spec.attributes.get("axis", default)) if axis is None else int(np.asarray(axis).reshape(-1)[0])
@@ -192,12 +192,12 @@ def _transformed(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _selected(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """NonZero: one number of 64 bits per axis and element that is not zero, twice for a moment."""
+    """Measure NonZero: one 64-bit index per axis and non-zero element, counted twice because of a temporary."""
     return int(np.count_nonzero(inputs[0]) * max(inputs[0].ndim, 1) * 2 * 8)
 
 
 def _converted(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Cast and its kind, whose results may be wider than what they come from; texts are objects."""
+    """Measure casts, whose results may be wider than the inputs; strings are objects."""
     x = inputs[0]
     if spec.op_type == "CastLike":
         return int(x.size * (_TEXT_BYTES if inputs[1].dtype.kind == "O" else inputs[1].dtype.itemsize))
@@ -206,7 +206,7 @@ def _converted(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _embedded(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """EmbedLayerNormalization and GatherBlockQuantized: a row of a table per id."""
+    """Measure EmbedLayerNormalization and GatherBlockQuantized: one table row per id."""
     ids, table = inputs[0], inputs[2]
     if spec.op_type == "GatherBlockQuantized":
         table, ids = inputs[:2]
@@ -215,7 +215,7 @@ def _embedded(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _columns(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """ArrayFeatureExtractor: columns of the last axis, as many as there are indices."""
+    """Measure ArrayFeatureExtractor: one column of the last axis per index."""
     x, indices = inputs[:2]
     return int(x.size // max(x.shape[-1] if x.ndim else 1, 1) * indices.size * x.dtype.itemsize)
 
@@ -226,14 +226,14 @@ def _one_hot(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _side_by_side(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """FeatureVectorizer: each input of its given width."""
+    """Measure FeatureVectorizer: each input at its given width."""
     widths = spec.attributes.get("inputdimensions") or ()
     rows = max((len(x) if x.ndim > 1 else 1 for x in _arrays(inputs)), default=1)
     return rows * sum(max(int(width), 0) for width in widths) * 4 * 2
 
 
 def _targets(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Scores of rows: as many as the attribute says."""
+    """Measure scores: the attribute specifies the number per row."""
     x = inputs[0]
     return (
         (len(x) if x.ndim > 1 else 1)
@@ -243,13 +243,13 @@ def _targets(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _sequence(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """What a sequence holds, and another value."""
+    """Measure a sequence and an additional value."""
     held = [*inputs[0], inputs[1]] if isinstance(inputs[0], list) else inputs
     return sum(value.nbytes + ARRAY_BYTES for value in _arrays(held))
 
 
 def _scores(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """Attention: a score per head, query and key."""
+    """Measure attention: one score per head, query and key."""
     q, k = inputs[0], inputs[1] if len(inputs) > 1 else None
     if k is None or q.ndim not in (3, 4) or k.ndim not in (3, 4):
         return 0
@@ -258,7 +258,7 @@ def _scores(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
-    """GroupQueryAttention: keys and values of all positions, as many as two inputs say."""
+    """Measure GroupQueryAttention: keys and values of all positions, whose number is derived from two inputs."""
     q, k, lengths, total = inputs[0], inputs[1], inputs[5], inputs[6]
     groups, heads = int(spec.attributes["kv_num_heads"]), int(spec.attributes["num_heads"])
     if groups < 1 or heads < 1:
@@ -269,11 +269,11 @@ def _caches(spec: NodeSpec, inputs: Sequence[Any]) -> int:
 
 
 def _of_shape(itemsize: int) -> Measure:
-    """A value of the first input's shape, in wider elements for a moment."""
+    """Measure a value of the first input's shape, including its wider temporaries."""
     return lambda spec, inputs: 0 if not _arrays(inputs) else int(_arrays(inputs)[0].size) * itemsize
 
 
-_WIDER = 4 * 8  # float64, of which there are some for a moment
+_WIDER = 4 * 8  # bytes per element of several float64 temporaries
 _TEXT_BYTES = 64
 
 _MEASURES: dict[tuple[str, str], Measure] = {
@@ -312,9 +312,9 @@ _MEASURES: dict[tuple[str, str], Measure] = {
 
 
 def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
-    """The kernel, or one that first measures its result, where it could be larger than a value may be."""
+    """Return the kernel; if its result could exceed the allocation limit, it is wrapped to measure the result first."""
     measure = _MEASURES.get((spec.domain, spec.op_type))
-    # A packed constant is real data, and bounds what comes of it.
+    # A packed constant is stored data, so its size bounds the size of the kernel's results.
     if measure is None or hasattr(kernel, "packed"):
         return kernel
     allowed = int(spec.options.get("max_value_bytes", MAX_VALUE_BYTES))
@@ -322,12 +322,12 @@ def limited(spec: NodeSpec, kernel: Kernel) -> Kernel:
     def measured(context: Any, inputs: Sequence[Any]) -> tuple[Any, ...]:
         needed = measure(spec, inputs)
         if needed > allowed:
-            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, allowed are {allowed}")
+            raise KernelError(f"{spec.op_type}: the result takes {needed} bytes, the limit is {allowed}")
         return kernel(context, inputs)
 
     return measured
 
 
 def per_channel(values: Any, rank: int) -> Any:
-    """[C] in a form that broadcasts along axis 1 of a value of this rank."""
+    """Reshape [C] to broadcast along axis 1 of a value of this rank."""
     return np.asarray(values).reshape(-1, *[1] * (rank - 2))

@@ -1,4 +1,4 @@
-"""Support vector machines of ai.onnx.ml, in float64: their sums of large terms cancel."""
+"""Support vector machines of ai.onnx.ml, computed in float64 because their large terms cancel."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _ROUNDS = 100
 
 
 class _Vectors:
-    """The support vectors and the function that compares rows with them; without vectors, a linear model."""
+    """The support vectors and their kernel function; a linear model has coefficients instead."""
 
     def __init__(self, spec: NodeSpec, values: Any, rows: int, kernel: str) -> None:
         if rows < 1 or not values.size or values.size % rows:
-            raise KernelError(f"{spec.op_type}: {values.size} numbers make no {rows} vectors")
+            raise KernelError(f"{spec.op_type}: {values.size} numbers do not make {rows} vectors")
         parameters = [float(value) for value in spec.attributes.get("kernel_params") or (0, 0, 0)]
         if kernel not in _KERNELS or len(parameters) != 3:
-            raise KernelError(f"{spec.op_type}: kernel {kernel!r} with parameters {parameters}")
+            raise KernelError(f"{spec.op_type}: kernel {kernel!r} with parameters {parameters} is not supported")
         self._spec, self._kernel, self._vectors = spec, kernel, values.reshape(rows, -1)
         self._gamma, self._shift, self._degree = parameters
         self._squares = np.square(self._vectors).sum(axis=1)
 
     def __call__(self, x: Any) -> Any:
-        """[rows, vectors] of x [rows, features] or [features]."""
+        """Evaluate the kernel function for x [rows, features] or [features] and all vectors: [rows, vectors]."""
         rows = table_of(np.asarray(x, np.float64))
         if rows.shape[1] != self._vectors.shape[1]:
             raise KernelError(f"{self._spec.op_type}: {rows.shape[1]} features, the model has {self._vectors.shape[1]}")
@@ -52,7 +52,7 @@ def _floats(spec: NodeSpec, name: str) -> Any:
 
 
 def _regression(spec: NodeSpec) -> tuple[_Vectors, Any, Any]:
-    """The support vectors, their coefficients as a column, and the intercepts."""
+    """Return the support vectors, their coefficients as a column, and the intercepts."""
     coefficients, rho, support = (_floats(spec, name) for name in ("coefficients", "rho", "support_vectors"))
     count = int(spec.attributes.get("n_supports", 0))
     if count > 0:
@@ -66,7 +66,7 @@ def _regression(spec: NodeSpec) -> tuple[_Vectors, Any, Any]:
 
 @operator("SVMRegressor", domain=ML, model=_regression, transform=post_transform)
 def svm_regressor(x: Any, *, one_class: bool = False, model: Any, transform: Transform) -> Any:
-    """Weighted sums over the support vectors; with one_class, 1 inside and -1 outside."""
+    """Return weighted sums over the support vectors; with one_class, 1 if x is inside and -1 if it is outside."""
     vectors, coefficients, rho = model
     scores = vectors(x) @ coefficients + rho[0]
     return (np.where(scores > 0, 1.0, -1.0) if one_class else transform(scores)).astype(np.float32)
@@ -74,7 +74,7 @@ def svm_regressor(x: Any, *, one_class: bool = False, model: Any, transform: Tra
 
 @register("SVMClassifier", domain=ML)
 def svm_classifier(spec: NodeSpec) -> Kernel:
-    """The label that wins most of the pairwise decisions, and scores per pair, or probabilities per class."""
+    """The label that wins the most pairwise decisions, and scores per pair or probabilities per class."""
     if spec.attributes.get("vectors_per_class"):
         return from_function(_pairwise, model=_Pairwise, labels=labels_of, transform=post_transform)(spec)
     return from_function(_linear, vectors=_linear_model, labels=labels_of, transform=post_transform)(spec)
@@ -89,18 +89,18 @@ def _linear_model(spec: NodeSpec) -> _Vectors:
 def _linear(
     x: Any, *, coefficients: Float32s = (), rho: Any = (), vectors: _Vectors, labels: Any, transform: Transform
 ) -> Any:
-    """Without support vectors: a row of coefficients per class."""
+    """Classify without support vectors; each class has a row of coefficients."""
     scores = vectors(x) + rho[0]
     chosen = scores.argmax(axis=1)
     if len(labels) == 2:
-        # As in onnxruntime the second class wins wherever any score speaks for it.
+        # As in onnxruntime, the second class wins if at least one score supports it.
         best = scores.max(axis=1)
         chosen = np.where(best >= 0.5 if np.all(coefficients >= 0) else best > 0, 1, chosen)
     return labels[chosen], transform(scores).astype(np.float32)
 
 
 class _Pairwise:
-    """One decision per pair of classes, as libsvm takes them (Chang & Lin 2011); slopes and shifts of probabilities."""
+    """One decision per pair of classes, as in libsvm (Chang & Lin 2011), with slopes and shifts for probabilities."""
 
     def __init__(self, spec: NodeSpec) -> None:
         counts, labels = [int(count) for count in spec.attributes["vectors_per_class"]], labels_of(spec)
@@ -116,7 +116,7 @@ class _Pairwise:
         if coefficients.size != total * (self.classes - 1) or lengths != (pairs,) * 3:
             counted = f"{coefficients.size} coefficients and {len(self._rho)} rho"
             raise KernelError(f"SVMClassifier: {counted} for {counts} vectors")
-        # [vectors, pairs]: a class's vectors take the row of coefficients that belongs to the other class.
+        # [vectors, pairs]: the vectors of a class use the row of coefficients that belongs to the pair's other class.
         starts, rows = np.concatenate([[0], np.cumsum(counts)]), coefficients.reshape(self.classes - 1, total)
         self._decisions = np.zeros((total, pairs))
         for pair, (i, j) in enumerate(combinations(range(self.classes), 2)):
@@ -137,7 +137,7 @@ def _pairwise(x: Any, *, post_transform: str = "NONE", model: _Pairwise, labels:
         results = transform(_coupled(1 - sigmoid(scores * model.slopes + model.shifts), model.classes))
     elif model.classes > 2:
         results = transform(scores)
-    elif post_transform in ("NONE", "LOGISTIC"):  # both classes' scores from their one decision, as in onnxruntime
+    elif post_transform in ("NONE", "LOGISTIC"):  # both classes' scores from one decision, as in onnxruntime
         results = transform(np.concatenate([-scores, scores], axis=1))
     else:
         both = np.concatenate([1 - scores, scores], axis=1)
@@ -146,7 +146,7 @@ def _pairwise(x: Any, *, post_transform: str = "NONE", model: _Pairwise, labels:
 
 
 def _coupled(pairs: Any, classes: int) -> Any:
-    """Probabilities per class from those of all pairs: the second method of Wu, Lin & Weng (2004), as in libsvm."""
+    """Combine pairwise probabilities into class probabilities: Wu, Lin & Weng's (2004) second method, as in libsvm."""
     rows = len(pairs)
     pairs = np.clip(pairs, _LEAST, 1 - _LEAST)
     won = np.zeros((rows, classes, classes))

@@ -1,4 +1,4 @@
-"""Operators on strings, which are arrays of str objects; regular expressions by RE2, in time linear in the text."""
+"""Operators on strings (arrays of str objects). Regular expressions use RE2, which is linear in the text's length."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .support import checked_shape, objects
 
 @operator("StringConcat", since_version=20)
 def string_concat(left: Any, right: Any) -> Any:
-    """Joined element by element."""
+    """Concatenate strings element by element."""
     left, right = np.broadcast_arrays(left, right)
     return objects([a + b for a, b in zip(left.reshape(-1), right.reshape(-1), strict=True)], left.shape)
 
 
 @operator("StringSplit", since_version=20)
 def string_split(x: Any, *, delimiter: str = "", maxsplit: int = -1, spec: NodeSpec) -> Any:
-    """Pieces along a new last axis, filled with "" to the longest; and how many pieces each string has."""
+    """Return pieces along a new last axis, padded with "" to the longest row, and the number of pieces per string."""
     pieces = [text.split(delimiter or None, maxsplit) if text else [] for text in x.reshape(-1).tolist()]
     longest = max(map(len, pieces), default=0)
     result = np.full(checked_shape(spec, (len(pieces), longest), 8), "", object)
@@ -44,9 +44,9 @@ def string_normalizer(
     x: Any, *, case_change_action: Literal["NONE", "LOWER", "UPPER"] = "NONE", is_case_sensitive: bool = False,
     stopwords: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
-    """Change case and drop stop words, of [C] or [1, C]; what is left is at least one (empty) string.
+    """Change the case of [C] or [1, C] and drop stop words; an empty result becomes one empty string.
 
-    Case follows Unicode; the attribute `locale` cannot change that, since Python's case mapping knows no locales.
+    Case follows Unicode. The attribute `locale` has no effect, because Python's case mapping ignores locales.
     """
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise KernelError(f"StringNormalizer: shape {list(x.shape)}, expected [C] or [1, C]")
@@ -58,7 +58,7 @@ def string_normalizer(
 
 @dataclass(frozen=True)
 class _Grams:
-    """A pool of n-grams with their indices, the lengths among them that count, and per index a column and a weight."""
+    """A pool of n-grams: the index of each n-gram, the lengths to search, and an output column and weight per index."""
 
     index_of: Mapping[tuple[Any, ...], int]
     lengths: Sequence[int]
@@ -73,7 +73,7 @@ def _grams(spec: NodeSpec) -> _Grams:
         raise ValueError(f"TfIdfVectorizer: lengths {shortest} to {longest}, skips {skipped}, mode {a['mode']!r}")
     index_of, indexes = _gram_indices(spec), np.asarray(a["ngram_indexes"], np.int64)
     if len(indexes) < len(index_of) or not len(indexes) or indexes.min() < 0:
-        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(index_of)} n-grams, or a negative one")
+        raise ValueError(f"TfIdfVectorizer: {len(indexes)} indexes for {len(index_of)} n-grams, or a negative index")
     weights = np.asarray(a.get("weights") or np.ones(len(indexes)), np.float32)
     if len(weights) != len(indexes):
         raise ValueError(f"TfIdfVectorizer: {len(weights)} weights for {len(indexes)} indexes")
@@ -83,7 +83,7 @@ def _grams(spec: NodeSpec) -> _Grams:
 
 @operator("TfIdfVectorizer", since_version=9, grams=_grams)
 def tf_idf_vectorizer(x: Any, *, mode: str, max_skip_count: int, grams: _Grams, spec: NodeSpec) -> Any:
-    """How often each n-gram of a pool occurs in a row, also with gaps; as counts, presence or times a weight."""
+    """Count each n-gram of a pool in a row, with or without gaps; return counts, presence, or weighted counts."""
     rows, width = x.reshape(1, -1) if x.ndim < 2 else x, int(grams.indexes.max()) + 1
     result = np.zeros(checked_shape(spec, (len(rows), width), 4), np.float32)
     for row, counts in zip(rows.tolist(), result, strict=True):
@@ -97,7 +97,7 @@ def tf_idf_vectorizer(x: Any, *, mode: str, max_skip_count: int, grams: _Grams, 
 
 
 def _gram_indices(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
-    """The n-grams of the pool: those of one element first, then of two, and so on."""
+    """Return the n-grams of the pool with their indices: unigrams first, then bigrams, and so on."""
     pool = spec.attributes.get("pool_strings") or spec.attributes.get("pool_int64s") or []
     starts = [*(int(start) for start in spec.attributes["ngram_counts"]), len(pool)]
     grams: list[tuple[Any, ...]] = []
@@ -109,7 +109,7 @@ def _gram_indices(spec: NodeSpec) -> dict[tuple[Any, ...], int]:
 
 
 def _occurrences(row: list[Any], grams: _Grams, most_skipped: int) -> Iterator[int]:
-    """The index of each n-gram that occurs; single elements have no gaps, so they are looked at once."""
+    """Yield the index of each n-gram that occurs. Unigrams have no gaps, so they are searched for only once."""
     for step in range(1, min(most_skipped + 1, max(len(row), 1)) + 1):
         for length in grams.lengths:
             if length == 1 and step > 1:
@@ -121,17 +121,17 @@ def _occurrences(row: list[Any], grams: _Grams, most_skipped: int) -> Iterator[i
 
 
 class PatternError(ValueError):
-    """A pattern is malformed, or takes more memory than RE2 allows one."""
+    """A pattern is malformed, or exceeds RE2's memory limit."""
 
 
 class Regex:
-    """A compiled pattern (github.com/google/re2/wiki/Syntax); of several matches at a place the longest counts."""
+    """A compiled pattern (github.com/google/re2/wiki/Syntax) with leftmost-longest matching."""
 
     def __init__(self, pattern: str) -> None:
         import re2
 
         if re.search(r"(?<!\\)(?:\\\\)*\\C", pattern):
-            raise PatternError(f"regular expression {pattern!r:.80}: \\C, a single byte, may be half a character")
+            raise PatternError(f"regular expression {pattern!r:.80}: \\C, a single byte, may split a character")
         options = re2.Options()
         options.longest_match, options.never_capture, options.log_errors = True, True, False
         try:
@@ -139,27 +139,27 @@ class Regex:
         except re2.error as error:
             reason = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error
             raise PatternError(f"regular expression {pattern!r:.80}: {reason!s:.80}") from None
-        # RE2's Python package would keep the last 128 patterns, each of which may take 8 MiB.
+        # RE2's Python package would cache the last 128 patterns, each up to 8 MiB.
         re2.purge()
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text matches."""
+        """Return True if the whole text matches."""
         return self._pattern.fullmatch(text) is not None
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where matches begin and end that are not empty, one after the other."""
+        """Return the start and end of each non-empty match, from left to right."""
         return (match.span() for match in self._pattern.finditer(text) if match.end() > match.start())
 
 
 @operator("RegexFullMatch", since_version=20, pattern=lambda spec: Regex(str(spec.attributes.get("pattern", ""))))
 def regex_full_match(x: Any, *, pattern: Regex) -> Any:
-    """Per string, whether the whole of it matches the pattern."""
+    """Return True for each string that matches the whole pattern."""
     return np.array([pattern.matches(str(text)) for text in x.reshape(-1).tolist()], bool).reshape(x.shape)
 
 
 @shape_rule("RegexFullMatch", domain="")
 def regex_full_match_types(types: NodeTypes) -> list[Type | None]:
-    """One truth value per string."""
+    """One boolean per string."""
     return [TensorType(DataType.BOOL, types.shape(0))]
 
 
@@ -168,11 +168,11 @@ Splitter = Callable[[str], list[str]]
 
 
 def _splitter(spec: NodeSpec) -> Splitter:
-    """What cuts a string: separators one after another, or an expression that tokens match."""
+    """Return a function that splits a string, by a sequence of separators or by an expression that matches tokens."""
     separators, expression = spec.attributes.get("separators"), spec.attributes.get("tokenexp")
     if separators == [""]:
         if int(spec.attributes["mincharnum"]) > 1:
-            raise KernelError("Tokenizer: characters as tokens are never longer than 1, but mincharnum is")
+            raise KernelError("Tokenizer: mincharnum must be 1 if characters are tokens")
         return list
     if separators:
         patterns = [Regex(str(separator)) for separator in separators]
@@ -181,7 +181,7 @@ def _splitter(spec: NodeSpec) -> Splitter:
                 raise KernelError(f"Tokenizer: the separator {separator!r} matches the empty string")
         return lambda text: _separated(text, patterns)
     if not expression:
-        raise KernelError("Tokenizer: it needs separators or tokenexp")
+        raise KernelError("Tokenizer: separators or tokenexp is required")
     expression_compiled = Regex(str(expression))
     return lambda text: [text[first:last] for first, last in expression_compiled.spans(text)]
 
@@ -201,7 +201,7 @@ def _separated(text: str, patterns: Sequence[Regex]) -> list[str]:
 
 @operator("Tokenizer", domain=MS, split=_splitter)
 def tokenizer(x: Any, *, mark: bool, mincharnum: Positive, pad_value: str, split: Splitter, spec: NodeSpec) -> Any:
-    """The tokens of each string along a new last axis, shorter rows filled up with `pad_value`."""
+    """Return each string's tokens along a new last axis; shorter rows are filled with `pad_value`."""
     if x.ndim not in (1, 2):
         raise KernelError(f"Tokenizer: shape {list(x.shape)}, expected [C] or [N, C]")
     rows = [[token for token in split(str(text)) if len(token) >= mincharnum] for text in x.reshape(-1).tolist()]

@@ -1,6 +1,6 @@
-"""Tree ensembles of ai.onnx.ml: attributes are flattened and checked once, rows walk in compiled code.
+"""Tree ensembles of ai.onnx.ml: attributes are flattened and checked once, and compiled code walks the trees.
 
-Trees that are none raise ValueError and not KernelError, which would hand them on to code that might walk for ever.
+Invalid trees raise ValueError, not KernelError: KernelError would fall back to code that might loop for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AGGREGATES = {"SUM": 0, "AVERAGE": 0, "MIN": 1, "MAX": 2}
 
 
 def _numbers(attributes: Mapping[str, Any], name: str, dtype: Any) -> Any:
-    """An attribute as an array; the form `name_as_tensor` is the newer one."""
+    """Return an attribute as an array, from the newer form `name_as_tensor` if it is present."""
     values = attributes.get(f"{name}_as_tensor")
     if values is None or np.size(values) == 0:
         values = attributes.get(name, ())
@@ -36,15 +36,15 @@ def _numbers(attributes: Mapping[str, Any], name: str, dtype: Any) -> Any:
 
 
 def _int32(subject: str, values: Any) -> Any:
-    """Integers as the walk takes them."""
+    """Convert to int32, the type that the compiled walk uses."""
     array = np.asarray(values)
     if np.any(array != array.astype(np.int32)):
-        raise ValueError(f"tree ensemble: {subject} beyond 32 bits")
+        raise ValueError(f"tree ensemble: {subject} exceed 32 bits")
     return array.astype(np.int32)
 
 
 def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
-    """The nodes, and the weights whose attributes begin with `prefix` ("class" or "target")."""
+    """Return the nodes, and the weights from attributes that begin with `prefix` ("class" or "target")."""
     a = spec.attributes
     tree_ids, nodes = (_numbers(a, f"nodes_{name}", np.int64) for name in ("treeids", "nodeids"))
     names = {name: _numbers(a, f"nodes_{name}", np.int64) for name in ("featureids", "truenodeids", "falsenodeids")}
@@ -81,7 +81,7 @@ def _forest(spec: NodeSpec, prefix: str, num_targets: int) -> trees.Forest:
 
 
 def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
-    """A forest whose trees are some: every child, feature and target exists, and every walk ends."""
+    """Return a forest. Raises ValueError unless every child, feature and target exists, and every walk ends."""
     forest = trees.Forest(*parts)
     try:
         forest.check_integrity()
@@ -91,7 +91,7 @@ def _sound(spec: NodeSpec, *parts: Any) -> trees.Forest:
 
 
 def _children(index_of: Mapping[tuple[int, int], int], trees: Any, ids: Any, inner: Any) -> Any:
-    """Positions of the children; leaves, which have none, get 0."""
+    """Return the index of each node's child, or 0 for leaves."""
     try:
         children = [
             index_of[tree, child] if has else 0
@@ -105,7 +105,7 @@ def _children(index_of: Mapping[tuple[int, int], int], trees: Any, ids: Any, inn
 def _leaf_starts(
     spec: NodeSpec, index_of: Mapping[tuple[int, int], int], owners: list[Any], num_nodes: int
 ) -> tuple[Any, Any]:
-    """Where each node's weights begin, and the order that puts weights beside their nodes."""
+    """Return the start of each node's weights, and the order that sorts weights by node."""
     try:
         nodes = [index_of[key] for key in zip(owners[0].tolist(), owners[1].tolist(), strict=True)]
     except KeyError as error:
@@ -117,7 +117,7 @@ def _leaf_starts(
 
 
 def _rows(x: Any) -> Any:
-    """Rows of features as the walk takes them; other types become float64."""
+    """Return rows of features as float32 or float64, the types of the compiled walk; other types become float64."""
     return np.ascontiguousarray(table_of(x), np.float32 if x.dtype == np.float32 else np.float64)
 
 
@@ -136,7 +136,7 @@ def tree_ensemble_regressor(
     x: Any, *, aggregate_function: str = "SUM", nodes_values_as_tensor: Any = None, forest: trees.Forest, base: Any,
     transform: Transform, threads: Threads | None,
 ) -> Any:  # fmt: skip
-    """Sum, mean, least or largest of the leaves' weights per target."""
+    """The sum, mean, min or max of the leaves' weights per target."""
     scores = trees.run_forest(_rows(x), forest, _AGGREGATES[aggregate_function], threads=threads)
     if aggregate_function == "AVERAGE":
         scores /= len(forest.roots)
@@ -148,7 +148,7 @@ def tree_ensemble_regressor(
 
 @register("TreeEnsembleClassifier", domain=ML)
 def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
-    """The label with the highest score, and the scores. Weights for one class only make a binary classifier."""
+    """The label with the highest score, and the scores. If only one class has weights, the classifier is binary."""
     attributes = spec.attributes
     labels = labels_of(spec)
     ids = _numbers(attributes, "class_ids", np.int64)
@@ -166,14 +166,14 @@ def tree_ensemble_classifier(spec: NodeSpec) -> Kernel:
             return binary(scores, column, column_base)
         if len(base):
             scores += base
-        # Sums are compared as the float32 that they are given out as, so that ties are ties.
+        # Sums are compared as float32, their output type, so that equal outputs are ties.
         return labels[scores.astype(np.float32).argmax(axis=1)], transform(scores).astype(np.float32)
 
     return kernel
 
 
 def _of_one_score(spec: NodeSpec, labels: Any, all_positive: bool) -> Callable[[Any, int, float], tuple[Any, Any]]:
-    """Two classes from one score: a probability where all weights are positive, else a margin around 0."""
+    """Classify into two classes by one score: a probability if all weights are positive, else a margin around 0."""
     transform, threshold = spec.attributes.get("post_transform", "NONE"), 0.5 if all_positive else 0.0
     score_kind = trees.LOGISTIC if transform == "LOGISTIC" else trees.COMPLEMENT if all_positive else trees.NEGATED
     if len(labels) != 2:
@@ -188,11 +188,11 @@ def _of_one_score(spec: NodeSpec, labels: Any, all_positive: bool) -> Callable[[
 
 @register("TreeEnsemble", domain=ML, since_version=5)
 def tree_ensemble(spec: NodeSpec) -> Kernel:
-    """The newer form, in which inner nodes and leaves have arrays of their own."""
+    """The newer form of tree ensembles, with separate arrays for inner nodes and leaves."""
     a = spec.attributes
     modes = np.asarray(a["nodes_modes"], np.uint8).reshape(-1)
     if np.any(modes > MEMBER):
-        raise ValueError(f"TreeEnsemble: nodes_modes go up to {modes.max()}, there are 0 to {MEMBER}")
+        raise ValueError(f"TreeEnsemble: nodes_modes go up to {modes.max()}, expected 0 to {MEMBER}")
     sets = _member_sets(a.get("membership_values", ()), modes)
     num_inner, num_targets = len(modes), int(a.get("n_targets", 1))
     weights = np.asarray(a["leaf_weights"]).reshape(-1).astype(np.float64)
@@ -241,7 +241,7 @@ def tree_ensemble(spec: NodeSpec) -> Kernel:
 
 
 def _member_sets(values: Any, modes: Any) -> dict[int, Any]:
-    """Per node of mode MEMBER its numbers: `values` in the order of the nodes, each set ended by NaN."""
+    """Return the member set of each MEMBER node; `values` lists the sets in node order, each terminated by NaN."""
     nodes, numbers = np.flatnonzero(modes == MEMBER), np.asarray(values, np.float64).reshape(-1)
     ends = np.flatnonzero(np.isnan(numbers))
     sets = [part[~np.isnan(part)] for part in np.split(numbers, ends + 1)]
@@ -253,13 +253,14 @@ def _member_sets(values: Any, modes: Any) -> dict[int, Any]:
 
 
 def _run_with_members(x: Any, forest: trees.Forest, inner_modes: Any, sets: dict[int, Any], aggregate: int) -> Any:
-    """Combined weights [rows, targets], as `run_forest` gives them.
+    """Return combined weights [rows, targets], as `run_forest` does, for ensembles with membership tests.
 
     Args:
-        forest: its nodes that test membership have any other mode, as `inner_modes` says which they are.
+        forest: the nodes; nodes that test membership have a placeholder mode.
+        inner_modes: the actual modes of the inner nodes.
     """
     if x.shape[1] < forest.num_features:
-        raise KernelError(f"TreeEnsemble: the trees look at {forest.num_features} features, there are {x.shape[1]}")
+        raise KernelError(f"TreeEnsemble: the trees use {forest.num_features} features, the input has {x.shape[1]}")
     empty = {trees.MIN: np.inf, trees.MAX: -np.inf}.get(aggregate, 0.0)
     result = np.full((len(x), forest.num_targets), empty)
     combine: Any = {trees.MIN: np.minimum, trees.MAX: np.maximum}.get(aggregate, np.add)

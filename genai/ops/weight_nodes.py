@@ -1,8 +1,8 @@
-"""How a quantised weight is written into a graph: as the operator that most runtimes read, and who they are.
+"""Nodes for quantised weights: each weight is written with the operator that most runtimes support.
 
-Blocks of 2, 4 and 8 bits are onnxruntime's own, NF4 and FP4 in whole blocks are its MatMulBnb4. All else is an
-operator of ours: its model carries functions that say what it means (`onnx.own_functions`), so that runtimes which
-expand functions run it, and dequantise the weights when they load it.
+Blocks of 2, 4 and 8 bits use onnxruntime's own operators, and NF4 and FP4 in whole blocks use its MatMulBnb4. All other
+formats use an operator of the genai domain. Models with such operators contain functions that define them
+(`onnx.own_functions`). Runtimes that expand functions can run these models; they dequantise the weights at load time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..onnx.own_functions import QUANTIZED_LOOKUP, QUANTIZED_PRODUCT
 from .weights import BLOCK_PRODUCT, BNB4_PRODUCT
 
 _BLOCK_BITS = (2, 4, 8)
-# What onnxruntime looks up.
+# The bit widths that onnxruntime's GatherBlockQuantized supports.
 _TABLE_BITS = (4, 8)
 _STAND_IN_BITS = 8
 
@@ -34,12 +34,11 @@ __getattr__ = renamed_names(
 
 @dataclass(frozen=True)
 class WeightNode:
-    """A node that multiplies with a weight, or looks it up.
+    """A node that multiplies with a weight, or looks up its rows.
 
     Attributes:
-        arrays: constants by what they are called, in the order of the inputs; that which is computed, x or ids, is
-            input `computed`.
-        readers: which runtimes read it.
+        arrays: constants by name, in the order of the inputs; the computed input, x or ids, is at index `computed`.
+        readers: the runtimes that support the node.
     """
 
     domain: str
@@ -47,20 +46,20 @@ class WeightNode:
     attributes: Mapping[str, int]
     arrays: Mapping[str, NDArray[Any]]
     computed: int
-    readers: str = field(default="this package; others by its function, with weights in float32")
+    readers: str = field(default="this package; other runtimes use its function, with weights in float32")
 
     def inputs(self, computed: str, names: Mapping[str, str]) -> list[str]:
-        """The node's inputs, given the names of what is computed and of the constants."""
+        """Return the node's inputs, given the names of the computed value and of the constants."""
         found = [names[name] for name in self.arrays]
         return [*found[: self.computed], computed, *found[self.computed :]]
 
 
 def linear_node(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool = False) -> WeightNode:
-    """x @ W^T.
+    """Return a node that computes x @ W^T.
 
     Args:
-        accuracy_level: 4 = activations may be rounded to 8 bits, 0 or 1 = they stay float32.
-        own: as our operator, even where there is another one.
+        accuracy_level: 4 = activations may be quantised to 8 bits, 0 or 1 = they remain float32.
+        own: True to use the genai operator even if onnxruntime has one.
     """
     format = weight.format
     level = {"accuracy_level": accuracy_level} if accuracy_level else {}
@@ -78,11 +77,11 @@ def linear_node(weight: QuantizedWeight, *, accuracy_level: int = 4, own: bool =
 
 
 def embedding_node(weight: QuantizedWeight, *, own: bool = False, cut: bool = False) -> WeightNode:
-    """Rows of W by ids.
+    """Return a node that looks up rows of W by ids.
 
     Args:
-        own: as our operator, even where there is another one.
-        cut: the caller cuts off what whole blocks have more columns than W.
+        own: True to use the genai operator even if onnxruntime has one.
+        cut: True if the caller removes the padding columns that round W up to whole blocks.
     """
     format = weight.format
     if not own and is_uniform(weight, _TABLE_BITS) and (cut or not weight.columns % format.block_size):
@@ -94,7 +93,7 @@ def embedding_node(weight: QuantizedWeight, *, own: bool = False, cut: bool = Fa
 
 
 def is_uniform(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
-    """Whether onnxruntime has such blocks: integers, a scale each, and zero points or none."""
+    """Return True if onnxruntime supports the blocks: integers with one scale per block, and optional zero points."""
     format = weight.format
     if format.bits not in bits or format.block_size not in BLOCKS or format.multiplier_bits:
         return False
@@ -106,9 +105,9 @@ def is_uniform(weight: QuantizedWeight, bits: tuple[int, ...]) -> bool:
 
 
 def uniform_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
-    """What MatMulNBits reads: codes [N, blocks, bytes], scales [N, blocks], and zero points where there are any.
+    """Return MatMulNBits' arrays: codes [N, blocks, bytes], scales [N, blocks], and zero points if present.
 
-    Zero points are packed as rows of bits, uint8 [N, ceil(blocks * bits / 8)].
+    The zero points of a row are packed, uint8 [N, ceil(blocks * bits / 8)].
     """
     blocks = weight.scales.shape[1]
     arrays: dict[str, NDArray[Any]] = {"codes": weight.data.reshape(weight.rows, blocks, -1), "scales": weight.scales}
@@ -118,7 +117,7 @@ def uniform_arrays(weight: QuantizedWeight) -> dict[str, NDArray[Any]]:
 
 
 def _bnb4_kind(weight: QuantizedWeight) -> int | None:
-    """The number by which MatMulBnb4 knows the grid, if it can have the weight at all."""
+    """Return MatMulBnb4's quant_type for the weight, or None if it does not support the weight."""
     format = weight.format
     plain = (
         format.bits == 4

@@ -1,4 +1,4 @@
-"""The stored weights of nodes: which of their inputs hold them, checked, as the weights that ops name."""
+"""The stored weights of nodes: their inputs are checked, and described as the weights of ops."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ..onnx.own_functions import QUANTIZED_PRODUCT
 from .registry import KernelError, NodeSpec
 
 BNB4_PRODUCT = "MatMulBnb4"
-# Inputs behind the codes: of products, and of look-ups.
+# The inputs that contain the parts of a weight, in order, for products and for look-ups.
 PRODUCT_INPUTS, LOOKUP_INPUTS = (1, 2, 3, 4, 5, 6), (0, 2, 3, 4, 5, 6)
 BIAS, ADDEND = 7, 8
 _BNB4_GRIDS = ("fp4", "nf4")
-# Of com.microsoft: a product with a constant matrix of 2, 4 or 8-bit integers in blocks.
+# The com.microsoft operator for a product with a constant matrix of 2-, 4- or 8-bit integers in blocks.
 BLOCK_PRODUCT = "MatMulNBits"
 _BITS = (2, 4, 8)
 PRODUCTS = ("MatMul", "Gemm", BLOCK_PRODUCT, QUANTIZED_PRODUCT, "MatMulBnb4")
-# Products that `accuracy` speaks of: see NodeSpec.exact.
+# Products that the option `accuracy` applies to: see NodeSpec.exact.
 ROUNDING_PRODUCTS = (BLOCK_PRODUCT, "QMoE", "DequantizedMatMul", QUANTIZED_PRODUCT, "MatMulBnb4")
 
 
 def check_bits(bits: int) -> None:
-    """Raises FormatError for what onnxruntime's blocks do not have."""
+    """Raise FormatError for bit widths that onnxruntime's blocks do not support."""
     if bits not in _BITS:
         raise FormatError(f"bits is {bits}, expected 2, 4 or 8")
 
@@ -39,10 +39,10 @@ def uniform_weight(
     names: Sequence[str], rows: int, columns: int, bits: int, block_size: int, experts: int = 0, *,
     interleaved: bool = False,
 ) -> BlockWeight:  # fmt: skip
-    """The weight of onnxruntime's operators, by the names of codes, scales and zero points ("" = none).
+    """Return a weight of onnxruntime's operators, given the names of codes, scales and zero points ("" = none).
 
     Raises:
-        FormatError: bits or a block size that no kernel reads.
+        FormatError: no kernel supports the bits or the block size.
     """
     check_bits(bits)
     check_block_format(bits, block_size)
@@ -52,10 +52,13 @@ def uniform_weight(
 
 
 def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], row_scales: int = 0) -> None:
-    """The stored arrays have the size and form that a weight says; `row_scales`: of a row, 0 = one per block.
+    """Check that stored arrays have the size and shape that a weight requires.
+
+    Args:
+        row_scales: number of scales per row; 0 = one per block.
 
     Raises:
-        FormatError: they have not.
+        FormatError: an array has another size.
     """
     rows, blocks = max(weight.experts, 1) * weight.rows, -(-weight.columns // weight.block_size)
     whole = rows * blocks * weight.block_size * weight.bits // 8
@@ -66,10 +69,10 @@ def check_stored(weight: BlockWeight, data: NDArray[Any], scales: NDArray[Any], 
 
 
 def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
-    """The weight of one of our operators, whose arrays are the inputs `indices`.
+    """Return the weight of a genai operator, from the arrays at the inputs `indices`.
 
     Raises:
-        KernelError: an attribute and the arrays' shapes contradict each other.
+        KernelError: an attribute contradicts the arrays' shapes.
     """
     attributes = spec.attributes
     rows, columns, bits = (int(attributes[name]) for name in ("N", "K", "bits"))
@@ -106,20 +109,20 @@ def own_weight(spec: NodeSpec, indices: Sequence[int]) -> BlockWeight:
 
 
 def _stands_in(array: Any, number: int) -> bool:
-    """Whether a single number says that there are no factors."""
+    """Return True if an array is the single number that replaces absent multipliers or offsets."""
     return bool(array.shape == (1, 1) and array[0, 0] == number)
 
 
 def weight_arrays(spec: NodeSpec, weight: BlockWeight) -> QuantizedWeight:
-    """Its arrays, checked."""
+    """Return the weight's arrays, after checking them."""
     return weight.load(lambda name: spec.constant(spec.inputs.index(name)))
 
 
 def bnb4_weight(spec: NodeSpec) -> BlockWeight:
-    """The weight of a MatMulBnb4: codes [N, K], the first of two in the high bits, and a scale per block of a row.
+    """Return the weight of a MatMulBnb4: codes [N, K], the first of a pair in the high bits, one scale per block.
 
     Raises:
-        KernelError: a form of it that no kernel reads.
+        KernelError: no kernel supports its form.
     """
     attributes = spec.attributes
     rows, columns, block_size = (int(attributes[name]) for name in ("N", "K", "block_size"))

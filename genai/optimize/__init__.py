@@ -1,5 +1,5 @@
-"""Graph optimisation: shape inference, and rewrites, one file per family: what each recognises and what it becomes.
+"""Graph optimisation: shape inference, and rewrite rules, one file per family.
 
-A rule changes a model in place, keeps what it computes, and says how many changes it made. `base` holds the levels and
-the loop that runs rules to a fixed point. Rules know operators' meanings; they do not know kernels or devices.
+A rule changes a model in place, preserves its results, and returns the number of changes. `base` contains the levels
+and the loop that runs rules to a fixed point. Rules depend on what operators compute, but not on kernels or devices.
 """

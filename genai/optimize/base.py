@@ -1,4 +1,4 @@
-"""What a rewrite is, how a list of them is run to a fixed point, and what rules ask of a graph: forms, small facts."""
+"""The base of rewrite rules: the fixed-point loop, decorators, pattern matching, and graph queries."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from ..errors import GraphError
 from ..onnx.ir import Graph, Node, OnnxModel, make_node
 from ..onnx.types import DataType, TensorType
 
-# Far beyond what any sensible set of rules needs; two rules that undo each other reach it.
+# Far above what a sensible set of rules needs; only rules that undo each other reach this number.
 _MAX_ROUNDS = 100
 
 
 class Level(IntEnum):
-    """How much a graph may be changed; each level includes those below."""
+    """The extent of changes to a graph; each level includes all lower levels."""
 
     NONE = 0
     BASIC = 1
-    """Simplifications within the standard operators."""
+    """Simplifications that use only standard operators."""
     EXTENDED = 2
-    """Fusions into operators that only this toolkit and its peers know."""
+    """Fusions into operators that only this toolkit and similar runtimes support."""
     ALL = 3
-    """Changes of layout and form for one particular target."""
+    """Changes of layout and form for a specific target."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rule. It changes a model in place and keeps what the model computes.
+    """A rule that changes a model in place and preserves its results.
 
     Attributes:
-        name: for reports.
-        level: the lowest level at which the rule runs.
-        apply: rewrites wherever the rule fits; returns how many changes were made, 0 for none.
+        name: name that reports use.
+        level: lowest level at which the rule runs.
+        apply: function that rewrites the model wherever the rule matches, and returns the number of changes.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Rewrite:
 
 
 def run_rewrites(model: OnnxModel, rules: Sequence[Rewrite], level: Level) -> list[tuple[str, int]]:
-    """Run the rules of a level, in order and again until none changes anything.
+    """Run the rules of a level in order, and repeat until no rule changes anything.
 
     Returns:
-        Per rule that changed something its name and how many changes it made, in the order of `rules`.
+        The name and number of changes of each rule that changed something, in the order of `rules`.
 
     Raises:
-        GraphError: if the rules never come to an end.
+        GraphError: the rules do not reach a fixed point.
     """
     active = [rule for rule in rules if Level.NONE < rule.level <= level]
     changes = {rule.name: 0 for rule in active}
     total = 0
-    found_nothing: dict[str, int] = {}  # rule -> changes of all rules until then
+    found_nothing: dict[str, int] = {}  # rule -> total number of changes when the rule last found nothing
     for _ in range(_MAX_ROUNDS):
         for rule in active:
             if found_nothing.get(rule.name) != total:
@@ -71,25 +71,25 @@ def run_rewrites(model: OnnxModel, rules: Sequence[Rewrite], level: Level) -> li
     raise GraphError(
         f"rewrites {sorted(name for name, count in changes.items() if count)} still change the graph "
         f"after {_MAX_ROUNDS} rounds",
-        "two of them undo each other's work",
-        "load the model with a lower optimisation level, and report this",
+        "two of these rewrites undo each other's work",
+        "load the model with a lower optimisation level, and report this error",
     )
 
 
 def model_rule(level: Level) -> Callable[[Callable[[OnnxModel], int]], Rewrite]:
-    """Decorator: a function that rewrites a model, and says how often, becomes a rule of its name."""
+    """Convert a function that rewrites a model and returns the number of changes to a rule; use as a decorator."""
     return lambda rewrite: Rewrite(rewrite.__name__, level, rewrite)
 
 
 def graph_rule(
     level: Level, *, domain: str = "", since: int = 0, functions: bool = False
 ) -> Callable[[Callable[[OnnxModel, Graph], int]], Rewrite]:
-    """Decorator: a function that rewrites one graph of a model, and says how often, becomes a rule of its name.
+    """Return a decorator that converts a function that rewrites one graph and counts the changes to a rule.
 
     Args:
-        domain: of the nodes it makes, which the model then imports.
-        since: the version of ONNX's operator set from which on it is used.
-        functions: whether it also looks at functions' bodies.
+        domain: domain of the nodes that the rule creates; the domain is added to the model's imports.
+        since: oldest version of ONNX's operator set for which the rule runs.
+        functions: True to also run the rule on the bodies of functions.
     """
 
     def rule(rewrite: Callable[[OnnxModel, Graph], int]) -> Rewrite:
@@ -109,14 +109,17 @@ def graph_rule(
 def node_rule(
     level: Level, *keys: tuple[str, str], domain: str = "", since: int = 0
 ) -> Callable[[Callable[[Graph, Node], bool]], Rewrite]:
-    """Decorator: a function that rewrites around a node of one of these operators, and says whether it did."""
+    """Return a decorator that converts a function that rewrites around a node of these operators to a rule.
+
+    The function returns True if it changed the graph.
+    """
 
     op_types = frozenset(op_type for _, op_type in keys)
 
     def rule(rewrite: Callable[[Graph, Node], bool]) -> Rewrite:
         @wraps(rewrite)
         def rewrite_graph(model: OnnxModel, graph: Graph) -> int:
-            # A node's key is made when it is asked for, so its name alone decides first.
+            # The operator name is compared first because the node's key is computed at each access.
             matching = [node for node in graph.nodes if node.op_type in op_types and node.key in keys]
             return sum(rewrite(graph, node) for node in matching)
 
@@ -126,11 +129,11 @@ def node_rule(
 
 
 def pass_through(graph: Graph, node: Node) -> bool:
-    """Remove a node whose first output equals its first input; users of the output get the input.
+    """Remove a node whose first output equals its first input; users of the output receive the input.
 
-    A graph output keeps its name, so there the value behind it is renamed instead. Returns False, and changes
-    nothing, where that is impossible: another output is used, or the graph would give out an input, an initializer, a
-    value of an outer graph, or one value twice.
+    A graph output retains its name, so the value that feeds it is renamed instead. Returns False and changes nothing if
+    the node cannot be removed: another output of the node is used, or the graph would return an input, an initializer,
+    an outer value, or one value twice.
     """
     source, target = node.input(0), node.output(0)
     if not source or not target or any(name and graph.is_used(name) for name in node.outputs[1:]):
@@ -152,14 +155,14 @@ def replaced(
     graph: Graph, end: Node, op_type: str, inputs: Sequence[str], *, domain: str = "", name: str | None = None,
     **attributes: Any,
 ) -> bool:  # fmt: skip
-    """Put a new node, which makes what `end` made, in its place; True, as rules say that they changed something."""
+    """Replace `end` with a new node that computes the same outputs; return True, the result that a rule returns."""
     name = end.name if name is None else name
     graph.replace_node(end, make_node(op_type, inputs, end.outputs, domain=domain, name=name, **attributes))
     return True
 
 
 def moved_to(graph: Graph, node: Node, end: Node) -> Node:
-    """Put a copy of a node, which makes what `end` made, in the place of that one, and take both out."""
+    """Replace `end` with a copy of `node` that computes `end`'s outputs, remove `node`, and return the copy."""
     moved = node.copy()
     moved.outputs = list(end.outputs)
     graph.replace_node(end, moved)
@@ -168,7 +171,7 @@ def moved_to(graph: Graph, node: Node, end: Node) -> Node:
 
 
 def number(graph: Graph, name: str) -> float | None:
-    """The value of a constant of one element, or None."""
+    """Return the number in a constant with one element, or None."""
     tensor = graph.constant_tensor(name)
     if tensor is None or tensor.num_elements != 1 or tensor.dtype is DataType.STRING:
         return None
@@ -176,58 +179,58 @@ def number(graph: Graph, name: str) -> float | None:
 
 
 def is_number(graph: Graph, name: str, value: float) -> bool:
-    """Whether a value is a constant near this number (float32 constants are not exact)."""
+    """Return True if a value is a constant close to a number (float32 constants are inexact)."""
     constant = number(graph, name)
     return constant is not None and abs(constant - value) <= 1e-3 * max(abs(value), 1e-30)
 
 
 def only_user(graph: Graph, name: str) -> Node | None:
-    """The one node that uses a value that is no output, or None."""
+    """Return the only node that uses a value, or None if there are other users or the value is an output."""
     users = graph.consumers(name)
     return users[0] if len(users) == 1 and not graph.is_output(name) else None
 
 
 def made_by(graph: Graph, name: str, op_type: str) -> Node | None:
-    """The node of ONNX's own domain and this type that makes a value, or None."""
+    """Return the node that computes a value if it has this ai.onnx operator, or None."""
     node = graph.producer(name)
     return node if node is not None and node.key == ("", op_type) else None
 
 
 def followed_by(graph: Graph, name: str, op_type: str) -> Node | None:
-    """The one node that uses a value that is no output, if it is of ONNX's own domain and this type."""
+    """Return the only node that uses a value if it has this ai.onnx operator and the value is not an output."""
     node = only_user(graph, name)
     return node if node is not None and node.key == ("", op_type) else None
 
 
 def operand_after(graph: Graph, name: str, op_type: str) -> tuple[Node, str] | None:
-    """As `followed_by`, for a node of two inputs: that node, and its other input."""
+    """Return `followed_by` for a binary operator, and the node's other input."""
     node = followed_by(graph, name, op_type)
     other = None if node is None else other_input(node, name)
     return None if node is None or other is None else (node, other)
 
 
 def bias_after(graph: Graph, name: str, columns: int) -> tuple[Node, str] | None:
-    """The addition of a constant [columns] that alone uses a value, and the constant."""
+    """Return the only user of a value and its other input, if it adds a constant [columns]; otherwise None."""
     addition = operand_after(graph, name, "Add")
     constant = None if addition is None else graph.constant_tensor(addition[1])
     return addition if constant is not None and constant.shape == (columns,) else None
 
 
 def other_input(node: Node, name: str) -> str | None:
-    """The other input of a node of two inputs, or None where both or none are `name`."""
+    """Return the input that is not `name` of a node with two inputs, or None if both inputs or neither are `name`."""
     if len(node.inputs) != 2 or node.inputs.count(name) != 1:
         return None
     return node.inputs[1 - node.inputs.index(name)]
 
 
 def both_orders(node: Node) -> tuple[tuple[str, str], ...]:
-    """The inputs of a node of two, either first: for operators that commute."""
+    """Return both orders of a node's two inputs, for commutative operators."""
     first, second = node.inputs
     return (first, second), (second, first)
 
 
 def without_factors(graph: Graph, name: str, skip: Callable[[str], str] = lambda name: name) -> tuple[str, float]:
-    """A value before it was multiplied or divided by constants, and their product; `skip` finds other names' values."""
+    """Return a value without its constant factors, and the factors' product; `skip` maps names to equivalents."""
     scale, name = 1.0, skip(name)
     while node := made_by(graph, name, "Mul") or made_by(graph, name, "Div"):
         factor, value = number(graph, skip(node.input(1))), node.input(0)
@@ -240,13 +243,13 @@ def without_factors(graph: Graph, name: str, skip: Callable[[str], str] = lambda
 
 
 def is_float32(graph: Graph, name: str) -> bool:
-    """Whether a value is known to be float32."""
+    """Return True if a value is known to be float32."""
     known = graph.type_of(name)
     return isinstance(known, TensorType) and known.dtype is DataType.FLOAT
 
 
 def same_type(graph: Graph, first: str, second: str) -> bool:
-    """Whether two values are known to have the same element type and shape (open extents must have equal names)."""
+    """Return True if two values are known to have the same dtype and shape; symbols must have equal names."""
     a, b = graph.type_of(first), graph.type_of(second)
     if not isinstance(a, TensorType) or not isinstance(b, TensorType) or a.shape is None or b.shape is None:
         return False
@@ -257,12 +260,12 @@ _COMMUTES = frozenset({"Add", "Mul"})
 
 
 class Pattern:
-    """A node of ONNX's own domain: Pattern("Mul", "x", Pattern("Sigmoid", "x")) is x * sigmoid(x).
+    """A node of ai.onnx: Pattern("Mul", "x", Pattern("Sigmoid", "x")) is x * sigmoid(x).
 
     Attributes:
-        inputs: what its first inputs are, in any order where the operator commutes.
-        once: nothing else uses its result.
-        name: what its result is called among the finds; "" = not wanted.
+        inputs: patterns of the node's first inputs, in any order if the operator is commutative.
+        once: True if no other node may use the node's result.
+        name: key of the node's result in the match; "" = omitted.
     """
 
     def __init__(self, op_type: str, *inputs: Operand, once: bool = False, name: str = "") -> None:
@@ -270,11 +273,12 @@ class Pattern:
 
 
 Operand: TypeAlias = "str | float | Pattern | Sequence[Pattern]"
-"""A value of this name, the same one everywhere; a constant near this number; a node's result; or one of several."""
+"""A value name, which stands for the same value throughout the pattern; a number, which matches
+constants close to it; a pattern; or alternative patterns."""
 
 
 def find(graph: Graph, node: Node, pattern: Pattern) -> dict[str, str]:
-    """The values that a pattern names, if a node matches it; else nothing."""
+    """Return the values that a pattern names if a node matches it; otherwise, return an empty dictionary."""
     return next(_matches(graph, node.output(0), pattern, {}), {})
 
 

@@ -1,4 +1,4 @@
-"""Chains of element by element operators from 8 bits to 8 bits become tables: there are only 256 values."""
+"""Replaces chains of element-wise operators with 8-bit inputs and results with tables of all 256 values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..onnx.types import TensorType
 from .base import Level, graph_rule, replaced
 
 _BYTES = (DataType.INT8, DataType.UINT8)
-# Operators that work element by element; all inputs but the one that varies must be single constants.
+# Element-wise operators. Only one input of a node may vary; its other inputs must be constants with one element.
 _ELEMENTWISE = frozenset(
     {("", name) for name in (
         "Abs", "Add", "DequantizeLinear", "Div", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
@@ -25,7 +25,7 @@ _ELEMENTWISE = frozenset(
 
 @dataclass
 class _Chains:
-    """What hangs on one 8-bit value: results of chains, and their names where the value is all 256 in order."""
+    """The chains that start at one 8-bit value, and copies of their results computed for all 256 values in order."""
 
     all_values: str = ""
     copies: dict[str, str] = field(default_factory=dict)
@@ -33,9 +33,9 @@ class _Chains:
 
 @graph_rule(Level.EXTENDED, domain=OURS)
 def tabulate_bytes(model: OnnxModel, graph: Graph) -> int:
-    """f(g(h(x))) of 8-bit x, with 8-bit results, -> genai::ByteTable(x, f(g(h([0 ... 255])))), which folds.
+    """f(g(h(x))) for 8-bit x, with 8-bit results -> genai::ByteTable(x, f(g(h([0 ... 255])))), which is then folded.
 
-    The table is computed by the operators that it takes the place of, so results stay the same.
+    The replaced operators themselves compute the table, so results are identical.
     """
     roots = _roots(model, graph)
     chains: dict[str, _Chains] = {}
@@ -43,7 +43,7 @@ def tabulate_bytes(model: OnnxModel, graph: Graph) -> int:
     for node in list(graph.nodes):
         name = node.output(0)
         root = roots.get(name)
-        # In the middle of a chain nothing is gained.
+        # A value in the middle of a chain needs no table.
         is_needed = graph.is_output(name) or any(roots.get(user.output(0)) != root for user in graph.consumers(name))
         if root is None or not is_needed or not _is_bytes(graph, name) or graph.producer(name) is not node:
             continue
@@ -53,7 +53,7 @@ def tabulate_bytes(model: OnnxModel, graph: Graph) -> int:
 
 
 def _roots(model: OnnxModel, graph: Graph) -> dict[str, str]:
-    """Per result of a chain the 8-bit value that it hangs on."""
+    """Map each result of a chain to the 8-bit value at the start of the chain."""
     roots: dict[str, str] = {}
     single: set[str] = set()
     for node in graph.nodes:
@@ -61,7 +61,7 @@ def _roots(model: OnnxModel, graph: Graph) -> dict[str, str]:
             continue
         varying = [name for name in node.inputs if name and name not in single and not _is_single(graph, name)]
         if not varying:
-            single.add(node.output(0))  # quantised constants are not folded before this
+            single.add(node.output(0))  # quantised constants are folded later
             continue
         sources = {roots.get(name, name) for name in varying}
         source = sources.pop() if len(sources) == 1 else ""
@@ -76,14 +76,14 @@ def _is_single(graph: Graph, name: str) -> bool:
 
 
 def _is_bytes(graph: Graph, name: str) -> bool:
-    """Whether a value has 8 bits, and at least one axis and no constant behind it."""
+    """Return True if a value has 8 bits and at least one axis, and is not constant."""
     known = graph.type_of(name)
     is_tensor = isinstance(known, TensorType) and known.dtype in _BYTES and bool(known.shape)
     return is_tensor and graph.constant_tensor(name) is None
 
 
 def _copy(graph: Graph, end: Node, root: str, roots: dict[str, str], chains: _Chains) -> str:
-    """The chain that ends in a node, of all 256 values; returns its result. What is there already is used again."""
+    """Copy the chain that ends in a node so that it computes all 256 values; return the result. Copies are reused."""
     if not chains.all_values:
         known = graph.type_of(root)
         is_signed = isinstance(known, TensorType) and known.dtype is DataType.INT8

@@ -1,4 +1,4 @@
-"""Attention, GELU and layer normalisation, which exporters write out in many nodes, become one node each."""
+"""Fuses attention, GELU and layer normalisation that exporters decompose into many nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import base
 
 @dataclass(frozen=True)
 class _Scores:
-    """scale * query @ keys + bias: what goes into the softmax. keys: [..., size, S]; bias "" = none."""
+    """The input of the softmax, scale * query @ keys + bias. keys: [..., size, S]; bias: "" = none."""
 
     query: str
     keys: str
@@ -26,10 +26,10 @@ class _Scores:
 def fuse_attention(model: OnnxModel, graph: Graph) -> int:
     """softmax(scale * query @ keys + bias) @ values -> genai::DenseAttention(query, keys, values, bias).
 
-    Factors may stand at the queries, the keys or their product. A softmax whose NaN become 0 (rows that a mask hides
-    whole, as torch writes them) is recognised, too.
+    The queries, the keys or their product may be scaled. A softmax whose NaN are replaced by 0 also matches: torch
+    exports it for rows that a mask hides completely.
     """
-    # Before version 13 a Softmax without an axis went over all axes from the second on.
+    # Before version 13, a Softmax without an axis normalised over axis 1 and all axes after it.
     default_axis = -1 if (model.opset_version() or 0) >= 13 else 1
     return sum(_fuse(graph, node, default_axis) for node in list(graph.nodes))
 
@@ -52,7 +52,7 @@ _NAN_TO_ZERO = base.Pattern("Where", base.Pattern("IsNaN", "weights", once=True,
 
 
 def _softmax(graph: Graph, name: str, default_axis: int) -> tuple[Node | None, bool]:
-    """The Softmax over the last axis behind a value that nothing else uses; and whether its NaN were made 0."""
+    """Return the Softmax over the last axis that computes a single-use value, and True if its NaN are replaced by 0."""
     where = base.made_by(graph, name, "Where")
     guarded = base.find(graph, where, _NAN_TO_ZERO) if where is not None else {}
     softmax = base.made_by(graph, guarded["weights"] if guarded else name, "Softmax")
@@ -95,7 +95,7 @@ def _is_4d_float(graph: Graph, name: str) -> bool:
 
 
 def _halved(curve: base.Pattern) -> tuple[base.Pattern, ...]:
-    """x * 0.5 * (1 + curve), in any order of the products."""
+    """Return patterns of x * 0.5 * (1 + curve) for all orders of the factors."""
     shifted = base.Pattern("Add", curve, 1.0, once=True)
     return (
         base.Pattern("Mul", base.Pattern("Mul", "x", 0.5), shifted),
@@ -114,9 +114,9 @@ _GELUS = {
 
 @base.node_rule(base.Level.EXTENDED, ("", "Mul"), domain=MS)
 def fuse_gelu(graph: Graph, end: Node) -> bool:
-    """x * 0.5 * (1 + Erf(x / sqrt 2)), in any order of the products -> com.microsoft::Gelu(x), for float32.
+    """x * 0.5 * (1 + Erf(x / sqrt 2)), with the factors in any order -> com.microsoft::Gelu(x), for float32.
 
-    With Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) in place of Erf -> com.microsoft::FastGelu(x).
+    With Tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)) instead of Erf -> com.microsoft::FastGelu(x).
     """
     for op_type, patterns in _GELUS.items():
         for pattern in patterns:
@@ -136,7 +136,7 @@ _SCALED = base.Pattern("Mul", base.Pattern("Div", _CENTRED, _DEVIATION, once=Tru
 def fuse_layer_norm(graph: Graph, end: Node) -> bool:
     """(x - mean(x)) / sqrt(mean((x - mean(x)) ^ 2) + epsilon) * scale + bias over the last axis -> LayerNormalization.
 
-    Only where scale and bias are constant vectors, and from operator set 17 on, which has this operator.
+    Scale and bias must be constant vectors. LayerNormalization requires operator set 17.
     """
     match = base.find(graph, end, base.Pattern("Add", _SCALED, "bias"))
     if not match or not base.is_float32(graph, match["x"]):
@@ -152,7 +152,7 @@ def fuse_layer_norm(graph: Graph, end: Node) -> bool:
 
 
 def _is_along_last_axis(graph: Graph, name: str) -> bool:
-    """Whether a mean is taken over its last axis, which is kept."""
+    """Return True if a mean reduces only its last axis, with keepdims."""
     mean = graph.producer(name)
     if mean is None or not int(mean.attribute("keepdims", 1)):
         return False

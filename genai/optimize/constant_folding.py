@@ -1,4 +1,4 @@
-"""Computes nodes whose inputs are all constants, once, and keeps the results as initializers."""
+"""Computes nodes whose inputs are all constant, once, and stores the results as initializers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..onnx.types import TensorType
 from .base import Level, graph_rule
 from .shapes import infer_node
 
-# A node is left alone if its inputs or any of its outputs are larger, or its output's size cannot be told beforehand:
-# folding must never cost more memory than it saves time.
+# A node is not folded if its inputs or any output exceed this size, or if an output's size is unknown before folding,
+# because the memory would cost more than the time saved.
 _MAX_BYTES = 8 << 20
-# Quantised weights stay quantised: other rules and kernels look for them, and they are smaller.
+# Quantised weights are not folded: they are smaller, and other rules and kernels match them.
 _KEPT = frozenset({"DequantizeLinear", "QuantizeLinear", "DynamicQuantizeLinear"})
-# Their result needs only the types of their inputs.
+# The results of these operators depend only on the types of their inputs.
 _READS_NO_ELEMENTS = frozenset({"Shape", "Size"})
-# What may be folded: array operations whose time and memory follow from their inputs' and outputs'
-# sizes. The rest is rare between constants, and some of it can be made to run for ever.
+# Operators that may be folded: array operations with time and memory bounded by the sizes of their inputs and outputs.
+# Other operators rarely have constant inputs, and some can be constructed to run for ever.
 _FOLDABLE = frozenset(
     """
     Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan Atanh BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr
@@ -40,25 +40,25 @@ _FOLDABLE = frozenset(
 
 
 def evaluate(node: Node, inputs: Mapping[str, NDArray[Any]], version: int) -> Sequence[Any]:
-    """One value per named output, by the node's own kernel; NotImplementedError for what is not to be folded."""
+    """Compute each named output with the node's kernel. Raises NotImplementedError if the node must not be folded."""
     domain, op_type = node.key
     if domain != "" or op_type not in _FOLDABLE:
         raise NotImplementedError(f"{op_type} of domain {domain!r} is not folded")
     if op_type.startswith("Reduce") and any(array.size == 0 for array in inputs.values()):
-        raise NotImplementedError("NumPy warns about some reductions of nothing")
+        raise NotImplementedError("NumPy warns about some reductions of empty arrays")
     values = evaluated(node, version, [inputs.get(name) for name in node.inputs])
     return [np.asarray(value) for name, value in zip(node.outputs, values, strict=False) if name]
 
 
 @graph_rule(Level.BASIC)
 def lift_constants(model: OnnxModel, graph: Graph) -> int:
-    """Constant nodes become initializers; needs no types, so that it makes inferring them cheaper."""
+    """Convert Constant nodes to initializers; this needs no types, and makes type inference cheaper."""
     return _lifted(graph)
 
 
 @graph_rule(Level.BASIC)
 def fold_constants(model: OnnxModel, graph: Graph) -> int:
-    """Nodes of constants become initializers; Constant nodes too. What a graph gives out becomes a Constant node."""
+    """Convert nodes with constant inputs, and Constant nodes, to initializers; graph outputs become Constant nodes."""
     folded: list[Node] = []
     lifted = _lifted(graph)
     for node in list(graph.nodes):
@@ -89,9 +89,9 @@ def _lifted(graph: Graph) -> int:
 
 
 def _results(model: OnnxModel, graph: Graph, node: Node) -> list[OnnxTensor] | None:
-    """The constants that replace a node, or None if it has to stay."""
+    """Return the constants that replace a node, or None if the node cannot be replaced."""
     known: dict[str, OnnxTensor] = {}
-    for name in filter(None, node.inputs):  # of most nodes the first input says that it stays
+    for name in filter(None, node.inputs):  # for most nodes, the first input is not constant, which ends the loop
         tensor = graph.constant_tensor(name)
         if tensor is None:
             return None
@@ -107,7 +107,7 @@ def _results(model: OnnxModel, graph: Graph, node: Node) -> list[OnnxTensor] | N
         return None
     try:
         values = evaluate(node, {name: tensor.array() for name, tensor in known.items()}, version)
-    except Exception:  # Whatever goes wrong, the node simply stays, and fails, if it does, with a message of its own.
+    except Exception:  # On any error, the node is not folded; if it runs, it reports the error itself.
         return None
     return _checked_tensors(node, values, expected)
 
@@ -115,7 +115,7 @@ def _results(model: OnnxModel, graph: Graph, node: Node) -> list[OnnxTensor] | N
 def _fits(expected: Any) -> bool:
     if not isinstance(expected, TensorType) or expected.num_elements is None:
         return False
-    # Strings have no size beforehand; a pointer each is the least they take.
+    # String sizes are unknown in advance; each string takes at least one pointer.
     item_bytes = 8 if expected.dtype is DataType.STRING else expected.dtype.numpy_dtype.itemsize
     return expected.num_elements * item_bytes <= _MAX_BYTES
 
@@ -130,7 +130,7 @@ def _may_fold(model: OnnxModel, node: Node) -> bool:
 
 
 def _checked_tensors(node: Node, values: Sequence[Any], expected: Mapping[str, Any]) -> list[OnnxTensor] | None:
-    """The results as tensors, or None if one is not of the type that the operator's definition gives it."""
+    """Return the results as tensors, or None if a result does not have the inferred type."""
     names = [name for name in node.outputs if name]
     if len(values) != len(names):
         return None

@@ -1,4 +1,4 @@
-"""What stands beside a convolution becomes part of it: a Pad, a normalisation, an activation, an addition."""
+"""Merges nodes next to a convolution into it: a Pad, a BatchNormalization, an activation or an addition."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from .base import (
 
 @node_rule(Level.BASIC, ("", "Conv"), ("", "QLinearConv"))
 def fold_pad_into_conv(graph: Graph, conv: Node) -> bool:
-    """Conv(Pad(x)) with constant pads of zeros on the spatial axes -> Conv(x) with larger pads.
+    """Conv(Pad(x)) with constant zero pads on the spatial axes -> Conv(x) with larger pads.
 
-    QLinearConv likewise, where what is filled in is the zero point.
+    The rule also applies to QLinearConv, if the padding value is its zero point.
     """
     if conv.attribute("auto_pad", "NOTSET") != "NOTSET":
         return False
-    # Number that a convolution's own pads stand for.
+    # The value with which the convolution itself pads.
     nothing = 0.0 if conv.op_type == "Conv" else number(graph, conv.input(2))
     pad = made_by(graph, conv.input(0), "Pad")
     if pad is None or only_user(graph, pad.output(0)) is not conv or pad.input(3):
@@ -75,7 +75,7 @@ def fuse_conv_activation(graph: Graph, conv: Node) -> bool:
 
 
 def _limits(graph: Graph, clip: Node) -> list[float] | None:
-    """Both limits of a Clip, if constant."""
+    """Return both limits of a Clip if they are constant, else None."""
     known = graph.type_of(clip.output(0))
     if isinstance(known, TensorType) and known.dtype is not DataType.FLOAT:
         return None
@@ -88,9 +88,9 @@ def _limits(graph: Graph, clip: Node) -> list[float] | None:
 
 @node_rule(Level.EXTENDED, ("", "Add"), domain=MS)
 def fuse_conv_addition(graph: Graph, addition: Node) -> bool:
-    """Add(Conv(x, w, b), z) of one shape, and a Relu after it -> com.microsoft::FusedConv(x, w, b, z).
+    """Add(Conv(x, w, b), z), operands of equal shape, and an optional Relu -> com.microsoft::FusedConv(x, w, b, z).
 
-    Only for constant kernels in one group, which add z while their results are at hand.
+    Kernels must be constant and in one group; in that case, z is added while the results are in registers or cache.
     """
     for name in addition.inputs:
         other = other_input(addition, name)
@@ -115,7 +115,7 @@ def fuse_conv_addition(graph: Graph, addition: Node) -> bool:
 
 @node_rule(Level.BASIC, ("", "Conv"))
 def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
-    """BatchNormalization(Conv(x, w, b)) with constants, in inference -> Conv(x, w', b')."""
+    """BatchNormalization(Conv(x, w, b)) with constants, in inference mode -> Conv(x, w', b')."""
     norm = followed_by(graph, conv.output(0), "BatchNormalization")
     if norm is None or norm.input(0) != conv.output(0):
         return False
@@ -144,7 +144,7 @@ def fold_conv_batch_norm(graph: Graph, conv: Node) -> bool:
 
 
 def _float(graph: Graph, name: str) -> NDArray[Any] | None:
-    """A float32 constant as float64, or None."""
+    """Return a float32 constant as float64, or None."""
     tensor = graph.constant_tensor(name)
     if tensor is None or tensor.dtype is not DataType.FLOAT:
         return None

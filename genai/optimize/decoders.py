@@ -1,4 +1,4 @@
-"""Rules for decoders: fused forms that their kernels know, weights that stay packed, and wider floats."""
+"""Rules for decoders: fused operators for which kernels exist, packed dequantised weights, and wider floats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SILU = (
 
 @node_rule(Level.EXTENDED, ("", "Mul"), domain=OURS)
 def fuse_swiglu(graph: Graph, node: Node) -> bool:
-    """Mul(Mul(gate, Sigmoid(gate)), up), operands in any order, or Mul(Swish(gate), up) -> genai::SwiGLU(gate, up)."""
+    """Mul(Mul(gate, Sigmoid(gate)), up) or Mul(Swish(gate), up), operands in any order -> genai::SwiGLU(gate, up)."""
     match = find(graph, node, Pattern("Mul", _SILU, "up"))
     inner = [producer for name in ("silu", "squashed") if (producer := graph.producer(match.get(name, ""))) is not None]
     if not inner or inner[0].attribute("alpha", 1.0) != 1.0 or not _same_shape(graph, match["gate"], match["up"]):
@@ -33,14 +33,14 @@ def fuse_swiglu(graph: Graph, node: Node) -> bool:
 
 
 def _same_shape(graph: Graph, left: str, right: str) -> bool:
-    """Broadcasting is not fused: both sides must be per-token rows of one width."""
+    """Return True if both sides are per-token rows of equal width; broadcasting is not fused."""
     first, second = (getattr(graph.type_of(name), "shape", None) for name in (left, right))
     if first is None or second is None or len(first) != len(second):
         return False
     return bool(first[-1] == second[-1] is not None)
 
 
-# Where products have a bias.
+# The input index of the bias, for each product.
 _BIAS_INPUTS = {(MS, BLOCK_PRODUCT): 5, (OURS, QUANTIZED_PRODUCT): 7}
 
 
@@ -60,7 +60,7 @@ def fuse_matmul_bias(graph: Graph, product: Node) -> bool:
     return True
 
 
-# What the kernels sum exactly within a block, and in whole runs of bytes.
+# Block sizes that the kernels sum exactly, and whose blocks fill whole runs of bytes.
 _BLOCK_SIZES = range(16, 257, 16)
 _BITS = {DataType.INT4: 4, DataType.UINT4: 4, DataType.INT8: 8, DataType.UINT8: 8}
 _SIGNED = (DataType.INT4, DataType.INT8)
@@ -70,8 +70,8 @@ _SIGNED = (DataType.INT4, DataType.INT8)
 def pack_dequantized_products(graph: Graph, node: Node) -> bool:
     """MatMul(x, DequantizeLinear(w, scale, zero point)) -> genai::DequantizedMatMul(x, bytes of w, scale, zero point).
 
-    w is a constant [K, N] of 4 or 8 bits, with scales per block of K, per column or one for all; or [N, K] behind a
-    Transpose. 4-bit weights stay as they lie in the file, two to a byte.
+    w is a constant [K, N] of 4 or 8 bits, or [N, K] followed by a Transpose. It has one scale per block of K, one per
+    column or a single scale. 4-bit weights retain their layout in the file, two per byte.
     """
     source, transposed = graph.producer(node.inputs[1]), 0
     if source is not None and source.key == ("", "Transpose") and source.attribute("perm", None) in (None, [1, 0]):
@@ -84,7 +84,7 @@ def pack_dequantized_products(graph: Graph, node: Node) -> bool:
     if source.input(2) and graph.constant_tensor(source.input(2)) is None:
         return False
     block = _block_size(source, weight, scale, contraction=transposed)
-    if block is None or (_BITS[weight.dtype] == 4 and weight.shape[1] % 2):  # rows that end within a byte
+    if block is None or (_BITS[weight.dtype] == 4 and weight.shape[1] % 2):  # otherwise, rows would end within a byte
         return False
     attributes: dict[str, Any] = {
         "bits": _BITS[weight.dtype],
@@ -96,7 +96,7 @@ def pack_dequantized_products(graph: Graph, node: Node) -> bool:
 
 
 def _block_size(source: Node, weight: OnnxTensor, scale: OnnxTensor, *, contraction: int) -> int | None:
-    """Inputs that share a scale: a block size, 0 for all of them; None if the scales lie along another axis."""
+    """Return the scales' block size along K, or 0 for whole columns; None if the scales lie along another axis."""
     axis = int(source.attribute("axis", 1)) % 2
     block = int(source.attribute("block_size", 0))
     if block:
@@ -107,7 +107,7 @@ def _block_size(source: Node, weight: OnnxTensor, scale: OnnxTensor, *, contract
 
 
 def _bytes(graph: Graph, weight: OnnxTensor) -> str:
-    """The constant as bytes, over the same storage."""
+    """Add the constant as bytes that share its storage; return the new name."""
     name = f"{weight.name}/bytes"
     if name not in graph.initializers:
         rows, columns = weight.shape
@@ -123,7 +123,7 @@ def fuse_rotation(position_ids: str) -> Rewrite:
     """PagedAttention(RotaryEmbedding(q), RotaryEmbedding(k), v) -> PagedAttention(q, k, v, cos, sin) with do_rotary.
 
     Args:
-        position_ids: the graph input by which both must be rotated; attention knows the same numbers from its step.
+        position_ids: graph input with the positions of both rotations; attention uses the same positions in each step.
     """
 
     @node_rule(Level.EXTENDED, (OURS, "PagedAttention"))
@@ -153,7 +153,7 @@ def fuse_rotation(position_ids: str) -> Rewrite:
 
 
 def _rotation(graph: Graph, attention: Node, name: str, heads: int, position_ids: str) -> Node | None:
-    """The rotation that makes this value for this attention alone, if attention can do the same."""
+    """Return the rotation that computes a value for this attention node only, if attention supports it, else None."""
     node = graph.producer(name) if name else None
     if node is None or node.key != (MS, "RotaryEmbedding"):
         return None
@@ -175,9 +175,9 @@ _NARROW = (DataType.FLOAT16, DataType.BFLOAT16)
 
 
 def widen_floats(model: OnnxModel) -> None:
-    """Make float16 and bfloat16 float32 everywhere; constants of theirs stay as they are stored, behind a Cast.
+    """Convert float16 and bfloat16 to float32 everywhere; constants are stored unchanged and followed by a Cast.
 
-    What the graph rounds on the way is not rounded then, so that results are nearer to the exact ones.
+    Intermediate results are no longer rounded to 16 bits, so results are closer to the exact results.
     """
     for graph in list(model.graphs()):
         for value in (*graph.inputs, *graph.outputs, *graph.values.values()):

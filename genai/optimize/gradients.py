@@ -1,7 +1,7 @@
-"""Gradient nodes (ai.onnx.preview.training) written out: the differentiated part of the graph again, then backwards.
+"""Expands Gradient nodes (ai.onnx.preview.training): a copy of the differentiated subgraph, then the backward pass.
 
-Reverse accumulation over operators whose derivative is known here, where operands have one shape: gradients of
-operands that were broadcast are refused, since that depends on shapes.
+This is reverse accumulation over the operators in `_RULES`, for operands of equal shape. Broadcast operands are
+rejected, because their gradients depend on run-time shapes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 class _NewNodes:
-    """Nodes that are added before a Gradient node."""
+    """Creates nodes and inserts them before a Gradient node."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph, self._before = graph, before
 
     def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """A new node of one output; returns the output."""
+        """Insert a new node with one output; return the output's name."""
         output = self._graph.fresh_name(f"{self._before.name or 'gradient'}/{op_type}")
         self.insert(make_node(op_type, list(inputs), [output], **attributes))
         return output
@@ -34,13 +34,13 @@ class _NewNodes:
         self._graph.insert_before(self._before, node)
 
     def filled_like(self, name: str, number: int, known: Any) -> str:
-        """A number in the shape of a value, in the element type `known`."""
+        """Insert a tensor filled with a number, with a value's shape and the type `known`; return the tensor's name."""
         dtype = known.dtype.numpy_dtype if isinstance(known, TensorType) else np.dtype(np.float32)
         value = OnnxTensor.from_array("", np.full(1, number, dtype))
         return self("ConstantOfShape", self("Shape", name), value=value)
 
 
-# (tape, the node's inputs, its output, the gradient of its output) -> the gradient of each input.
+# (the object that creates nodes, the node's inputs, its output, the output's gradient) -> the gradient of each input.
 _Rule = Callable[[_NewNodes, Sequence[str], str, str], list[str]]
 
 
@@ -64,7 +64,7 @@ _RULES: dict[str, _Rule] = {
 
 
 def expand_gradients(model: OnnxModel) -> int:
-    """Replace every Gradient node of a model whose shapes are inferred; returns how many there were."""
+    """Replace every Gradient node of a model, whose shapes must be inferred; return the number of Gradient nodes."""
     gradients = [
         (graph, node) for graph in list(model.graphs()) for node in graph.nodes if node.key == (DOMAIN, "Gradient")
     ]
@@ -78,8 +78,8 @@ def _expand(graph: Graph, gradient: Node) -> None:
     target = str(gradient.attribute("y", ""))
     if len(sources) != len(gradient.inputs):
         raise malformed(
-            f"Gradient {gradient.name!r} names {len(sources)} tensors and has {len(gradient.inputs)} inputs",
-            "xs and zs stand for its inputs, one by one",
+            f"Gradient {gradient.name!r} names {len(sources)} tensors but has {len(gradient.inputs)} inputs",
+            "xs and zs must name one tensor per input",
         )
     emit = _NewNodes(graph, gradient)
     values = dict(zip(sources, gradient.inputs, strict=True))
@@ -87,7 +87,7 @@ def _expand(graph: Graph, gradient: Node) -> None:
     copies = [_evaluate_again(emit, graph, node, values) for node in nodes]
     if target not in values:
         raise malformed(
-            f"Gradient {gradient.name!r} differentiates {target!r}, which nothing computes from {sources}",
+            f"Gradient {gradient.name!r} differentiates {target!r}, which does not depend on {sources}",
             "y must be the output of a node that depends on xs",
         )
     gradients = {values[target]: emit.filled_like(values[target], 1, graph.type_of(target))}
@@ -106,7 +106,7 @@ def _expand(graph: Graph, gradient: Node) -> None:
 
 
 def _path(graph: Graph, sources: set[str], target: str) -> list[Node]:
-    """Nodes between the sources and the target, in order."""
+    """Return the nodes between the sources and the target, in order."""
     graph.topological_sort()
     reached = set(sources)
     forward = []
@@ -123,19 +123,19 @@ def _path(graph: Graph, sources: set[str], target: str) -> list[Node]:
 
 
 def _evaluate_again(emit: _NewNodes, graph: Graph, node: Node, values: dict[str, str]) -> Node:
-    """A copy of a node that reads the values given to the Gradient node."""
+    """Insert a copy of a node that is computed from the inputs of the Gradient node; return the copy."""
     if node.key not in {("", op_type) for op_type in _RULES}:
         raise UnsupportedOpError(
-            f"the gradient of {node.op_type} {node.name!r}",
-            f"known are those of {', '.join(sorted(_RULES))}",
-            "compute the gradient where the model was made",
+            f"the gradient of {node.op_type} {node.name!r} is not supported",
+            f"gradients are supported for {', '.join(sorted(_RULES))}",
+            "compute the gradient in the framework that created the model",
         )
     shapes = [known.shape if isinstance(known := graph.type_of(name), TensorType) else None for name in node.inputs]
     if len(node.inputs) == 2 and (None in shapes or shapes[0] != shapes[1]):
         raise UnsupportedOpError(
-            f"the gradient of {node.op_type} {node.name!r} over operands of shapes {shapes}",
-            "it needs operands whose shapes are known to be equal",
-            "compute the gradient where the model was made",
+            f"the gradient of {node.op_type} {node.name!r} over operands of shapes {shapes} is not supported",
+            "gradients require operands whose shapes are known to be equal",
+            "compute the gradient in the framework that created the model",
         )
     copy = node.copy()
     copy.inputs = [values.get(name, name) for name in node.inputs]

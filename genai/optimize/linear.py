@@ -1,4 +1,4 @@
-"""Products with constant matrices: their bias, what follows them, and products of one value that become one."""
+"""Products with constant matrices: fusion with biases, additions and activations, and joining products of one input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .base import (
 
 @node_rule(Level.EXTENDED, ("", "MatMul"), domain=OURS)
 def fuse_linear(graph: Graph, product: Node) -> bool:
-    """Add(MatMul(x, weight), bias), weight a constant [K, N], bias a constant [N] -> genai::Linear(x, weight, bias)."""
+    """Add(MatMul(x, weight), bias) with constant weight [K, N] and bias [N] -> genai::Linear(x, weight, bias)."""
     weight = graph.constant_tensor(product.input(1))
     if weight is None or len(weight.shape) != 2 or not is_float32(graph, product.input(0)):
         return False
@@ -36,11 +36,11 @@ def fuse_linear(graph: Graph, product: Node) -> bool:
     return replaced(graph, addition, "Linear", [*product.inputs, bias], domain=OURS, name=product.name)
 
 
-# Larger weights are not packed, and BLAS knows no activations.
+# Weights of this size or more are not packed, and BLAS has no activations.
 _MAX_BYTES = 1 << 31
-# Products that can have a tail -> the place of what is added to their results.
+# Products that support an epilogue (activation or addition) -> the input index of the addend.
 _ADDEND = {(OURS, "Linear"): 3, (MS, "MatMulIntegerToFloat"): 7, (OURS, "IntegerLinear"): 7}
-# Operator -> the name of its function.
+# Operator -> the name of its kernel function.
 _FUNCTIONS = {
     (MS, "Gelu"): "gelu",
     (MS, "FastGelu"): "gelu_tanh",
@@ -52,14 +52,14 @@ _FUNCTIONS = {
 
 @node_rule(Level.EXTENDED, *_ADDEND, domain=OURS)
 def fuse_linear_addition(graph: Graph, product: Node) -> bool:
-    """Linear(x, weight, bias) + y -> Linear(x, weight, bias, y), y being float32 and no constant.
+    """Linear(x, weight, bias) + y -> Linear(x, weight, bias, y), for a float32 y that is not constant.
 
-    Kernels see at the run whether y has the product's shape, and else add it afterwards.
+    The kernel checks at run time whether y has the product's shape; if the shapes differ, it adds y afterwards.
 
     MatMulIntegerToFloat becomes genai::IntegerLinear.
     """
     match = operand_after(graph, product.output(0), "Add") if _is_open(graph, product) else None
-    # A constant may yet become the bias.
+    # A constant may become the bias later.
     if match is None or graph.constant_tensor(match[1]) is not None or not is_float32(graph, match[1]):
         return False
     addition, other = match
@@ -71,7 +71,7 @@ def fuse_linear_addition(graph: Graph, product: Node) -> bool:
 
 @node_rule(Level.EXTENDED, *_ADDEND, domain=OURS)
 def fuse_linear_activation(graph: Graph, product: Node) -> bool:
-    """f(Linear(x, weight, bias)) -> Linear with the attribute `function`, where f is an activation of float32 rows.
+    """f(Linear(x, weight, bias)) -> Linear with the attribute `function`, for an activation f of float32 rows.
 
     MatMulIntegerToFloat becomes genai::IntegerLinear.
     """
@@ -84,7 +84,7 @@ def fuse_linear_activation(graph: Graph, product: Node) -> bool:
 
 
 def _is_open(graph: Graph, product: Node) -> bool:
-    """Whether a product will be a packed one, and has no tail yet."""
+    """Return True if a product is to be packed and has no epilogue yet."""
     weight = graph.constant_tensor(product.input(1))
     has_tail = product.input(_ADDEND[product.key]) or product.attribute("function", "")
     if has_tail or weight is None or len(weight.shape) != 2:
@@ -103,7 +103,7 @@ def _is_open(graph: Graph, product: Node) -> bool:
 
 
 def _with_tail(graph: Graph, product: Node, end: Node) -> Node:
-    """Put the product, in the form that can have a tail, in the place of itself and of what follows it."""
+    """Replace the product and the node after it with a product that supports an epilogue; return the new product."""
     fused = moved_to(graph, product, end)
     if product.key == (MS, "MatMulIntegerToFloat"):
         fused.op_type, fused.domain = "IntegerLinear", OURS
@@ -117,18 +117,18 @@ def _function(node: Node) -> str | None:
 
 
 _LINEAR, _INTEGER = (OURS, "Linear"), (MS, "MatMulIntegerToFloat")
-# Of smaller weights the product costs next to nothing.
+# Joining products with smaller weights would save too little time.
 _MIN_ELEMENTS = 1 << 13
-# The operator set in which Split takes its sizes as an input.
+# The first operator set in which Split takes its sizes as an input.
 _SPLIT_BY_INPUT = 13
 
 
 @graph_rule(Level.EXTENDED, since=_SPLIT_BY_INPUT)
 def join_products(model: OnnxModel, graph: Graph) -> int:
-    """Linear(x, w1, b1), Linear(x, w2, b2) ... -> Split(Linear(x, [w1 w2 ...], [b1 b2 ...])), parts being views.
+    """Linear(x, w1, b1), Linear(x, w2, b2) ... -> Split(Linear(x, [w1 w2 ...], [b1 b2 ...])); the parts are views.
 
-    Likewise MatMulIntegerToFloat, whose scales and zero points become one per column. Only where nothing else reads
-    the matrices, which are kept once, in their new form.
+    The rule also applies to MatMulIntegerToFloat, with one scale and zero point per column. No other node may read the
+    matrices, because only the joined matrix is stored.
     """
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in graph.nodes:
@@ -138,7 +138,7 @@ def join_products(model: OnnxModel, graph: Graph) -> int:
 
 
 def _fits(graph: Graph, node: Node) -> bool:
-    """Whether weight, bias and what belongs to them are constants of this graph and of the usual shapes."""
+    """Return True if weight, bias, scales and zero points are constants of this graph with the usual shapes."""
     if node.key not in (_LINEAR, _INTEGER) or node.attribute("function", "") or len(node.outputs) != 1:
         return False
     weight = graph.initializers.get(node.input(1))
@@ -161,13 +161,13 @@ def _per_column(graph: Graph, name: str, columns: int) -> bool:
 
 
 def _is_known(graph: Graph, name: str, columns: int) -> bool:
-    """Whether a value is one constant number, or one per column."""
+    """Return True if a value is a constant number, or a constant with one number per column."""
     tensor = graph.constant_tensor(name)
     return tensor is not None and len(tensor.shape) <= 1 and tensor.num_elements in (1, columns)
 
 
 def _key(graph: Graph, node: Node) -> tuple[object, ...]:
-    """Equal for products that can be one: of the same value, and matrices of the same rows and type."""
+    """Return a key that is equal for products that can be joined: same input, and matrices of equal height and type."""
     weight = graph.initializers[node.input(1)]
     shared = [node.input(index) for index in ((0,) if node.key == _LINEAR else (0, 2, 4))]
     return node.key, *shared, weight.shape[0], weight.dtype, bool(node.input(5))

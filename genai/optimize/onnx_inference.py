@@ -1,7 +1,7 @@
-"""ONNX's own shape inference, for a whole model or one node: what goes in and what comes out.
+"""ONNX's own shape inference, for a whole model or one node: conversion of its inputs and results.
 
-Weights are left out, and so is what would hang or crash ONNX's native code: operators with rules of our own get a
-domain that ONNX does not know, and malformed Einsum equations are refused.
+Weights are omitted, as are constructs that would hang or crash ONNX's native code: operators with our own shape rules
+are moved to a domain that ONNX does not have, and malformed Einsum equations are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..onnx.types import ArrayTypes, Type
 
 GraphTypes: TypeAlias = dict[str, Type]
 
-# Constants up to this size may be shapes, axes or scales, and take part in the inference.
+# Constants up to this size may be shapes, axes or scales, so they are passed to ONNX's inference.
 MAX_CONSTANT_BYTES = 1024
 
 _GENERATED = re.compile(r"unk__\d+")
@@ -33,16 +33,16 @@ _HIDDEN_DOMAIN = "genai.shape_rules"
 def infer_model(
     model: OnnxModel, known_types: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]
 ) -> dict[Graph, GraphTypes]:
-    """The types that ONNX finds for the values of every graph.
+    """Return the types that ONNX infers for the values of every graph.
 
     Args:
-        known_types: types to start from, for outputs of operators that ONNX does not know.
-        is_hidden: which nodes ONNX is not to see.
+        known_types: initial types, for outputs of operators that ONNX does not support.
+        is_hidden: predicate for the nodes that are hidden from ONNX.
     """
     skeleton = _Skeleton(known_types, is_hidden).model(model)
     try:
         result = shape_inference.infer_shapes(skeleton)
-    except Exception as error:  # ONNX raises several kinds, some of them bare.
+    except Exception as error:  # ONNX raises several exception types, some without a common base.
         raise GraphError(
             f"shapes cannot be inferred: {error!s:.300}",
             "ONNX's shape inference rejects the model",
@@ -62,7 +62,7 @@ def infer_model(
 def infer_single(
     node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]
 ) -> GraphTypes:
-    """The types that ONNX finds for the outputs of one node; empty where it does not know enough."""
+    """Return the types that ONNX infers for the outputs of one node, or an empty result if it cannot infer them."""
     domain, op_type = node.key
     if node.subgraphs():
         return {}
@@ -76,21 +76,21 @@ def infer_single(
             {name: encoder.tensor(tensor.renamed(name)) for name, tensor in small.items()},
             opset_imports=[onnx.helper.make_opsetid(domain, version)],
         )
-    except Exception:  # ONNX raises several kinds; a node that it cannot type stays untyped.
+    except Exception:  # ONNX raises several exception types; if it cannot infer a node, the node has no types.
         return {}
     return {name: known for name, proto in outputs.items() if (known := decode_type(proto)) is not None}
 
 
 class _ConstantSerializer(Serializer):
-    """Small tensors inline, wherever they come from; larger ones only by type and shape."""
+    """Writes small tensors inline, regardless of their storage, and larger tensors only as type and shape."""
 
     def node(self, node: Node) -> onnx.NodeProto:
-        # ONNX's inference never ends on some malformed Einsum equations, so they do not reach it.
+        # ONNX's inference does not terminate on some malformed Einsum equations, so they are rejected first.
         equation = node.attribute("equation") if node.key == ("", "Einsum") else ""
         if not isinstance(equation, str) or not EQUATION.fullmatch(equation):
             raise malformed(
                 f"Einsum node {node.name!r} has the equation {equation!r:.80}",
-                "an equation is made of letters, commas, at most one '...' per term, and one '->'",
+                "an equation consists of letters, commas, at most one '...' per term, and one '->'",
             )
         return super().node(node)
 
@@ -99,7 +99,7 @@ class _ConstantSerializer(Serializer):
 
 
 class _Skeleton(_ConstantSerializer):
-    """A model whose only types between nodes are those given."""
+    """Writes a model with only the given types for the values between nodes."""
 
     def __init__(self, known_types: Mapping[Graph, GraphTypes], is_hidden: Callable[[Node], bool]) -> None:
         self._known_types = known_types
@@ -147,7 +147,7 @@ def _collect(graph: Graph, proto: onnx.GraphProto, types_of: dict[Graph, GraphTy
 
 
 def _without_generated(known: Type, declared: set[str]) -> Type:
-    """A type without the symbols that ONNX makes up for open extents: they change with every pass.
+    """Remove the symbols that ONNX generates for unknown dimensions, because they change at every pass.
 
     Args:
         declared: symbols that the model itself uses for its inputs.

@@ -1,4 +1,4 @@
-"""Quantised values: QDQ form to operators on integers, and dynamically quantised products to one node each."""
+"""Converts quantised graphs: QDQ form to integer operators, and each dynamically quantised product to a single node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INTEGERS = (DataType.INT8, DataType.UINT8)
 
 @dataclass(frozen=True)
 class _Quantized:
-    """A value in 8 bits with its scale and zero point, by name; `axis` of its scales, None where there is one."""
+    """The names of an 8-bit value, its scale and its zero point; `axis`: the scales' axis, None for a single scale."""
 
     value: str
     scale: str
@@ -33,8 +33,8 @@ class _Quantized:
 def fuse_quantized_nodes(model: OnnxModel, graph: Graph) -> int:
     """QuantizeLinear(f(DequantizeLinear(x), DequantizeLinear(w), ...)) -> QLinearMatMul or QLinearConv.
 
-    A MatMul whose result stays float becomes com.microsoft::MatMulIntegerToFloat. Results may differ from the float
-    form by one step, where that rounds before it quantises.
+    A MatMul with a float result becomes com.microsoft::MatMulIntegerToFloat. Results may differ by one quantisation
+    step from the results of the float form, which rounds before it quantises.
     """
     return sum(_fuse_matmul(model, graph, node) or _fuse_conv(graph, node) for node in list(graph.nodes))
 
@@ -78,7 +78,7 @@ def _fuse_conv(graph: Graph, node: Node) -> bool:
 
 
 def dequantized(graph: Graph, name: str) -> _Quantized | None:
-    """An 8-bit value behind a DequantizeLinear to float32, with a zero point."""
+    """Match an 8-bit value that is dequantised to float32 with a zero point; return its names, or None."""
     node = base.made_by(graph, name, "DequantizeLinear")
     if node is None or not node.input(2) or node.attribute("block_size", 0) or node.attribute("output_dtype", 0):
         return None
@@ -92,7 +92,7 @@ def dequantized(graph: Graph, name: str) -> _Quantized | None:
 
 
 def following_quantize(graph: Graph, name: str) -> Node | None:
-    """The QuantizeLinear to 8 bits, of one scale and zero point, that alone uses a value."""
+    """Return the only user of a value if it quantises to 8 bits with one scale and zero point; otherwise None."""
     node = base.followed_by(graph, name, "QuantizeLinear")
     if node is None or not node.input(2) or node.attribute("block_size", 0):
         return None
@@ -103,7 +103,7 @@ def following_quantize(graph: Graph, name: str) -> Node | None:
 
 
 def _integer_bias(graph: Graph, name: str, x_scale: str, weight_scale: str) -> str | None:
-    """A constant bias as int32 at the scale of the products: as it is stored if that is its scale, else rounded."""
+    """Return a constant bias as int32 at the products' scale: the stored bias if it has that scale, else rounded."""
     first, second = graph.constant(x_scale), graph.constant(weight_scale)
     if first is None or second is None:
         return None
@@ -141,9 +141,9 @@ def _rounded(graph: Graph, name: str, bias: Any, scale: Any) -> str | None:
 
 @base.node_rule(base.Level.EXTENDED, ("", "Add"), ("", "Mul"), domain=OURS)
 def fuse_quantized_arithmetic(graph: Graph, node: Node) -> bool:
-    """QuantizeLinear(f(DequantizeLinear(a), DequantizeLinear(b))), f a sum or product -> genai::QuantizedBinary.
+    """QuantizeLinear(f(DequantizeLinear(a), DequantizeLinear(b))) -> genai::QuantizedBinary, for f = Add or Mul.
 
-    The arithmetic is the same: dequantised, combined in float32, quantised.
+    The arithmetic does not change: dequantise, combine in float32, quantise.
     """
     a, b = (dequantized(graph, name) for name in node.inputs)
     quantize = following_quantize(graph, node.output(0))
@@ -158,8 +158,8 @@ def fuse_quantized_arithmetic(graph: Graph, node: Node) -> bool:
 def fuse_matmul_integer_to_float(graph: Graph, product: Node) -> bool:
     """Mul(Cast(MatMulInteger(a, b, a_zero, b_zero)), Mul(a_scale, b_scale)) -> com.microsoft::MatMulIntegerToFloat.
 
-    Only where a and its scale come from DynamicQuantizeLinear and b's scale is constant, so that it is known which
-    scale is whose.
+    DynamicQuantizeLinear must compute a and its scale, and b's scale must be constant, so that the rule can distinguish
+    the two scales.
     """
     source = base.made_by(graph, product.input(0), "DynamicQuantizeLinear")
     cast = base.followed_by(graph, product.output(0), "Cast")
@@ -195,15 +195,15 @@ def fuse_integer_product_bias(graph: Graph, product: Node) -> bool:
 
 
 _MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Identity", "Pad", "MaxPool"})
-# MaxPool takes integers from this version on, Pad from the next.
+# All of these operators support 8-bit integers starting with this version; Pad has since 11, and MaxPool since 12.
 _FIRST_VERSION = 13
 
 
 @base.node_rule(base.Level.EXTENDED, ("", "QuantizeLinear"), since=_FIRST_VERSION)
 def move_quantized(graph: Graph, quantize: Node) -> bool:
-    """QuantizeLinear(f(DequantizeLinear(x))) with one scale and zero point on both sides -> f(x).
+    """QuantizeLinear(f(DequantizeLinear(x))) with the same scale and zero point on both sides -> f(x).
 
-    f moves values or chooses among them, so that the results are the same numbers. Without an f both nodes go.
+    f moves or selects values, so the results are equal. If there is no f, both nodes are removed.
     """
     if not quantize.input(2):
         return False
@@ -230,7 +230,7 @@ def move_quantized(graph: Graph, quantize: Node) -> bool:
 
 
 def _same_quantization(graph: Graph, source: Node, quantize: Node) -> bool:
-    """Whether both have the same single scale and zero point, of 8 bits."""
+    """Return True if both nodes have the same single scale and the same single 8-bit zero point."""
     known = graph.type_of(source.input(0))
     if not source.input(2) or not isinstance(known, TensorType) or known.dtype not in _INTEGERS:
         return False
@@ -240,7 +240,7 @@ def _same_quantization(graph: Graph, source: Node, quantize: Node) -> bool:
 
 
 def _same_constants(graph: Graph, first_node: Node, second_node: Node) -> bool:
-    """Whether the scales of both nodes are one equal number each, and the zero points, too."""
+    """Return True if the scales of both nodes are equal single constants, and the zero points are equal as well."""
     for index in (1, 2):
         names = first_node.input(index), second_node.input(index)
         first, second = (graph.constant(name) for name in names)
@@ -252,7 +252,7 @@ def _same_constants(graph: Graph, first_node: Node, second_node: Node) -> bool:
 
 
 def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
-    """Let a Pad of integers put in what its number becomes when it is quantised."""
+    """Replace the padding value of a Pad by its quantised value; return False if it is not constant."""
     if pad.attribute("mode", "constant") != "constant":
         return True
     value = _filling(graph, pad.input(2)) if pad.input(2) else 0.0
@@ -268,7 +268,7 @@ def _pad_integers(graph: Graph, pad: Node, quantize: Node) -> bool:
 
 
 def _filling(graph: Graph, name: str) -> float | None:
-    """A constant number, also one that is quantised and dequantised on the way."""
+    """Return a constant number, even if it is quantised and then dequantised, or None."""
     value = base.number(graph, name)
     node = base.made_by(graph, name, "DequantizeLinear") if value is None else None
     if node is None:

@@ -1,7 +1,7 @@
-"""Shapes that are known before a run become constants, and reshapes to extents that are there already copy them.
+"""Folds shapes that are known before a run to constants, and makes reshapes copy dimensions of their input.
 
-Shape inference names an open extent where the model does. Here every extent has a name, so that "as many rows as this
-value has" can be told even where nothing else is known of it.
+Shape inference names an unknown dimension only if the model does. In this module, every dimension has a name, so that
+two values are known to have the same number of rows even if that number is unknown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHAPE_PRESERVING = frozenset(
         ("", "DynamicQuantizeLinear"), (MS, "Gelu"), (MS, "FastGelu"),
     }
 )  # fmt: skip
-# Products with a constant matrix, and which input is added to their results (0 = none).
+# Products with a constant matrix, and the index of the input that is added to their results (0 = none).
 _PRODUCTS = {
     ("", "MatMul"): 0, ("", "MatMulInteger"): 0, (OURS, "Linear"): 3, (MS, "MatMulIntegerToFloat"): 0,
     (OURS, "IntegerLinear"): 7,
@@ -35,14 +35,14 @@ _SUMS = frozenset({("", "Add"), ("", "Sub"), ("", "Mul"), ("", "Div")})
 
 
 class KnownExtents:
-    """Extents of a graph's values; nodes are told in order by `follow`."""
+    """The dimensions of a graph's values; call `follow` for the nodes in order."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._extents: dict[str, Extents | None] = {}
 
     def of(self, name: str) -> Extents | None:
-        """A number or a name per axis; None where the number of axes is open."""
+        """Return a number or a name for each axis, or None if the rank is unknown."""
         if name not in self._extents:
             known = self._graph.type_of(name) if name else None
             shape = known.shape if isinstance(known, TensorType) else None
@@ -54,12 +54,12 @@ class KnownExtents:
         return self._extents[name]
 
     def type_of(self, name: str) -> TensorType | None:
-        """A value's type with these extents."""
+        """Return a value's type with these dimensions, or None if unknown."""
         known, extents = self._graph.type_of(name) if name else None, self.of(name)
         return replace(known, shape=extents) if isinstance(known, TensorType) and extents is not None else None
 
     def follow(self, node: Node) -> None:
-        """Carry the extents of a node's inputs to its first output, where its operator keeps them."""
+        """Propagate the dimensions of a node's inputs to its first output, if its operator preserves dimensions."""
         rule = _RULES.get(node.key)
         derived = None if rule is None else rule(self, node)
         inferred = self.of(node.output(0))
@@ -122,16 +122,16 @@ _RULES: dict[tuple[str, str], Callable[[KnownExtents, Node], Extents | None]] = 
 }
 
 
-# In a Reshape's target: the input's extent at this place.
+# In a Reshape's target, this number copies the input's dimension at the same position.
 _COPY = 0
 _FOLDED = ("Shape", "Size", "Gather")
 
 
 @graph_rule(Level.BASIC)
 def fold_known_shapes(model: OnnxModel, graph: Graph) -> int:
-    """Shape(x), Size(x), and elements of shapes such as Shape(x)[2] -> constants, where the extents are known."""
+    """Shape(x), Size(x), and elements of shapes such as Shape(x)[2] -> constants, if the dimensions are known."""
     folded = []
-    # Arithmetic is left to constant folding.
+    # Constant folding handles the arithmetic.
     targets = {
         node.output(0) for node in graph.nodes if node.op_type in _FOLDED and not graph.is_output(node.output(0))
     }
@@ -153,7 +153,7 @@ def fold_known_shapes(model: OnnxModel, graph: Graph) -> int:
 def fold_known_reshapes(model: OnnxModel, graph: Graph) -> int:
     """Reshape(x, Concat(Shape(x)[0], Shape(x)[1], [12, 64])) -> Reshape(x, [0, 0, 12, 64]).
 
-    Wherever every extent of the target is a number, or an extent that x has at the same place (see `KnownExtents`).
+    Each dimension of the target must be a number, or x's dimension at the same position (see `KnownExtents`).
     """
     reshapes = [node for node in graph.nodes if _is_computed(graph, node)]
     if not reshapes:
@@ -169,14 +169,14 @@ def fold_known_reshapes(model: OnnxModel, graph: Graph) -> int:
 
 
 def _is_computed(graph: Graph, node: Node) -> bool:
-    """Whether this is a Reshape whose target is no constant."""
+    """Return True for a Reshape whose target is not constant."""
     return node.key == ("", "Reshape") and len(node.inputs) == 2 and graph.constant_tensor(node.inputs[1]) is None
 
 
 def _shape_values(
     model: OnnxModel, graph: Graph, type_of: Callable[[str], Type | None], targets: AbstractSet[str]
 ) -> Iterator[tuple[Node, ShapeValue | None]]:
-    """The nodes that compute shapes for the values wanted, in order, and what is known of their results."""
+    """Yield the nodes that compute shapes for the target values, in order, with the known parts of their results."""
     needed, computing = set(targets), []
     for node in reversed(graph.nodes):
         if node.output(0) not in needed or not is_shape_computation(node) or model.function(node) is not None:
@@ -187,7 +187,7 @@ def _shape_values(
     values: dict[str, ShapeValue | None] = {}
     version = model.opset_version() or 1
     for node in reversed(computing):
-        # Of types only the first input's is asked for.
+        # Shape and Size need the type of their first input; no other operator needs types.
         types = [type_of(node.inputs[0])] if node.op_type in ("Shape", "Size") else []
         inputs = [values[name] if name in values else _constant(graph, name) for name in node.inputs]
         values[node.output(0)] = value = computed_value(node, version, inputs, types)

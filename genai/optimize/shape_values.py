@@ -1,7 +1,7 @@
-"""Values of shape computations, as far as they are known before a run: Shape, Gather, Concat, Mul and their like.
+"""Values of shape computations (Shape, Gather, Concat, Mul and similar), as far as they are known before a run.
 
-A value here is a small integer tensor whose elements are extents: known, symbolic, or open. Most operators compute it
-as they compute any array: their own kernels run on arrays of objects that know the arithmetic of extents.
+A value in this module is a small integer tensor with dimensions as elements: known, symbolic or unknown. Most operators
+compute such values with their own kernels, which run on arrays of objects that implement the arithmetic of dimensions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from genai.ops.registry import evaluated
 from ..onnx.node import Node
 from ..onnx.types import ArrayTypes, DataType, Dim, ShapeValue, Type
 
-# More dimensions than NumPy has; longer vectors are data, not shapes.
+# More dimensions than NumPy allows; longer vectors are data, not shapes.
 MAX_ELEMENTS = 64
 _INTEGERS = frozenset({DataType.INT32, DataType.INT64})
-# Operators whose kernels compute extents as they are.
+# Operators with kernels that also work on arrays of dimensions.
 _BY_KERNEL = frozenset(
     "Add Concat ConstantOfShape Div Gather Identity Mul ReduceProd Reshape Slice Squeeze Sub Unsqueeze".split()
 )
 
 
 class _Extent:
-    """One element among objects: a number, a symbol, or None where it is open."""
+    """An array element: a number, a symbol, or None if unknown."""
 
     def __init__(self, dim: Dim) -> None:
         self.dim = dim
@@ -36,7 +36,7 @@ class _Extent:
     def __int__(self) -> int:
         if isinstance(self.dim, int):
             return self.dim
-        raise TypeError("an extent that is not known")
+        raise TypeError("the dimension is not a known number")
 
     def __add__(self, other: Any) -> _Extent:
         return self._with(other, operator.add, 0, commutes=True)
@@ -51,10 +51,10 @@ class _Extent:
         return self._with(other, _quotient, 1)
 
     def _with(self, other: Any, calculate: Callable[[int, int], Dim], neutral: int, commutes: bool = False) -> _Extent:
-        """Arithmetic of known extents; a symbol stays itself beside the neutral element."""
+        """Compute with known dimensions; a symbol combined with the neutral element is unchanged."""
         first, second = self.dim, _dim(other)
         if isinstance(first, int) and isinstance(second, int):
-            # Numbers that an extent cannot have are open, so that long products stay small.
+            # Numbers that cannot be dimensions become unknown, so that numbers in long products stay small.
             result = calculate(first, second)
             return _Extent(result if isinstance(result, int) and abs(result) < 2**62 else None)
         if second == neutral:
@@ -67,26 +67,26 @@ def _dim(element: Any) -> Dim:
 
 
 def _quotient(first: int, second: int) -> Dim:
-    """ONNX rounds towards zero."""
+    """Divide towards zero, as ONNX does; None if the divisor is 0 or the result may be inexact."""
     return int(first / second) if second != 0 and abs(first) < 2**52 else None
 
 
 def constant_value(array: NDArray[Any] | None) -> ShapeValue | None:
-    """A constant as a shape value, if it can be one."""
+    """Return a constant as a shape value, or None if it cannot be a shape value."""
     if array is None or array.dtype.kind not in "ib" or array.ndim > 1 or array.size > MAX_ELEMENTS:
         return None
     return ShapeValue(tuple(map(int, array.reshape(-1).tolist())), is_scalar=array.ndim == 0)
 
 
 def is_shape_computation(node: Node) -> bool:
-    """Whether `computed_value` knows a node's operator."""
+    """Return True if `computed_value` supports a node's operator."""
     return node.key[0] == "" and (node.op_type in _BY_KERNEL or node.op_type in _RULES) and bool(node.inputs)
 
 
 def computed_value(
     node: Node, version: int, values: Sequence[ShapeValue | None], types: Sequence[Type | None]
 ) -> ShapeValue | None:
-    """What a node computes from shape values and types; None where it is no shape computation or nothing is known."""
+    """Compute a node on shape values and types; None if it is not a shape computation or nothing is known."""
     if not is_shape_computation(node):
         return None
     rule = _RULES.get(node.op_type)
@@ -95,14 +95,14 @@ def computed_value(
 
 
 def _by_kernel(node: Node, version: int, values: Sequence[ShapeValue | None]) -> ShapeValue | None:
-    """What the operator's kernel makes of extents: of the first input as objects, of others as numbers if they are."""
+    """Run the operator's kernel on dimensions: objects for the first input; for other inputs, numbers if known."""
     if any(name and value is None for name, value in zip(node.inputs, values, strict=True)):
         return None
     arrays = [None if value is None else _array(value, index > 0) for index, value in enumerate(values)]
     try:
         array = np.asarray(evaluated(node, version, arrays, max_value_bytes=8 * MAX_ELEMENTS)[0])
         dims = tuple(map(_dim, array.reshape(-1).tolist()))
-    except Exception:  # Whatever goes wrong, nothing is known.
+    except Exception:  # On any error, the value is unknown.
         return None
     return ShapeValue(dims, is_scalar=array.ndim == 0) if array.dtype.kind in "ibO" and array.ndim <= 1 else None
 
@@ -130,7 +130,7 @@ def _cast(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type 
 
 
 def _equal(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type | None]) -> ShapeValue | None:
-    """Elements are 1, 0 or open."""
+    """Compare elements; each result is 1, 0 or unknown."""
     first, second = values if len(values) == 2 else (None, None)
     if first is None or second is None:
         return None
@@ -142,7 +142,7 @@ def _equal(node: Node, values: Sequence[ShapeValue | None], types: Sequence[Type
 
 
 def _are_equal(first: Dim, second: Dim) -> Dim:
-    """A symbol is an extent, so it never equals a negative number."""
+    """Compare two dimensions; a symbol never equals a negative number, because it is a size."""
     if first is None or second is None:
         return None
     if type(first) is type(second):

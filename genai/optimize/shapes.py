@@ -1,8 +1,9 @@
-"""Shape inference: ONNX's own for most operators, our rules for the others, joined into one result.
+"""Shape inference: ONNX's own for most operators, and our rules for the others, with merged results.
 
-The two take turns. After each pass of ONNX's over the whole model, one walk over the nodes follows the values of shape
-computations, applies the rules, and carries their results on node by node. Where that is not possible (into and out of
-subgraphs and functions), the next pass starts from what they gave. One pass is enough for nearly every model.
+ONNX's inference and our rules alternate. After each pass of ONNX's inference over the whole model, one walk over the
+nodes evaluates shape computations, applies the rules, and propagates their results from node to node. The next pass
+starts with the results that cannot be propagated (into and out of subgraphs and functions). One pass is enough for
+nearly every model.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from .onnx_inference import MAX_CONSTANT_BYTES, GraphTypes, infer_model, infer_s
 from .shape_values import computed_value, constant_value, is_shape_computation
 
 _MAX_EXTENT = 2**63 - 1
-# Each round carries types through one more level of subgraphs or functions that hold operators with rules.
+# Each round propagates types through one more level of subgraphs or functions that contain operators with rules.
 _MAX_ROUNDS = 8
 
 
 def infer_shapes(model: OnnxModel) -> None:
     """Fill `values` of every graph with types, and complete the types of graph outputs, in place.
 
-    What is computed replaces what the model declared for values between nodes, except where an operator is unknown;
-    declared symbols and extents stay where the computed type leaves them open. Types declared for graph outputs are
-    never overruled.
+    Inferred types replace the types that the model declares for values between nodes, except for outputs of unknown
+    operators. Declared symbols and sizes are retained where the inferred dimension is unknown. Declared types of graph
+    outputs are never replaced.
 
     Raises:
-        GraphError: if ONNX's inference rejects the model, or a rule finds an attribute of the wrong type.
+        GraphError: ONNX's inference rejects the model, or an attribute has the wrong type for a rule.
     """
     inference = _Inference(model)
     for _ in range(_MAX_ROUNDS):
@@ -42,12 +43,12 @@ def infer_shapes(model: OnnxModel) -> None:
 
 
 def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: Mapping[str, OnnxTensor]) -> GraphTypes:
-    """The types of one node's outputs by name; empty where they do not follow, and for nodes with subgraphs.
+    """Return the types of one node's outputs by name; empty if they cannot be inferred, or for nodes with subgraphs.
 
     Args:
-        version: of the node's operator set.
-        types: of every input.
-        constants: the inputs that are constant, for shapes and axes; large ones are left aside.
+        version: version of the node's operator set.
+        types: type of each input.
+        constants: constant inputs, for shapes and axes; large constants are ignored.
     """
     rule = find_shape_rule(*node.key)
     if rule is None:
@@ -58,7 +59,7 @@ def infer_node(node: Node, version: int, types: Mapping[str, Type], constants: M
 
 
 class _Inference:
-    """The types and shape values found so far, per graph, and the two ways of finding more."""
+    """The types and shape values found so far, per graph, and the two methods that find further types and values."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
@@ -71,13 +72,13 @@ class _Inference:
         self._has_rules = any(self._rule(node) for graph in self._graphs for node in graph.nodes)
 
     def run_onnx(self) -> None:
-        """One pass of ONNX's inference over the whole model, with what the rules gave."""
+        """Run one pass of ONNX's inference over the whole model, starting from the rules' results."""
         types_of = infer_model(self._model, self._given_types, lambda node: self._rule(node) is not None)
         for graph, types in types_of.items():
             self._inferred[graph].update(types)
 
     def run_rules(self) -> bool:
-        """One walk over the nodes, outer graphs first; True if it found something new that it could not carry on."""
+        """Walk over the nodes, outer graphs first; return True if a new result could not be propagated."""
         if not self._has_rules:
             return False
         self._changed.clear()
@@ -86,13 +87,13 @@ class _Inference:
             changed_outside = len(self._changed)
             for node in graph.nodes:
                 self._visit(graph, node)
-            # What a subgraph's or a function's nodes gave goes on in the graph that uses it.
+            # Results in a subgraph or function are propagated to the graph that uses it in the next pass.
             if graph is not self._model.graph and len(self._changed) > changed_outside:
                 self._left_open = True
         return self._left_open
 
     def store(self) -> None:
-        """Write what was found into the graphs."""
+        """Write the results into the graphs."""
         for graph in self._graphs:
             types = self._inferred[graph] | self._given_types[graph]
             produced = {name for node in graph.nodes for name in node.outputs if name}
@@ -114,7 +115,7 @@ class _Inference:
         return bool(self._model.function(node) or find_shape_rule(*node.key) or onnx.defs.has(op_type, domain))
 
     def _types_of_unknown_operators(self, graph: Graph) -> GraphTypes:
-        """Declared types that nothing can compute: outputs of operators without schema, rule or function."""
+        """Return declared types that cannot be inferred: outputs of operators without a schema, rule or function."""
         declared = {value.name: value.type for value in (*graph.outputs, *graph.values.values())}
         return {
             name: known
@@ -125,7 +126,7 @@ class _Inference:
         }
 
     def _visit(self, graph: Graph, node: Node) -> None:
-        """Apply a node's rule, or carry new input types through another operator; follow shape values."""
+        """Apply a node's rule or, if there is none, propagate new types through the node; evaluate shape values."""
         rule = self._rule(node)
         follows_values = rule is not None or is_shape_computation(node)
         if not follows_values and self._changed.isdisjoint(node.inputs):
@@ -149,7 +150,7 @@ class _Inference:
             self._values[graph][node.outputs[0]] = value
 
     def _through(self, graph: Graph, node: Node, types: Sequence[Type | None]) -> GraphTypes:
-        """ONNX's inference for one node; nothing where an input is unknown."""
+        """Return the types that ONNX infers for one node; empty if an input is unknown."""
         version = self._model.opset_version(node.domain)
         known = {name: found for name, found in zip(node.inputs, types, strict=True) if name and found is not None}
         if version is None or self._model.function(node) or any(name and name not in known for name in node.inputs):
@@ -158,7 +159,7 @@ class _Inference:
         return infer_single(node, version, known, constants)
 
     def _type_of(self, graph: Graph, name: str) -> Type | None:
-        """A value's type by what was found, or as declared for inputs and constants, looking outwards."""
+        """Return a value's inferred type, or the declared type of an input or constant, including outer graphs."""
         scope: Graph | None = graph
         while name and scope is not None:
             known = self._given_types[scope].get(name) or self._inferred[scope].get(name)
@@ -172,7 +173,7 @@ class _Inference:
         return None
 
     def _value_of(self, graph: Graph, name: str) -> ShapeValue | None:
-        """The extents in a value, looking outwards."""
+        """Return the dimensions that a value contains, or None; the value may belong to an outer graph."""
         scope: Graph | None = graph
         while name and scope is not None:
             if name in self._values[scope]:
@@ -201,7 +202,7 @@ def _apply(
 
 
 def _possible(known: Type | None) -> Type | None:
-    """A type whose numbers are extents: where a model declares or a rule computes anything else, the extent is open."""
+    """Return a type in which numbers that are not valid sizes are replaced by None, whether declared or inferred."""
     if not isinstance(known, ArrayTypes) or known.shape is None:
         return known
     if all(isinstance(dim, str | None) or _is_extent(dim) for dim in known.shape):
@@ -218,7 +219,7 @@ def _small(tensor: OnnxTensor | None) -> OnnxTensor | None:
 
 
 def merged(inferred: Type, declared: Type | None) -> Type:
-    """What was found, with declared extents and symbols where it left them open."""
+    """Return the inferred type, with declared sizes and symbols where a dimension is unknown."""
     if (
         not isinstance(inferred, ArrayTypes)
         or not isinstance(declared, ArrayTypes)
@@ -236,7 +237,7 @@ def merged(inferred: Type, declared: Type | None) -> Type:
 
 
 def completed(declared: Type | None, inferred: Type) -> Type:
-    """What was declared, with what was found where it left extents open."""
+    """Return the declared type, with inferred sizes and symbols where a dimension is unknown."""
     if declared is None:
         return inferred
     if not isinstance(inferred, ArrayTypes) or not isinstance(declared, ArrayTypes) or inferred.shape is None:
@@ -250,7 +251,7 @@ def completed(declared: Type | None, inferred: Type) -> Type:
 
 
 def _merged_dim(inferred: Dim, declared: Dim) -> Dim:
-    """A number beats a symbol, a symbol beats nothing, and of two alike the one found stays."""
+    """Prefer a number to a symbol, and a symbol to None; between two numbers or two symbols, the inferred one wins."""
     if inferred is None or (isinstance(inferred, str) and isinstance(declared, int)):
         return declared
     return inferred

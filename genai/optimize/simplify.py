@@ -1,4 +1,4 @@
-"""Plainer graphs of the same operators: no idle nodes, nothing twice, nothing unused."""
+"""Simplifies graphs without new operators: removes no-ops, duplicates and unused nodes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def _moves_no_axis(graph: Graph, node: Node) -> bool:
 
 
 def _is_inference(graph: Graph, node: Node, version: int) -> bool:
-    """Dropout was told by `is_test` before opset 7, always inferred until 11, and has `training_mode` since 12."""
+    """Return True if a Dropout is in inference mode.
+
+    Before operator set 7, `is_test` determines the mode; before 12, the mode is always inference; then `training_mode`
+    determines it.
+    """
     if version < 7:
         return bool(node.attribute("is_test", 0))
     if version < 12 or not node.input(2):
@@ -53,7 +57,7 @@ def _is_inference(graph: Graph, node: Node, version: int) -> bool:
 
 @node_rule(Level.BASIC, ("", "Transpose"))
 def merge_transposes(graph: Graph, node: Node) -> bool:
-    """Transpose(Transpose(x, p), q) -> Transpose(x, p then q); remove_identities drops what moves no axis."""
+    """Transpose(Transpose(x, p), q) -> Transpose(x, p then q). If no axis moves, remove_identities removes it."""
     inner = made_by(graph, node.input(0), "Transpose")
     if inner is None:
         return False
@@ -66,14 +70,14 @@ def merge_transposes(graph: Graph, node: Node) -> bool:
     return True
 
 
-# Constants and lists beyond this are not compared: equal ones are rare, and comparing costs.
+# Larger constants and lists are not compared, because equal pairs are rare and comparing takes time.
 _MAX_COMPARED_BYTES = 1024
 _MAX_COMPARED_ITEMS = 128
 
 
 @graph_rule(Level.BASIC)
 def share_subexpressions(model: OnnxModel, graph: Graph) -> int:
-    """Of nodes with equal operator, attributes and inputs the first stays; equal small constants become one, too."""
+    """Keep only the first of several nodes with equal operators, attributes and inputs; merge small constants too."""
     changes = _share_constants(graph)
     seen: dict[Any, Node] = {}
     removed = []
@@ -111,7 +115,7 @@ def _share_constants(graph: Graph) -> int:
 
 
 def _key(model: OnnxModel, node: Node) -> Any:
-    """What says that two nodes compute the same; None where a node must stay."""
+    """Return a key that is equal for nodes that compute the same result; None for nodes that cannot be merged."""
     if node.op_type in NEW_EACH_TIME or model.function(node) is not None or node.subgraphs():
         return None
     attributes = tuple(sorted((name, _attribute_key(item)) for name, item in node.attributes.items()))
@@ -141,9 +145,9 @@ def _tensor_key(tensor: OnnxTensor) -> Any:
 
 @model_rule(Level.BASIC)
 def remove_dead_code(model: OnnxModel) -> int:
-    """Nodes without a wanted output go, then the constants, types and functions that only they used.
+    """Remove nodes without a used output, then the constants, types and functions that only those nodes used.
 
-    Inputs stay, also unused ones, since callers give them; so do initializers that are an input's default.
+    All inputs are retained, because callers pass them, and so are initializers that are the default of an input.
     """
     needed: set[str] = set()
     for info in model.training_info:
@@ -151,7 +155,7 @@ def remove_dead_code(model: OnnxModel) -> int:
             needed |= free_names(graph)
         for pair in (*info.initialization_binding, *info.update_binding):
             needed.update(pair)
-    # Inner graphs first: what their dead nodes capture is then no longer needed outside.
+    # Inner graphs are cleaned first, because outer graphs then need not keep what only dead inner nodes captured.
     graphs = list(model.graphs(functions=True))
     changes = sum(_clean(graph, needed) for graph in reversed(graphs))
     return changes + _remove_uncalled_functions(model)
@@ -170,7 +174,7 @@ def _clean(graph: Graph, needed_elsewhere: set[str]) -> int:
 
 
 def _remove_unused_constants(graph: Graph, needed: set[str]) -> int:
-    """Remove initializers, then the types and annotations of values that are no more."""
+    """Remove unused initializers, then the types and annotations of values that no longer exist."""
     used = needed | {value.name for value in graph.inputs}
     used.update(name for node in graph.nodes for name in node.outputs)
     annotations = [a for a in graph.quantization_annotation if a.tensor_name in used]

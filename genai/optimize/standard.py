@@ -1,4 +1,4 @@
-"""The rules for general graphs, in the order that they run."""
+"""The rules for general graphs, in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`genai.quantization` is to `genai` what `onnxruntime.quantization` is to `onnxruntime`: another name of a package.
+"""Alias of `genai.compat.onnxruntime_quantization`, as `onnxruntime.quantization` is part of `onnxruntime`.
 
-A file, not an alias of `genai.moved` alone: threads may import it while another one imports `genai`.
+This is a file and not only an alias in `genai.moved`, because a thread may import it while another imports `genai`.
 """
 
 import sys
 from importlib import import_module
 
-import_module("genai")  # all of it: it knows the modules below
+import_module("genai")  # completes the import of `genai`, which defines the module below
 sys.modules[__name__] = import_module("genai.compat.onnxruntime_quantization")

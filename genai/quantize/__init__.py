@@ -1,4 +1,4 @@
-"""Quantisation of whole models: folders in, folders and reports out. The methods themselves are in `genai.quant`."""
+"""Quantisation of whole models, from a model folder to a folder with a report. The methods are in `genai.quant`."""
 
 from __future__ import annotations
 

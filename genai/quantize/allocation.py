@@ -1,9 +1,10 @@
-"""Bits where they buy the most: a knapsack over measured divergences.
+"""Allocation of bits to matrices: a knapsack over measured divergences.
 
-Each matrix has a few candidates, of different sizes; what each costs is measured, as the mean divergence of the model
-in which that matrix alone is stored so. Divergences of small errors add up nearly (errors of different matrices hardly
-go together), so the best choice of all is a multiple-choice knapsack. It is solved exactly up to the size of its cells
-by dynamic programming (Kellerer, Pferschy & Pisinger 2004, chapter 11).
+Each matrix has a few candidates of different sizes. The loss of a candidate is the measured mean divergence of the
+model in which only that matrix is stored in that way. Divergences of small errors are nearly additive because errors of
+different matrices are hardly correlated, so finding the best allocation is a multiple-choice knapsack problem. The
+problem is solved by dynamic programming (Kellerer, Pferschy & Pisinger 2004, chapter 11), exactly up to the size of the
+cells.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Cells that the bytes of all matrices are counted in.
+# Number of cells into which the bytes of all matrices are divided.
 _CELLS = 20_000
 
 
@@ -22,7 +23,9 @@ class Candidate:
     """One way to store one matrix.
 
     Attributes:
-        label: of it. nbytes: that it takes. loss: mean divergence that it costs.
+        label: label of the format.
+        nbytes: size in bytes.
+        loss: mean divergence that the candidate causes.
     """
 
     label: str
@@ -34,7 +37,7 @@ Candidates = Mapping[str, Sequence[Candidate]]
 
 
 def cheapest(candidates: Candidates, most_bytes: int) -> dict[str, Candidate] | None:
-    """Per matrix the candidate, so that the losses' sum is least within so many bytes; None if nothing fits."""
+    """Return one candidate per matrix with the smallest total loss within `most_bytes`; None if nothing fits."""
     least = {name: min(candidate.nbytes for candidate in alternatives) for name, alternatives in candidates.items()}
     room = most_bytes - sum(least.values())
     if room < 0:
@@ -66,7 +69,7 @@ def cheapest(candidates: Candidates, most_bytes: int) -> dict[str, Candidate] | 
 
 
 def smallest(candidates: Candidates, most_loss: float) -> dict[str, Candidate] | None:
-    """Per matrix the candidate, so that the bytes are least and the losses' sum within a limit; None if nothing is."""
+    """Return one candidate per matrix with the smallest total size within `most_loss`; None if nothing fits."""
     best_of = {name: min(alternatives, key=lambda each: each.loss) for name, alternatives in candidates.items()}
     if total_loss(best_of) > most_loss:
         return None
@@ -84,10 +87,10 @@ def smallest(candidates: Candidates, most_loss: float) -> dict[str, Candidate] |
 
 
 def total_loss(chosen: Mapping[str, Candidate]) -> float:
-    """What choices cost together."""
+    """Return the total loss of the chosen candidates."""
     return sum(candidate.loss for candidate in chosen.values())
 
 
 def total_bytes(chosen: Mapping[str, Candidate]) -> int:
-    """What choices take together."""
+    """Return the total size of the chosen candidates in bytes."""
     return sum(candidate.nbytes for candidate in chosen.values())

@@ -1,4 +1,4 @@
-"""The quantised model's folder: the float graph with packed matrices in place of floats, beside its other files."""
+"""Writing of the quantised model's folder: the float graph with packed matrices, and the other files."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from .sites import MIXTURE_MATRICES
 
 
 def write_folder(quantizer: MatrixQuantizer, folder: Path, *, accuracy_level: int) -> int:
-    """Write the model, its configuration and its tokenizer into a folder that exists.
+    """Write the model, its configuration and its tokenizer to an existing folder.
 
     Returns:
-        Bytes of all tensors, without what aligns them in the file.
+        The size in bytes of all tensors, without the padding that aligns them in the file.
 
     Raises:
-        OSError: it cannot be written. ModelFolderError: the model's files cannot.
+        OSError: a file cannot be written.
+        ModelFolderError: a file of the model cannot be written.
     """
     source = quantizer.source
     model = source.model.copy()
@@ -75,7 +76,7 @@ def _replace_matrices(quantizer: MatrixQuantizer, model: OnnxModel, accuracy_lev
 
 
 def _declare_own(model: OnnxModel) -> None:
-    """A model with operators of ours says in functions what they mean, so that others run it, too."""
+    """If a model uses our operators, define them as functions, so that other runtimes can run it."""
     if not any(node.domain == OURS for node in model.graph.nodes):
         return
     model.opset_imports.setdefault(OURS, 1)
@@ -87,7 +88,7 @@ def _declare_own(model: OnnxModel) -> None:
 
 @dataclass(frozen=True)
 class _ComputedStorage:
-    """Elements that are made each time they are asked for."""
+    """Elements that are recomputed each time they are read."""
 
     make: Callable[[], NDArray[Any]]
 

@@ -1,4 +1,4 @@
-"""What is to become of each matrix: its grid and method, or floats; and what a user may say about that."""
+"""Storage formats and methods for matrices, and recipes that assign formats and methods by name patterns."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ from .sites import Site
 
 _log = logger(__name__)
 UNIFORM = "uniform"
-# A row of a table is read per token, whatever its size: exactness costs memory only, and a fifteenth of an 8B shape.
+# Each token reads only one row of a table, so more bits cost memory but no speed. In an 8B model the table has a
+# fifteenth of the weights.
 TABLE_FORMAT: Mapping[str, Any] = {"format": UNIFORM, "bits": 8, "block_size": 32}
 FORMATS = (UNIFORM, *NAMED_FORMATS)
-# What onnxruntime has kernels for: bits of its products and experts, and of its tables.
+# Bits for which onnxruntime has kernels: first for matmuls and experts, then for tables.
 _PRODUCT_BITS, _TABLE_BITS = (2, 4, 8), (4, 8)
-# What DequantizeLinear stores in blocks.
+# Bits for which DequantizeLinear supports blocks.
 _QDQ_BITS = (4, 8)
 
 
 @renamed_fields(form="format")
 @dataclass(frozen=True, kw_only=True)
 class FormatChoice:
-    """How a matrix is stored.
+    """The storage format of a matrix.
 
     Attributes:
-        format: "uniform", or a name of NAMED_FORMATS, which has bits and block sizes of its own.
-        bits: 2, 3, 4, 5, 6 or 8; 0 = floats, as they are. None = 4, or what the format has.
-        block_size: columns that share a scale: 16, 32, 64, 128, 256; 0 = all of a row. None = 32, or the format's.
-        symmetric: False stores a zero point per block; of uniform formats alone.
-        method: see `genai.quant.methods`.
-        half_scales: scales are stored as float16, which a Cast in the graph widens.
-        qdq: products are written as DequantizeLinear and MatMul, not as one operator; uniform 4 and 8 bits.
+        format: "uniform", or a name in NAMED_FORMATS, which has fixed bits and block sizes.
+        bits: 2, 3, 4, 5, 6 or 8; 0 means unchanged floats. None means 4, or the bits of a named format.
+        block_size: number of columns that share a scale: 16, 32, 64, 128 or 256; 0 means a whole row. None means 32, or
+            the block size of a named format.
+        symmetric: False to store a zero point per block. Only the uniform format supports False.
+        method: quantisation method; see `genai.quant.methods`.
+        half_scales: True to store scales as float16, with a Cast to float32 in the graph.
+        qdq: True to write matmuls as DequantizeLinear and MatMul instead of one operator. Only the uniform format with
+            4 or 8 bits supports True.
 
     Raises:
-        OptionError: a value that is not offered, or that the format does not have.
+        OptionError: a value is not supported at all, or is not supported by the format.
     """
 
     format: str = UNIFORM
@@ -61,7 +64,7 @@ class FormatChoice:
         for name, known in (("format", FORMATS), ("method", METHODS)):
             if (value := getattr(self, name)) not in known:
                 fix = did_you_mean(str(value), known, f"choose one of {', '.join(known)}")
-                raise OptionError(f"{name} is {value!r}", f"there is no such {name}", fix)
+                raise OptionError(f"{name} is {value!r}", f"{name} must be a supported value", fix)
         bits, sizes = NAMED_FORMATS.get(self.format, (4, (32,)))
         own_bits, own_sizes = ((bits,), sizes) if self.format in NAMED_FORMATS else ((0, *CODE_BITS), (ROW, *BLOCKS))
         for name, usual, some in (("bits", bits, own_bits), ("block_size", sizes[0], own_sizes)):
@@ -72,15 +75,17 @@ class FormatChoice:
             _one_of(name, getattr(self, name), (True, False))
         if self.format in NAMED_FORMATS and not (self.symmetric and not self.qdq):
             raise OptionError(
-                f"{self.format} {'as QDQ' if self.qdq else 'with zero points'}",
-                "there is no such format; what it stores per block belongs to it",
-                "leave it out, or choose the format uniform",
+                f"{self.format} cannot be stored {'as QDQ' if self.qdq else 'with zero points'}",
+                "a named format defines everything that is stored per block",
+                "omit that option, or choose the uniform format",
             )
         if self.qdq and self.bits not in (0, *_QDQ_BITS):
-            raise OptionError(f"qdq with {self.bits} bits", "DequantizeLinear has 4 and 8 bits", "choose one of them")
+            raise OptionError(
+                f"qdq cannot store {self.bits} bits", "DequantizeLinear supports 4 and 8 bits", "choose 4 or 8 bits"
+            )
 
     def changed(self, changes: Mapping[str, Any]) -> FormatChoice:
-        """Another choice; a new format has its own bits and block size, and new bits alone mean the uniform one."""
+        """Return a changed copy. A new format resets bits and block size; bits without a format select uniform."""
         start = {one.name: getattr(self, one.name) for one in fields(self)}
         format = changes.get("format", UNIFORM if changes.get("bits") is not None else self.format)
         if format != self.format:
@@ -88,7 +93,7 @@ class FormatChoice:
         return FormatChoice(**{**start, **changes})
 
     def grid(self, columns: int) -> CodeGrid:
-        """What methods work on, for a matrix of so many columns; not for floats."""
+        """Return the grid that methods quantise a matrix with `columns` columns to. Floats have no grid."""
         assert self.bits and self.block_size is not None
         if self.format != UNIFORM:
             return named_grid(self.format, self.block_size, half_scales=self.half_scales)
@@ -98,7 +103,7 @@ class FormatChoice:
         )
 
     def nbytes(self, site: Site) -> int:
-        """Bytes that a site takes in the file."""
+        """Return the number of bytes that a site occupies in the file."""
         if not self.bits:
             return 4 * site.elements
         stored = self.grid(site.columns).format
@@ -108,7 +113,7 @@ class FormatChoice:
         return site.rows * round(bits * site.columns / 8)
 
     def has_foreign_kernel(self, site: Site) -> bool:
-        """Whether onnxruntime has kernels for what is written; otherwise it runs it by the model's functions."""
+        """Return True if onnxruntime has kernels for the format; otherwise, onnxruntime runs the model's functions."""
         if not self.bits:
             return True
         if self.format in ("nf4", "fp4"):
@@ -118,7 +123,7 @@ class FormatChoice:
         return self.bits in (_TABLE_BITS if site.lookups else _PRODUCT_BITS)
 
     def label(self) -> str:
-        """Such as "4 bits, blocks of 32, gptq"."""
+        """Return a description such as "4 bits, blocks of 32, gptq"."""
         if not self.bits:
             return "floats"
         size = f"blocks of {self.block_size}" if self.block_size else "a scale per row"
@@ -130,24 +135,26 @@ class FormatChoice:
 def _one_of(name: str, value: object, known: Sequence[object], *, of: str = "") -> None:
     if value not in known or type(value) is not type(known[0]):
         raise OptionError(
-            f"{name} is {value!r}", f"{'that of ' + of if of else 'it'} can be {', '.join(map(str, known))}",
-            f"choose one for {name}",
+            f"{name} is {value!r}",
+            f"{'that of ' + of if of else 'it'} can be {', '.join(map(str, known))}",
+            f"use a supported value for {name}",
         )  # fmt: skip
 
 
-# Keys of recipes that earlier versions read, and today's.
+# Keys of recipes in earlier versions, and their current names.
 _RENAMED_KEYS = {"form": "format"}
 _RULE_KEYS = ("match", *(one.name for one in fields(FormatChoice)))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Choices by patterns over names.
+    """Choices by name patterns.
 
     Attributes:
-        default: for what no rule fits.
-        rules: pattern and changes of the default; the first that fits counts.
-        origin: where it comes from, in words.
+        default: the choice for matrices that no rule matches.
+        rules: pairs of a pattern and changes to the default; the first match applies.
+        origin: description of the recipe's source.
+        text: the text of the recipe's file.
     """
 
     default: FormatChoice
@@ -156,10 +163,10 @@ class Recipe:
     text: str = field(default="", compare=False)
 
     def choices(self, sites: Sequence[Site]) -> dict[Site, FormatChoice]:
-        """Per site what is to become of it.
+        """Return the choice for each site.
 
         Raises:
-            InputError: a rule names nothing; the message has the nearest names.
+            InputError: a rule matches no matrix; the message contains the closest names.
         """
         names = [site.base_name for site in sites]
         for pattern, _ in self.rules:
@@ -168,9 +175,9 @@ class Recipe:
                 words = sorted({part for name in names for part in (name, *name.split("."))})
                 close = get_close_matches(plain, words, 3, 0.4) or names[:3]
                 raise InputError(
-                    f"{self.origin}: the rule {pattern!r} names nothing",
-                    f"there are {len(names)} matrices; the nearest names are {', '.join(close)}",
-                    "correct the pattern (* stands for anything), or remove the rule",
+                    f"{self.origin}: the rule {pattern!r} matches no matrix",
+                    f"there are {len(names)} matrices; the closest names are {', '.join(close)}",
+                    "correct the pattern (* matches any text), or remove the rule",
                 )
         return {site: self._choice(site) for site in sites}
 
@@ -182,13 +189,15 @@ class Recipe:
 
 
 def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -> Recipe:
-    """A recipe in YAML: `default:` with the fields of FormatChoice, and `rules:`, each with `match:` and such fields.
+    """Read a YAML recipe: `default:` with fields of FormatChoice, and `rules:`, each with `match:` and such fields.
 
     Args:
-        default: for what the recipe says nothing of. chosen: fields of it that a user has chosen.
+        default: the choice that the recipe's default changes.
+        chosen: names of the fields of `default` that the user has set.
 
     Raises:
-        InputError: it cannot be read, or is malformed. OptionError: a value that is not offered, or two defaults.
+        InputError: the file cannot be read or is malformed.
+        OptionError: a value is not supported, or both the recipe and the user set a default.
     """
     import yaml
 
@@ -197,18 +206,18 @@ def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -
         content: Any = yaml.safe_load(text)
         repeated = _repeated(yaml.compose(text, yaml.SafeLoader), set())
     except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path}: is not YAML", str(error), "correct it at that place") from error
+        raise InputError(f"{path} is not valid YAML", str(error), "correct the file at that position") from error
     if repeated:
-        raise _malformed(path, f"{repeated:.60} stands twice in one place")
+        raise _malformed(path, f"the key {repeated:.60} occurs twice in one mapping")
     if not isinstance(content, dict) or not set(content) <= {"default", "rules"}:
         keys = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise _malformed(path, f"it holds {keys}")
+        raise _malformed(path, f"the file has {keys}")
     changes = _changes(path, content.get("default") or {}, ())
     if changes and chosen:
         raise OptionError(
-            f"{path} has a default, and {' and '.join(chosen)} is given too",
-            "both say how everything is stored that no rule names",
-            "leave one out",
+            f"{path} has a default, and {' and '.join(chosen)} is also set",
+            "both set the format of the matrices that no rule matches",
+            "omit one of them",
         )
     start = default.changed(changes)
     rules = content.get("rules") or []
@@ -220,13 +229,13 @@ def read_recipe(path: Path, default: FormatChoice, chosen: Sequence[str] = ()) -
         pattern = changes.pop("match", None)
         if not isinstance(pattern, str) or not pattern:
             raise _malformed(path, f"the rule {rule} has no pattern")
-        start.changed(changes)  # values that are not offered
+        start.changed(changes)  # validates the values
         rules_of_file.append((pattern, changes))
     return Recipe(start, tuple(rules_of_file), str(path), text)
 
 
 def _repeated(node: Any, seen: set[int]) -> str:
-    """The first key of a YAML document's nodes that stands twice in one mapping, "" if none does."""
+    """Return the first key that occurs twice in one mapping of a YAML document, or ""."""
     if id(node) in seen or not isinstance(getattr(node, "value", None), list):
         return ""
     seen.add(id(node))
@@ -242,21 +251,21 @@ def _changes(path: Path, block: Any, more: tuple[str, ...]) -> dict[str, Any]:
     for old, new in _RENAMED_KEYS.items():
         if old in block:
             if new in block:
-                raise _malformed(path, f"{old} is the earlier name of {new}, and both are given")
+                raise _malformed(path, f"{old} is the earlier name of {new}, and both are set")
             _log.warning("%s: the key %s is now %s", path, old, new)
             block = {new if key == old else key: value for key, value in block.items()}
     known = _RULE_KEYS if more else _RULE_KEYS[1:]
     for key in block:
         if key not in known:
             raise InputError(
-                f"{path}: unknown key {key!r:.60}", f"a rule has {', '.join(known)}", did_you_mean(str(key), known)
+                f"{path}: unknown key {key!r:.60}", f"valid keys are {', '.join(known)}", did_you_mean(str(key), known)
             )
     return dict(block)
 
 
 def _malformed(path: Path, why: str) -> InputError:
     return InputError(
-        f"{path}: is no recipe",
+        f"{path} is not a valid recipe",
         why,
         'write "default: {bits: 4}" and "rules:" with items {match: "*down_proj*", bits: 8}',
     )

@@ -1,4 +1,4 @@
-"""Several ways to quantise one model, and one page that says which to take."""
+"""Comparison of several ways to quantise one model, with a page that recommends one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .run import Progress, quantize_model
 
 T = TypeVar("T")
 DEFAULT_VARIANTS = "rtn/4/128,rtn/4/32,search/4/32,gptq/4/128,gptq/4/32,distill/4/32,search/8/32"
-# Below it, two models answer alike but for rare tokens.
+# Below this mean divergence, two models differ only in rare tokens.
 MOST_KLD = 0.02
 _HEADS = [
     "output",
@@ -39,7 +39,7 @@ _HEADS = [
 @renamed_fields(form="format")
 @dataclass(frozen=True)
 class Variant:
-    """One way: a method, and a format with its bits and block size (None = the format's own)."""
+    """One way to quantise: a method, and a format with its bits and block size (None: the format's default)."""
 
     method: str
     bits: int | None = None
@@ -52,15 +52,15 @@ class Variant:
         return "-".join(str(word) for word in words if word is not None)
 
     def of(self, options: QuantizeOptions) -> QuantizeOptions:
-        """The options with it."""
+        """Return the options with this variant's values."""
         return replace(options, method=self.method, format=self.format, bits=self.bits, block_size=self.block_size)
 
 
 def parse_variants(text: str) -> list[Variant]:
-    """Variants as "method/bits/block" or "method/format", with commas between; "default" stands for DEFAULT_VARIANTS.
+    """Parse variants of the form "method/bits/block" or "method/format", separated by commas, or "default".
 
     Raises:
-        OptionError: a part that is none, or fewer than two.
+        OptionError: a part is malformed, or there are fewer than two variants.
     """
     variants = []
     for part in (DEFAULT_VARIANTS if text == "default" else text).split(","):
@@ -72,22 +72,24 @@ def parse_variants(text: str) -> list[Variant]:
             variants.append(Variant(words[0], format=words[1]))
         else:
             raise OptionError(
-                f"variant {part!r:.200}",
-                f"it is neither method/bits/block nor method/format; formats are {', '.join(FORMATS)}",
+                f"{part!r:.200} is not a variant",
+                f"variants have the form method/bits/block or method/format; formats are {', '.join(FORMATS)}",
                 f"write for example {DEFAULT_VARIANTS}",
             )
     if len(set(variants)) < 2:
-        raise OptionError(f"variants {text!r}", "at least two are compared", f"write for example {DEFAULT_VARIANTS}")
+        raise OptionError(f"only one variant: {text!r}", "a comparison needs two", f"write e.g. {DEFAULT_VARIANTS}")
     return list(dict.fromkeys(variants))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was made.
+    """The result of a comparison.
 
     Attributes:
-        reports: by name, in order of size. front: names of those that no other beats in size and divergence.
-        taken: the one to take. why: in words.
+        reports: reports by name, ordered by size.
+        front: names of the outputs on the Pareto front of size and divergence.
+        taken: name of the recommended output.
+        why: reason for the recommendation.
     """
 
     reports: dict[str, dict[str, Any]]
@@ -106,28 +108,28 @@ def compare(
     progress: Progress = lambda phase, done, total: None,
     command: str = "",
 ) -> Comparison:
-    """Make every variant in a folder of its own below `output`, and write comparison.html, .md and .json there.
+    """Quantise a model in several ways, each to a folder in `output`, and write comparison.html, .md and .json there.
 
-    Variants that are there already, made of the same model with the same options, are not made again. All are measured
+    Existing variants that were made from the same model with the same options are reused. All variants are evaluated
     with the same text.
 
     Raises:
-        OptionError: without evaluation nothing can be compared; options that say what variants say; see also
+        OptionError: evaluation is off, or an option is set that the variants determine. Other errors: see
             quantize_model.
-        ModelFolderError: `output` holds something else.
+        ModelFolderError: `output` contains something else.
     """
     if not options.evaluate:
-        raise OptionError("evaluate is off", "outputs are compared by what they cost", "leave --no-eval out")
+        raise OptionError("evaluate is off", "outputs are compared by their divergence", "omit --no-eval")
     if not (math.isfinite(most_kld) and most_kld > 0):
-        raise OptionError(f"max_kld is {most_kld}", "it is a finite number above 0", "give such a number of nats")
+        raise OptionError(f"max_kld is {most_kld}", "it must be a finite number above 0", "set a number of nats")
     for name in options.non_default(("method", "format", "bits", "block_size", "recipe")):
         raise OptionError(
-            f"{name} is {getattr(options, name)}, and several outputs are compared",
-            "how each is stored, and by which method, is said by its own name, such as gptq/4/32",
-            f"leave {name} out, or make one output",
+            f"{name} is {getattr(options, name)}, but several outputs are compared",
+            "each variant, such as gptq/4/32, sets its own method and format",
+            f"omit {name}, or quantise to one output",
         )
     ways = {variant.name: variant.of(options) for variant in variants}
-    if options.calib is not None and options.eval_file is not None:  # it is for those alone that need data
+    if options.calib is not None and options.eval_file is not None:  # only some variants need calibration data
         ways = {
             n: way if METHODS[way.method].needs != "nothing" else replace(way, calib=None) for n, way in ways.items()
         }
@@ -151,7 +153,7 @@ def _labelled(progress: Progress, name: str, phase: str, done: float, total: flo
 
 
 def _existing_report(folder: Path, source: str | Path, way: QuantizeOptions) -> dict[str, Any]:
-    """The report of a variant that is there, if it is that."""
+    """Return the report of an existing variant. Raise ModelFolderError if the folder contains anything else."""
     try:
         report = read_report(folder)
     except (OSError, ValueError):
@@ -160,16 +162,16 @@ def _existing_report(folder: Path, source: str | Path, way: QuantizeOptions) -> 
     made_with = report.get("options", {})
     if report.get("source") != str(source) or any(made_with.get(key) != value for key, value in expected.items()):
         raise ModelFolderError(
-            f"{folder} exists already", f"it is not {folder.name} of {source}", "remove it, or choose another place"
+            f"{folder} already exists", f"it is not {folder.name} of {source}", "delete it, or choose another path"
         )
     return report
 
 
 def unbeaten(outputs: Iterable[T], costs: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Those that no other beats in both size and divergence, the smallest first.
+    """Return the outputs that no other output beats in both size and divergence, smallest first.
 
     Args:
-        costs: size and divergence of one.
+        costs: returns the size and the divergence of an output.
     """
     front: list[T] = []
     for output in sorted(outputs, key=costs):
@@ -179,23 +181,23 @@ def unbeaten(outputs: Iterable[T], costs: Callable[[T], tuple[float, float]]) ->
 
 
 def choose_variant(reports: dict[str, dict[str, Any]], most_kld: float) -> Comparison:
-    """Which to take: the smallest that keeps the divergence, otherwise the most exact."""
+    """Recommend the smallest output with a divergence of at most `most_kld`, or else the most accurate output."""
     ordered = dict(sorted(reports.items(), key=lambda item: item[1]["nbytes"]))
     front = unbeaten(ordered, lambda name: (ordered[name]["nbytes"], ordered[name]["quality"]["kld"]))
     good = [name for name in front if ordered[name]["quality"]["kld"] <= most_kld]
     if good:
         return Comparison(
-            ordered, front, good[0], f"the smallest whose mean KLD is at most {most_kld:g} nats per token"
+            ordered, front, good[0], f"the smallest with a mean KLD of at most {most_kld:g} nats per token"
         )
-    return Comparison(ordered, front, front[-1], f"the most exact: none has a mean KLD of {most_kld:g} nats or less")
+    return Comparison(ordered, front, front[-1], f"the most accurate; none has a mean KLD of {most_kld:g} nats or less")
 
 
 def rows(result: Comparison) -> list[list[str]]:
-    """The table, a row per output."""
+    """Return the table with one row per output."""
     table = []
     for name, report in result.reports.items():
         quality = report["quality"]
-        mark = " (take this)" if name == result.taken else "" if name in result.front else " (another beats it)"
+        mark = " (recommended)" if name == result.taken else "" if name in result.front else " (another beats it)"
         table.append(
             [
                 name + mark, f"{report['bits_per_weight']:.3f}", size_text(report["nbytes"]), f"{quality['kld']:.6f}",
@@ -213,12 +215,12 @@ def _write(result: Comparison, output: Path, source: str, command: str) -> None:
             name,
             report["bits_per_weight"],
             report["quality"]["kld"],
-            "on the front" if name in result.front else "beaten",
+            "Pareto front" if name in result.front else "dominated",
         )
         for name, report in result.reports.items()
     ]
     base = next(iter(result.reports.values()))["quality"]["base_perplexity"]
-    said = f"Take {result.taken}: {result.why}. The float model's perplexity is {base:.4f}."
+    said = f"Recommended: {result.taken}, {result.why}. The float model's perplexity is {base:.4f}."
     plain: dict[str, Any] = {"taken": result.taken, "why": result.why, "front": list(result.front), "command": command}
     plain |= {"reports": result.reports}
     (output / "comparison.json").write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
@@ -228,5 +230,5 @@ def _write(result: Comparison, output: Path, source: str, command: str) -> None:
     links = "".join(f'<li><a href="{name}/quantization_report.html">{name}</a></li>' for name in result.reports)
     body = f"<p><b>{said}</b></p>{curve_plot(points).svg()}{html_table(_HEADS, rows(result))}<ul>{links}</ul>"
     (output / "comparison.html").write_text(
-        html_page(f"Which to take of {Path(source).name}", body), encoding="utf-8", errors="backslashreplace"
+        html_page(f"Quantised versions of {Path(source).name}", body), encoding="utf-8", errors="backslashreplace"
     )

@@ -1,4 +1,4 @@
-"""Where a graph can undo that the columns of a matrix are scaled: in what makes the matrix's input."""
+"""Folding of column factors into the graph; the nodes that compute a matrix's input absorb the inverse factors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..onnx.ir import Graph, Node
 from ..onnx.node import MS
 from .sites import Site
 
-# Operators that multiply with a learned vector at their end, and which inputs that vector and the bias are.
+# Operators that end with a multiplication by a learned vector, and the indices of their vector and bias inputs.
 _NORMS = {
     ("", "SimplifiedLayerNormalization"): (1, None),
     ("", "LayerNormalization"): (1, 2),
@@ -25,12 +25,12 @@ _NORMS = {
 
 @dataclass(frozen=True)
 class Fold:
-    """The place.
+    """The tensors that absorb the factors of a matrix's columns.
 
     Attributes:
-        vectors: initializers [columns] that are divided by the factors.
-        rows: matrix, first row and number of rows that are divided by the factors.
-        sharing: int64 [columns], which factor a column has; None = its own.
+        vectors: names of the initializers [columns] to divide by the factors.
+        rows: a matrix, and the index of the first row and the number of rows to divide by the factors.
+        sharing: int64 [columns], the index of each column's factor; None if each column has a separate factor.
     """
 
     vectors: tuple[str, ...] = ()
@@ -39,11 +39,11 @@ class Fold:
 
 
 def find_fold(graph: Graph, config: Config, sites: Sequence[Site], of_products: dict[str, Site]) -> Fold | None:
-    """Where the input of some matrices, which all read one value, can be divided.
+    """Return the tensors to divide by the factors of matrices that read the same input, or None if there are none.
 
     Args:
-        sites: the matrices that will be scaled; nobody else may read their input.
-        of_products: by a product's output the matrix of a site.
+        sites: the matrices to scale; no other node may read their input.
+        of_products: sites by the outputs of their matmuls.
     """
     nodes = [node for site in sites for node in site.products]
     values = {node.input(0) for node in nodes}
@@ -72,7 +72,7 @@ def _in_norm(graph: Graph, node: Node) -> Fold | None:
 
 
 def _in_product(graph: Graph, node: Node, of_products: dict[str, Site]) -> Fold | None:
-    """activation(gate) * up: the rows of up."""
+    """Return the rows of the up projection in activation(gate) * up."""
     for name in node.inputs:
         site = of_products.get(name)
         if site is not None and len(site.products) == 1 and graph.consumers(name) == [node] and not site.lookups:
@@ -81,7 +81,7 @@ def _in_product(graph: Graph, node: Node, of_products: dict[str, Site]) -> Fold 
 
 
 def _in_values(graph: Graph, node: Node, config: Config, of_products: dict[str, Site]) -> Fold | None:
-    """The rows that make values; heads of queries that share a head of values share the factors."""
+    """Return the rows that compute the values; query heads that share a value head share its factors."""
     packed = not node.input(2)
     name = node.input(0) if packed else node.input(2)
     site = of_products.get(name)

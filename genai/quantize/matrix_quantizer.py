@@ -1,4 +1,4 @@
-"""The matrices of a model, one after the other: with statistics of their inputs where a method wants them."""
+"""Quantisation of a model's matrices one by one, with statistics of their inputs if a method needs statistics."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ from .workspace import FinishedMatrices, FinishedMatrix
 Progress = Callable[[Site], None]
 # Tokens per column of a tied matrix.
 _TIED_TOKENS = 8
-# Rows that errors of the outputs are estimated from, drawn evenly.
+# Number of evenly spaced rows from which output errors are estimated.
 _ERROR_ROWS = 1024
 
 
 class MatrixQuantizer:
-    """One run over a model.
+    """A quantiser for all matrices of a model.
 
     Args:
-        source: the float model. choices: what is to become of each site. workspace: where results go.
-        progress: told each matrix that is finished. prefix: of the names in the workspace.
+        source: the float model.
+        choices: the choice for each site.
+        workspace: store for finished matrices.
+        progress: called with each matrix that is finished.
+        prefix: prefix of the names in the workspace.
     """
 
     def __init__(
@@ -53,22 +56,22 @@ class MatrixQuantizer:
 
     @property
     def methods(self) -> list[Method]:
-        """Those in use."""
+        """The methods in use."""
         return [METHODS[choice.method] for choice in self.choices.values() if choice.bits]
 
     @property
     def needs_data(self) -> bool:
-        """Whether any method wants statistics."""
+        """True if any method needs statistics."""
         return any(method.needs != "nothing" for method in self.methods)
 
-    # What there is
+    # Results
 
     def stored(self, site: Site) -> FinishedMatrix | None:
-        """A finished site as it is in the workspace."""
+        """Return a finished site from the workspace, or None."""
         return self.workspace.get(self._prefix + site.name)
 
     def fold(self, site: Site) -> Fold | None:
-        """Where the columns of a site can be scaled; None where its method does not want that, or nothing can."""
+        """Return the tensors that absorb the scaling of a site's columns; None without scaling or such tensors."""
         if site.name not in self._folds:
             group = self._group(site)
             folds = all(self._choice_folds(other) for other in group)
@@ -81,14 +84,14 @@ class MatrixQuantizer:
         return bool(choice.bits) and METHODS[choice.method].folds
 
     def _group(self, site: Site) -> list[Site]:
-        """The sites that read the same input."""
+        """Return the sites that read the same input."""
         if not site.products:
             return [site]
         value = site.products[0].input(0)
         return [other for other in self.source.sites if any(node.input(0) == value for node in other.products)]
 
     def packed(self, site: Site) -> QuantizedWeight | None:
-        """A finished site as it will be written: with its rows scaled where a later matrix's factors ask for it."""
+        """Return a finished site in its final form, with rows divided by the factors of a later matrix."""
         stored = self.stored(site)
         if stored is None:
             return None
@@ -107,7 +110,7 @@ class MatrixQuantizer:
         return packed
 
     def vectors(self) -> dict[str, NDArray[np.float32]]:
-        """Norms' weights that are not those of the float model any more."""
+        """Return the norm weights that differ from the float model's norm weights, by name."""
         changed = {}
         for site in self.source.sites:
             fold, stored = self.fold(site), self.stored(site)
@@ -118,7 +121,7 @@ class MatrixQuantizer:
         return changed
 
     def effective(self, site: Site) -> NDArray[np.float32] | None:
-        """The matrix that stands for a finished site in the float graph, whose norms are as they were."""
+        """Return the matrix to use for a finished site in the float graph, which keeps the original norms."""
         packed = self.packed(site)
         if packed is None:
             return None
@@ -129,7 +132,7 @@ class MatrixQuantizer:
         return matrix
 
     def effective_so_far(self, site: Site) -> NDArray[np.float32] | None:
-        """As `effective`, while what comes after may not be finished: nothing is scaled for it yet."""
+        """Return the result of `effective` before later matrices are finished, without those matrices' factors."""
         stored = self.stored(site)
         if stored is None:
             return None
@@ -138,15 +141,15 @@ class MatrixQuantizer:
             matrix /= stored.factors
         return matrix
 
-    # The run
+    # Quantisation
 
     def quantize_without_data(self) -> None:
-        """All sites, in order."""
+        """Quantise all sites in order."""
         for site in self.source.sites:
             self._finish(site, None)
 
     def quantize_with_data(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
-        """All sites, stage by stage, each with the inputs that the quantised layers before it give."""
+        """Quantise all sites, stage by stage; the quantised earlier stages compute the inputs of each stage."""
         crossed = any(self.choices[use.site].method == "distill" for use in decoder.uses)
         batches = batches_of(text.tokens)
         self._finish_tied(decoder, text)
@@ -166,9 +169,9 @@ class MatrixQuantizer:
             exact.close()
 
     def _finish_tied(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
-        """Matrices that are looked up before they are multiplied with: the float model says with what.
+        """Quantise matrices that are both looked up and multiplied, with inputs from the float model.
 
-        A part of the texts will do, as they pass all layers for one matrix.
+        Only a part of the texts is used, because passing it through all layers benefits only this matrix.
         """
         tied = [site for site in self.source.sites if site.lookups and site.products and self._is_unfinished(site)]
         tied = [site for site in tied if METHODS[self.choices[site].method].needs != "nothing"]
@@ -219,13 +222,13 @@ class MatrixQuantizer:
     def _factors(
         self, sites: Sequence[Site], inputs: InputStatistics
     ) -> tuple[NDArray[np.float32] | None, Mapping[str, Any]]:
-        """By which the columns of some matrices with one input are multiplied first, and notes."""
+        """Return notes, and the factors to multiply by the columns of matrices that read the same input."""
         fold = self.fold(sites[0])
         if fold is None:
             folds = any(self._choice_folds(site) for site in sites)
-            return None, {"folded": "nowhere: others read the same input"} if folds else {}
+            return None, {"folded": "nowhere: other nodes read the same input"} if folds else {}
         done = [stored.factors for site in sites if (stored := self.stored(site)) is not None]
-        if done:  # of the same group, in an interrupted run
+        if done:  # from an interrupted run
             return done[0], {}
         weights = [self.source.weight(site) for site in sites]
         grids = [self.choices[site].grid(site.columns) for site in sites]
@@ -236,13 +239,13 @@ class MatrixQuantizer:
         self, site: Site, inputs: InputStatistics | None, factors: NDArray[np.float32] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Quantise a site, unless that is done."""
+        """Quantise a site unless it is finished."""
         choice = self.choices[site]
         if self._is_unfinished(site):
             start = time.perf_counter()
             method = METHODS[choice.method]
             if inputs is None and method.needs != "nothing":
-                method = METHODS["search"]  # a table whose rows are only looked up, or experts
+                method = METHODS["search"]  # experts, or a table that is used only for look-ups
                 notes = {**(notes or {}), "method": "search"}
             weight = self.source.narrow_weight(site) if factors is None else self.source.weight(site)
             try:
@@ -272,7 +275,7 @@ def _errors(
     weight: NDArray[Any], packed: QuantizedWeight, factors: NDArray[np.float32] | None,
     inputs: InputStatistics | None,
 ) -> dict[str, float]:  # fmt: skip
-    """Relative squared errors of the weights, and (from some of the rows) of the outputs where inputs are known."""
+    """Return relative squared errors of the weights and, if inputs are known, of some rows of the outputs."""
 
     def both(rows: slice) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         exact, stored = np.asarray(weight[rows], np.float32), packed.dequantize_rows(rows)
@@ -295,7 +298,7 @@ def _errors(
 def _with_rows_divided(
     packed: QuantizedWeight, first: int, count: int, factors: NDArray[np.float32], *, narrow: bool
 ) -> QuantizedWeight:
-    """Some rows divided by factors [count]; scales are rounded to float16 again if `narrow`."""
+    """Divide rows by factors [count]; if `narrow` is True, round the scales to float16 again."""
 
     def divided(scales: NDArray[np.float32]) -> NDArray[np.float32]:
         changed = np.array(scales)
@@ -309,14 +312,14 @@ def _with_rows_divided(
 
 
 def _as_table(inputs: InputStatistics) -> InputStatistics:
-    """For a head that is a table as well: what its rows are in themselves counts as much as their products."""
+    """Return statistics for a tied head, in which errors of looked-up rows count as much as errors of matmuls."""
     mean = float(inputs.squares.mean())
     gram = None if inputs.gram is None else inputs.gram + np.eye(len(inputs.gram)) * mean
     return InputStatistics(inputs.count, inputs.squares + mean, gram)
 
 
 def _by_input(stage: ProgramStage) -> dict[str, list[Site]]:
-    """The sites that a stage multiplies with, by the value that they are multiplied with, in order."""
+    """Return the sites of a stage's matmuls, in order, by the name of the value that they are multiplied by."""
     sites_of: dict[str, list[Site]] = {}
     for use in stage.uses:
         sites = sites_of.setdefault(use.value, [])
@@ -326,7 +329,7 @@ def _by_input(stage: ProgramStage) -> dict[str, list[Site]]:
 
 
 def _unshared(factors: NDArray[np.float32], fold: Fold, count: int) -> NDArray[np.float32]:
-    """Factors of rows, from those of the columns that read them."""
+    """Return the factors of rows, given the factors of the columns that read the rows."""
     if fold.sharing is None:
         return factors
     rows = np.empty(count, np.float32)

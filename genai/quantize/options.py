@@ -1,4 +1,4 @@
-"""What a user can ask of quantisation."""
+"""Options of quantisation."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ class QuantizeOptions:
     """Options of `quantize`.
 
     Attributes:
-        format, bits, block_size, symmetric, method, half_scales, qdq: of every matrix that nothing else is said of; see
-            FormatChoice.
-        head_bits, embedding_bits: of the head and the token embedding; 0 = floats, None = as all others, but 8 bits for
-            an embedding that is not the head, too, and of which no recipe or target says more. Where both are one
-            matrix they must agree.
-        recipe: YAML file of choices by patterns over names (docs/quantisation.md).
-        target_bits: bits per weight of the whole file that the matrices' bits are chosen for.
-        target_size: bytes of the whole weights, likewise.
-        target_runtime: "onnxruntime": targets choose among formats that it has kernels for; "any": among the most exact
-            of each size, which onnxruntime runs by the model's functions, with these weights as float32.
-        target_kld: mean divergence, in nats per token, that must be kept at the least size.
-        sensitivity: quantization_report.json of an earlier output of this model, made for a target: what each candidate
-            costs is taken from there instead of being measured again.
-        calib: text that methods with statistics are calibrated with; None = the model writes one itself.
-        samples, length: sequences of calibration, and tokens of each (no more than the context), where a text is used.
-        seed: of what is drawn then.
-        evaluate: measure perplexity and divergence.
-        eval_file: text for that; None = a part of `calib` that is kept out of it, or the model's own with another seed.
-        eval_samples: sequences of it.
-        accuracy_level: to what products may round activations, see `genai build`.
-        requantize: take a model that is quantised already for its float model.
-        threads: None = the physical cores.
+        format, bits, block_size, symmetric, method, half_scales, qdq: format of every matrix for which nothing else is
+            set; see FormatChoice.
+        head_bits, embedding_bits: bits of the head and of the token embedding. 0 means floats. None means the same as
+            other matrices, except that an embedding that is not also the head has 8 bits unless a recipe or a target
+            sets its bits. If the head and the embedding are one matrix, both options must be equal.
+        recipe: YAML file of choices by name patterns (docs/how-to/quantise.md).
+        target_bits: bits per weight of the whole file. The matrices' bits are chosen to meet this target.
+        target_size: size in bytes of the whole file. The matrices' bits are chosen to meet this target.
+        target_runtime: "onnxruntime" to choose among the formats for which onnxruntime has kernels; "any" to choose
+            among the most accurate formats of each size, for which onnxruntime runs the model's functions and stores
+            the weights as float32.
+        target_kld: maximum mean divergence in nats per token. The smallest model that meets this target is chosen.
+        sensitivity: quantization_report.json of an earlier output of this model that was made for a target. The losses
+            of candidates are read from it instead of being measured again.
+        calib: calibration text for methods that need statistics; None means that the model generates the text.
+        samples: number of calibration sequences.
+        length: tokens per sequence, at most the context length.
+        seed: seed for random choices.
+        evaluate: True to measure perplexity and divergence.
+        eval_file: text for the evaluation; None means a held-out part of `calib`, or, without `calib`, a text that the
+            model generates with another seed.
+        eval_samples: number of evaluation sequences.
+        accuracy_level: precision to which matmuls may round activations; see `genai build`.
+        requantize: True to accept a model that is already quantised, and to use it as the float model.
+        threads: number of threads; None means the number of physical cores.
 
     Raises:
-        OptionError: a value that is not offered, or options that contradict each other.
+        OptionError: a value is not supported, or options contradict each other.
     """
 
     format: str = UNIFORM
@@ -76,66 +79,66 @@ class QuantizeOptions:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        self.choice  # noqa: B018  # checks its own
+        self.choice  # noqa: B018  # validates the fields
         for name in ("recipe", "sensitivity", "calib", "eval_file"):
             if (path := getattr(self, name)) is not None:
                 if not isinstance(path, str | Path):
-                    raise OptionError(f"{name} is {kind_of(path)}", "it is a path", "give the path of a file")
+                    raise OptionError(f"{name} is {kind_of(path)}", "it must be a path", "pass the path of a file")
                 object.__setattr__(self, name, Path(path))
         if self.threads is not None and not (type(self.threads) is int and self.threads >= 1):
             raise OptionError(
-                f"threads = {self.threads!r}", "a whole number of at least 1 is expected",
-                "leave threads out for the default",
+                f"threads = {self.threads!r}", "it must be an integer of at least 1",
+                "omit threads to use the default",
             )  # fmt: skip
         if self.choice.bits == 0 and not (self.symmetric and self.half_scales):
             raise OptionError(
-                f"{'half_scales' if self.symmetric else 'symmetric'} is off, and bits is 0",
+                f"{'half_scales' if self.symmetric else 'symmetric'} is off, but bits is 0",
                 "floats have neither scales nor zero points",
-                "leave it out",
+                "omit it",
             )
         for name in ("samples", "length", "eval_samples"):
             if getattr(self, name) < (2 if name == "length" else 1):
-                raise OptionError(f"{name} is {getattr(self, name)}", "at least one is needed", f"give {name} more")
+                raise OptionError(f"{name} is {getattr(self, name)}", "it is too small", f"increase {name}")
         if self.accuracy_level not in range(5):
-            raise OptionError(f"accuracy_level is {self.accuracy_level}", "it can be 0 to 4", "choose 4 or 1")
+            raise OptionError(f"accuracy_level is {self.accuracy_level}", "it must be from 0 to 4", "choose 4 or 1")
         targets = [name for name in ("target_bits", "target_size", "target_kld") if getattr(self, name) is not None]
         if len(targets) > 1:
-            raise OptionError(f"{' and '.join(targets)} are given", "one of them decides the other", "leave one out")
+            raise OptionError(f"{' and '.join(targets)} are both set", "only one target can be met", "omit all but one")
         if targets:
             value = getattr(self, targets[0])
             if not (math.isfinite(value) and value > 0):
                 raise OptionError(
-                    f"{targets[0]} is {value}", "a target is a finite number above 0", "give such a number"
+                    f"{targets[0]} is {value}", "a target must be a finite number above 0", "set such a number"
                 )
             if self.recipe is not None:
-                raise OptionError(f"recipe and {targets[0]} are given", "both choose bits", "leave one out")
+                raise OptionError(f"recipe and {targets[0]} are both set", "both of them choose the bits", "omit one")
         if self.target_runtime not in TARGET_RUNTIMES:
             raise OptionError(
                 f"target_runtime is {self.target_runtime!r}", f"it can be {' or '.join(TARGET_RUNTIMES)}",
-                did_you_mean(self.target_runtime, TARGET_RUNTIMES, "choose one of them"),
+                did_you_mean(self.target_runtime, TARGET_RUNTIMES, "choose one of these runtimes"),
             )  # fmt: skip
         if self.target_runtime != TARGET_RUNTIMES[0] and not targets:
             raise OptionError(
-                f"target_runtime is {self.target_runtime!r}, and there is no target",
-                "it says what a target chooses from",
-                "leave it out, or give --target-bits, --target-size or --target-kld",
+                f"target_runtime is {self.target_runtime!r}, but there is no target",
+                "it selects the formats that can be chosen to meet a target",
+                "omit it, or set --target-bits, --target-size or --target-kld",
             )
         if self.sensitivity is not None and not targets:
             raise OptionError(
-                f"sensitivity is {self.sensitivity}, and there is no target", "it says what a target's candidates cost",
-                "leave it out, or give --target-bits, --target-size or --target-kld",
+                f"sensitivity is {self.sensitivity}, but there is no target", "it is used only to meet a target",
+                "omit it, or set --target-bits, --target-size or --target-kld",
             )  # fmt: skip
         if targets and (self.format != UNIFORM or self.bits is not None or self.block_size is not None or self.qdq):
             raise OptionError(
-                f"{targets[0]} is given, and a format, bits or a block size", "a target chooses them",
-                "leave one out; --method and --asymmetric go with a target",
+                f"{targets[0]} is set together with a format, bits or a block size", "a target determines these",
+                "omit one; --method and --asymmetric can be combined with a target",
             )  # fmt: skip
         if not self.evaluate and self.eval_file is not None:
-            raise OptionError("eval_file is given, and evaluate is off", "nothing is evaluated", "leave one out")
+            raise OptionError("eval_file is set, but evaluate is off", "it has no effect", "omit one")
 
     @property
     def choice(self) -> FormatChoice:
-        """Of every matrix that nothing else is said of."""
+        """The choice for every matrix for which nothing else is set."""
         return FormatChoice(**{one.name: getattr(self, one.name) for one in fields(FormatChoice)})
 
     @property
@@ -143,13 +146,13 @@ class QuantizeOptions:
         return any(value is not None for value in (self.target_bits, self.target_size, self.target_kld))
 
     def read_recipe(self) -> Recipe:
-        """The recipe's file, or one of the options alone; raises as read_recipe does."""
+        """Return the recipe in the file, or a recipe with only the options' choice; raises as read_recipe does."""
         if self.recipe is None:
             return Recipe(self.choice)
         return read_recipe(self.recipe, self.choice, self.non_default(one.name for one in fields(FormatChoice)))
 
     def non_default(self, names: Iterable[str]) -> list[str]:
-        """Those of these options that are not as usual."""
+        """Return the names of the options among `names` that differ from their defaults."""
         usual = {one.name: one.default for one in fields(self)}
         return [name for name in names if getattr(self, name) != usual[name]]
 
@@ -158,14 +161,14 @@ _MOST_DIGITS = 20
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as "2GB", "700 MB" or "1.5GiB".
+    """Return the number of bytes of a size such as "2GB", "700 MB" or "1.5GiB".
 
     Raises:
-        OptionError: it is no size.
+        OptionError: the text is not a size.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMG]?I?B?)\s*", text.upper())
     unit = match[2] if match else "?"
     unit = unit if unit in _UNITS else unit + "B"
     if match is None or unit not in _UNITS or len(match[1]) > _MOST_DIGITS:
-        raise OptionError(f"target size {text!r:.80}", "it is no size", 'write for example "2GB" or "700MiB"')
+        raise OptionError(f"target size {text!r:.80}", "it is not a size", 'write for example "2GB" or "700MiB"')
     return int(float(match[1]) * _UNITS[unit])

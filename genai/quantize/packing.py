@@ -1,4 +1,4 @@
-"""A packed matrix in the graph, in place of the float one: the operators that multiply with it or look it up."""
+"""Replacement of a float matrix in the graph with a packed matrix, and of the operators that read the matrix."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from ..ops.weight_nodes import WeightNode, embedding_node, linear_node
 from .choices import FormatChoice
 from .sites import Site
 
-# The bits that DequantizeLinear stores, with and without zero points.
+# The types of DequantizeLinear's input, by bits and by whether there are zero points.
 _QDQ_TYPES = {(4, False): DataType.INT4, (8, False): DataType.INT8}
 _QDQ_TYPES |= {(4, True): DataType.UINT4, (8, True): DataType.UINT8}
-# Inputs of QMoE: what belongs to the matrix that MoE has at 2 and at 4.
+# Indices of QMoE's data, scales, bias and zero points for the matrices that are inputs 2 and 4 of MoE.
 _QMOE_INPUTS = {2: (2, 3, 4, 11), 4: (5, 6, 7, 12)}
-# Attributes of MoE that say nothing about shares, which always sum to 1 in QMoE.
+# Attributes of MoE that QMoE lacks, because it always normalises routing weights.
 _NOT_IN_QMOE = ("normalize_routing_weights",)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """One matrix.
+    """One matrix to replace.
 
     Args:
-        graph: the model that is written. site: of the float model. packed: what is stored of it.
-        accuracy_level: to what products may round activations.
+        graph: graph of the model that is written.
+        site: the matrix's site in the float model.
+        choice: storage format of the matrix.
+        packed: the quantised matrix.
+        accuracy_level: precision to which matmuls may round activations.
     """
 
     graph: Graph
@@ -42,7 +45,7 @@ class Packing:
     accuracy_level: int
 
     def replace(self) -> None:
-        """Products and lookups read the packed matrix."""
+        """Make matmuls and look-ups read the packed matrix."""
         site = self.site
         if self.choice.qdq and not site.lookups:
             for node in site.products:
@@ -58,21 +61,21 @@ class Packing:
             self._replace_lookup(self._own(node), names)
 
     def _own(self, node: Node) -> Node:
-        """The copied graph's node."""
+        """Return the corresponding node of the copied graph."""
         own = self.graph.producer(node.output(0))
         assert own is not None
         return own
 
     @property
     def _is_own(self) -> bool:
-        """Head and embedding in one are stored once: both operators are onnxruntime's, or both are ours."""
+        """True to use our operators for both uses of a tied matrix, so that the matrix is stored only once."""
         return bool(self.site.products and self.site.lookups) and not self.choice.has_foreign_kernel(self.site)
 
     def experts_constants(self) -> list[str]:
-        """Names of integers [experts, rows, bytes], of scales and zero points (if there are any) [experts, rows, …]."""
+        """Add integers [experts, rows, bytes], scales and any zero points [experts, rows, …]; return their names."""
         packed, count, base = self.packed, self.site.experts, self.site.base_name
         form = packed.format
-        # The operator wants no more, even where columns do not fill their last block.
+        # The operator expects rows whose last block is not padded.
         data = packed.data[:, : packed_bytes(packed.columns, form.bits)]
         names = [f"{base}.{part}" for part in ("qweight", "scales", "zero_points")]
         self.graph.add_initializer(OnnxTensor.from_array(names[0], data.reshape(count, -1, data.shape[1])))
@@ -86,13 +89,13 @@ class Packing:
     # Constants
 
     def _constants(self, weight_node: WeightNode, known: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Names of a node's arrays, which become initializers; those that are `known` are there."""
+        """Add a node's arrays as initializers, except those that are `known`, and return their names."""
         found = dict(known or {})
         scales: dict[int, str] = {}
         for part, array in weight_node.arrays.items():
             if part in found:
                 continue
-            # As onnxruntime-genai's builder names them.
+            # onnxruntime-genai's builder uses the same names.
             name = f"{self.site.base_name}_{f'Q{self.packed.format.bits}' if part == 'codes' else part}"
             if part in ("scales", "offset_scales") and id(array) in scales:
                 found[part] = scales[id(array)]
@@ -105,7 +108,7 @@ class Packing:
         return found
 
     def _add_scales(self, name: str, scales: NDArray[np.float32]) -> None:
-        """Scales that an operator wants as float32: stored as float16 that a Cast widens, if they are such numbers."""
+        """Add scales for an operator that expects float32; store them as float16 with a Cast if that is exact."""
         with np.errstate(over="ignore"):
             narrow = scales.astype(np.float16)
         if self.site.half:
@@ -133,13 +136,13 @@ class Packing:
     def _computed(
         self, weight_node: WeightNode, names: Mapping[str, str], value: str, result: str, name: str
     ) -> list[Node]:
-        """The operator; one of ours computes in float32, so Casts go around it where values are float16."""
+        """Return the operator's node. Our operator computes in float32, so float16 values need Casts around it."""
         widened, narrowed = value, result
         before, after = [], []
         if weight_node.domain == OURS and self.site.half:
             narrowed = self.graph.fresh_name(f"{result}/wide")
             after = [make_node("Cast", [narrowed], [result], name=f"{name}/narrow", to=int(DataType.FLOAT16))]
-            if not weight_node.computed:  # x, not ids
+            if not weight_node.computed:  # the input is x, not ids
                 widened = self.graph.fresh_name(f"{value}/wide")
                 before = [make_node("Cast", [value], [widened], name=f"{name}/widen", to=int(DataType.FLOAT))]
         made = make_node(
@@ -149,18 +152,18 @@ class Packing:
         return [*before, made, *after]
 
     def _replace_lookup(self, node: Node, names: Mapping[str, str]) -> None:
-        """Rows of what products read, if there are any."""
+        """Look up rows in the arrays of the matmuls, if the matrix has matmuls."""
         packed, graph = self.packed, self.graph
         weight_node = embedding_node(packed, own=self._is_own, cut=True)
         nodes = []
-        if names and weight_node.domain == MS:  # products have them in blocks
+        if names and weight_node.domain == MS:  # matmuls store the codes in blocks
             shape = graph.add_constant(f"{node.name}/shape", np.array(packed.data.shape, np.int64))
             rows = graph.fresh_name(f"{names['codes']}/rows")
             nodes.append(make_node("Reshape", [names["codes"], shape], [rows], name=rows))
             names = {**names, "codes": rows}
         names = self._constants(weight_node, names)
         result = node.output(0)
-        # onnxruntime's operator gives whole blocks; the rest is cut off.
+        # onnxruntime's operator returns whole blocks; a Slice removes the padding.
         cut = weight_node.domain == MS and packed.format.padded(packed.columns) != packed.columns
         whole = graph.fresh_name(f"{result}/padded") if cut else result
         nodes += self._computed(weight_node, names, node.input(1), whole, f"{node.name}BlockQuantized")
@@ -173,7 +176,7 @@ class Packing:
         graph.replace_node(node, *nodes)
 
     def _dequantise_before(self, node: Node) -> None:
-        """A product keeps its operator, and reads DequantizeLinear of integers [K, N]."""
+        """Keep a matmul's operator, but make it read the output of a DequantizeLinear of integers [K, N]."""
         graph, packed, base = self.graph, self.packed, self.site.base_name
         form, has_zeros = packed.format, packed.offsets is not None
         integers, points = f"{base}_Q{form.bits}", f"{base}_zero_points"
@@ -202,7 +205,9 @@ class MixturePacking:
     """The matrices of a mixture of experts: MoE becomes QMoE.
 
     Args:
-        graph: the model that is written. node: the float model's. packed: by its inputs (2 and 4) the matrices.
+        graph: graph of the model that is written.
+        node: MoE node of the float model.
+        packings: matrices by their input index (2 and 4).
     """
 
     def __init__(self, graph: Graph, node: Node, packings: Mapping[int, Packing]) -> None:
@@ -212,7 +217,7 @@ class MixturePacking:
         self._node = own
 
     def replace(self) -> None:
-        """Write QMoE in its place."""
+        """Replace the node with QMoE."""
         node, inputs = self._node, [self._node.input(0), self._node.input(1), *[""] * 11]
         bits = {}
         for index, (data, scales, bias, points) in _QMOE_INPUTS.items():

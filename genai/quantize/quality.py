@@ -1,4 +1,4 @@
-"""How far a quantised model's distributions lie from the float model's, with dequantised weights in float32."""
+"""Divergence of a quantised model's distributions from the float model's. Dequantised weights are float32."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .sites import Site
 from .stage_values import StageValues
 from .streaming import Override, ProgramStage, StreamedDecoder, batches_of
 
-# Logits of both models that are kept at once: 150k tokens of vocabulary allow 223 rows.
+# Memory for the logits of both models; with a vocabulary of 150k tokens, 223 rows fit.
 _MOST_LOGITS_BYTES = 1 << 27
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Of one quantised model, over all tokens of a text. Divergences in nats.
+    """The quality of one quantised model over all tokens of a text. Divergences are in nats.
 
     Attributes:
-        kld, kld_error: mean of KL(float || quantised), and its standard error.
-        median, p90, p99, maximum: of the same.
-        top1_agreement: share of positions at which both find the same token most likely.
-        base_perplexity, perplexity: of the float and the quantised model.
-        tokens: positions that were compared.
+        kld, kld_error: mean of KL(float || quantised), and the standard error of the mean.
+        median, p90, p99, maximum: quantiles of KL(float || quantised).
+        top1_agreement: fraction of positions at which both models have the same most likely token.
+        base_perplexity, perplexity: perplexities of the float and of the quantised model.
+        tokens: number of compared positions.
     """
 
     kld: float
@@ -45,25 +45,26 @@ class Quality:
 
 
 class Evaluation:
-    """The float model's way through a text, against which others are measured.
+    """The float model's values for a text, for comparison with other models.
 
     Args:
-        decoder: the float model. text: what is predicted.
+        decoder: the float model.
+        text: the text to predict.
     """
 
     def __init__(self, decoder: StreamedDecoder, text: CalibrationText) -> None:
         self._decoder, self._text = decoder, text
-        # A sequence at a time, so that few logits are alive.
+        # Only a few sequences at a time, to limit the memory for logits.
         most = max(text.tokens.shape[1], _MOST_LOGITS_BYTES // (8 * decoder.vocab_size))
         self._batches = batches_of(text.tokens, most)
         self._exact = StageValues(self._batches)
-        self._logits: list[NDArray[np.float32]] = []  # the float model's, once they are known, where they are few
+        self._logits: list[NDArray[np.float32]] = []  # the float model's logits, cached if they are small
         self._keeps_logits = 4 * text.tokens.size * decoder.vocab_size <= _MOST_LOGITS_BYTES
         for stage in decoder.stages[:-1]:
             self._exact.advance(decoder, stage)
 
     def measure(self, instead: Override, progress: Callable[[int], None] = lambda stage: None) -> Quality:
-        """Of the model whose matrices `instead` gives; told each stage that is done."""
+        """Measure the model with the matrices of `instead`. `progress` is called with each finished stage."""
         flow = StageValues(self._batches)
         for stage in self._decoder.stages[:-1]:
             flow.advance(self._decoder, stage, instead=instead)
@@ -73,10 +74,10 @@ class Evaluation:
     def sensitivities(
         self, trials: Callable[[Site], Iterator[tuple[str, Override]]]
     ) -> Iterator[tuple[Site, str, float]]:
-        """Site, name of the trial, and mean divergence, where one matrix alone is changed.
+        """Yield each trial's site and name, and the mean divergence if only that site's matrix is changed.
 
         Args:
-            trials: by site the names of what is tried, and the matrices.
+            trials: yields the name and the matrix of each trial for a site.
         """
         flow, seen = StageValues(self._batches), set()
         for stage in self._decoder.stages:
@@ -125,7 +126,7 @@ class Evaluation:
 
 
 def _predicting(batch: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the logits that have a next token in their sequence, and that token."""
+    """Return the indices of the logits that have a next token in their sequence, and the next tokens."""
     count, length = batch.shape
     rows = np.arange(count * length).reshape(count, length)[:, :-1].reshape(-1)
     return rows, batch[:, 1:].reshape(-1)

@@ -1,4 +1,4 @@
-"""What a quantisation did, as data, as text and as one page with plots."""
+"""The report on a quantisation, as data, as text and as an HTML page with plots."""
 
 from __future__ import annotations
 
@@ -21,12 +21,16 @@ class MatrixRow:
     """One matrix.
 
     Attributes:
-        name, part, layer, rows, columns: which.
-        stored: in words. bits_per_weight, nbytes: what it takes, scales and zero points included.
-        weight_error: ||W - V|| ** 2 / ||W|| ** 2. output_error: the same of its outputs, None where no input was seen.
-        sensitivity: by candidate the divergence of the model in which this matrix alone is stored so.
-        notes: what the method said. seconds: it took.
-        computed_by: "onnxruntime" where that has a kernel for what is stored; "functions" where it runs the model's.
+        name, part, layer, rows, columns: identification and shape of the matrix.
+        stored: description of the storage format.
+        bits_per_weight, nbytes: size in the file, including scales and zero points.
+        weight_error: ||W - V|| ** 2 / ||W|| ** 2.
+        output_error: the same ratio for the matrix's outputs; None if no inputs were recorded.
+        sensitivity: for each candidate, the divergence of the model in which only this matrix is stored in that format.
+        notes: notes of the method.
+        seconds: duration of the quantisation.
+        computed_by: "onnxruntime" if onnxruntime has a kernel for the format; "functions" if it runs the model's
+            functions.
     """
 
     name: str
@@ -47,10 +51,12 @@ class MatrixRow:
 
 @dataclass(frozen=True)
 class Point:
-    """A model on the curve of divergence over size.
+    """A model on the curve of divergence against size.
 
     Attributes:
-        label: of it. bits_per_weight: everything counted. kld: mean, nats per token.
+        label: label of the point.
+        bits_per_weight: bits per weight, counting all tensors.
+        kld: mean divergence in nats per token.
         kind: "this output", "measured", or "predicted" from the matrices' sensitivities.
     """
 
@@ -62,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Report:
-    """See the fields of quantization_report.json in docs/quantisation.md."""
+    """The contents of quantization_report.json. docs/reference/quantisation-options.md describes the fields."""
 
     command: str
     source: str
@@ -84,32 +90,32 @@ class Report:
     remarks: Sequence[str] = field(default_factory=tuple)
 
     def to_json(self) -> str:
-        """Numbers that JSON cannot hold become null."""
+        """Return the report as JSON. Numbers that JSON cannot represent become null."""
         return to_json(self, indent=1) + "\n"
 
     def write(self, folder: Path) -> None:
-        """quantization_report.json, .md and .html."""
+        """Write quantization_report.json, .md and .html."""
         for suffix, text in ((".json", self.to_json()), (".md", markdown(self)), (".html", page(self))):
             (folder / f"{NAME}{suffix}").write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """The report of a folder as plain data."""
+    """Return the report of a folder as plain data."""
     content: dict[str, Any] = json.loads((folder / f"{NAME}.json").read_text(encoding="utf-8"))
     options = content.get("options")
-    if isinstance(options, dict) and "form" in options:  # as earlier versions called it
+    if isinstance(options, dict) and "form" in options:  # the key's name in earlier versions
         options["format"] = options.pop("form")
     return content
 
 
-# Rows of tables, for text and page alike
+# Rows of tables, for text and HTML
 
 
 def figures(report: Report) -> list[tuple[str, str]]:
-    """The main figures, as names and values."""
+    """Return the main figures as pairs of name and value."""
     rows = [
         ("model", report.source),
-        ("size", f"{size_text(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, all tensors counted"),
+        ("size", f"{size_text(report.nbytes)}, {report.bits_per_weight:.3f} bits per weight, counting all tensors"),
         ("folder", size_text(report.folder_bytes)),
     ]
     if (quality := report.quality) is not None:
@@ -122,7 +128,7 @@ def figures(report: Report) -> list[tuple[str, str]]:
     else:
         rows.append(("quality", "not measured (--no-eval)"))
     rows += [
-        ("calibration", report.calibration or "none: the methods in use need no data"),
+        ("calibration", report.calibration or "none: no method in use needs data"),
         ("evaluation", report.evaluation or "none"),
         ("read by", ", ".join(report.readers)),
         ("time", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.seconds.items())),
@@ -161,19 +167,19 @@ def _note_text(notes: Mapping[str, Any]) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """Bytes in words."""
+    """Return a size in bytes as text."""
     return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
 
 
 def markdown(report: Report) -> str:
-    """The report as text."""
+    """Return the report as Markdown."""
     lines = [f"# {Path(report.output).name}", ""]
     lines += [f"- **{name}**: {value}" for name, value in figures(report)]
     lines += [f"- **remark**: {remark}" for remark in report.remarks]
     lines += ["", "## Parts", "", *_markdown_table(_PART_HEADS, _part_rows(report))]
     if report.curve:
         rows = [[one.label, one.kind, f"{one.bits_per_weight:.3f}", f"{one.kld:.6f}"] for one in report.curve]
-        lines += ["", "## KLD over size", "", *_markdown_table(["model", "how", "bits per weight", "mean KLD"], rows)]
+        lines += ["", "## KLD and size", "", *_markdown_table(["model", "how", "bits per weight", "mean KLD"], rows)]
     lines += ["", "## Matrices", "", *_markdown_table(_MATRIX_HEADS, _matrix_rows(report)), ""]
     return "\n".join(lines)
 
@@ -191,7 +197,7 @@ tr:nth-child(even) { background: #f6f6f6 } svg { max-width: 100%; height: auto }
 
 
 def page(report: Report) -> str:
-    """HTML without scripts, and without anything from elsewhere; texts are escaped."""
+    """Return the report as an HTML page without scripts or external resources; texts are escaped."""
     title = f"Quantisation of {Path(report.source).name}"
     facts = "\n".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in figures(report))
     remarks = "".join(f"<p><b>{escape(remark)}</b></p>" for remark in report.remarks)
@@ -205,7 +211,7 @@ def page(report: Report) -> str:
 
 
 def html_page(title: str, body: str) -> str:
-    """A page; `body` is HTML."""
+    """Return an HTML page; `body` is HTML."""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>{escape(title)}</h1>\n{body}\n</body></html>\n"
@@ -213,7 +219,7 @@ def html_page(title: str, body: str) -> str:
 
 
 def html_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts."""
+    """Return an HTML table of texts."""
     lines = ["<tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr>"]
     lines += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     return "<table>" + "\n".join(lines) + "</table>"
@@ -229,21 +235,21 @@ def _plots(report: Report) -> list[Bars | Scatter]:
             ("median", quality.median),
             ("90 %", quality.p90),
             ("99 %", quality.p99),
-            ("most", quality.maximum),
+            ("max", quality.maximum),
         ]
         plots.append(Bars("KLD, quantiles over tokens, nats", quantiles))
     errors = [(row.name, row.weight_error if row.output_error is None else row.output_error) for row in report.matrices]
-    plots.append(Bars("Relative squared error of outputs (or of weights, where no input was seen)", errors))
+    plots.append(Bars("Relative squared error of outputs (or of weights, if no inputs were recorded)", errors))
     if sensitive := [(row.name, max(row.sensitivity.values())) for row in report.matrices if row.sensitivity]:
-        plots.append(Bars("Sensitivity: KLD with this matrix alone at the fewest bits", sensitive))
+        plots.append(Bars("Sensitivity: KLD if only this matrix is stored with the fewest bits", sensitive))
     return plots
 
 
 def curve_plot(points: Sequence[Point]) -> Scatter:
-    """Divergence over size."""
+    """Return the plot of divergence against size."""
     kinds = dict.fromkeys(point.kind for point in points)
     series = [
         Series(kind, [(p.bits_per_weight, p.kld, p.label) for p in points if p.kind == kind], line=kind == "predicted")
         for kind in kinds
     ]
-    return Scatter("Mean KLD over bits per weight, all tensors counted", "bits per weight", "nats per token", series)
+    return Scatter("Mean KLD against bits per weight of all tensors", "bits per weight", "nats per token", series)

@@ -1,4 +1,4 @@
-"""A model quantised, from its folder to a folder with a report."""
+"""Quantisation of a model: from its folder to a folder with a report."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from .streaming import Override, StreamedDecoder
 from .targets import beside_bytes, candidate_choices, choose, curve, predicted_loss, sensitivity_table
 from .workspace import FinishedMatrices, workspace_folder
 
-# Raised when the same options give other bytes.
+# Increase this number when the same options produce different bytes.
 _VERSION = 3
-# Of a text that serves for both, one part in so many is kept for the evaluation.
+# If one text is used for calibration and evaluation, one in this number of sequences is held out for evaluation.
 _HELD_OUT = 8
-# A target of divergence is met by trying, so many times at most.
+# Maximum number of attempts to meet a divergence target.
 _MOST_ROUNDS = 5
-# What candidates cost is measured with so many tokens.
+# Number of tokens for measuring the candidates' divergences.
 _SENSITIVITY_TOKENS = 2048
-# Vectors of a token's width that texts take on disk at most: two between stages, twice as many with the float model's,
-# and those that are being written.
+# Maximum number of values on disk, in widths of the residual stream: two between stages, two for the float model, and
+# two that are being written.
 _WIDTHS_ON_DISK = 6
-# More than a report takes, with one line per matrix.
+# Upper bound for the size of a report with one line per matrix.
 _REPORT_BYTES = 1 << 20
-# What else is on the curve: bits and block sizes, rounded to nearest.
+# Reference points on the curve: bits and block sizes, rounded to nearest.
 _CURVE = ((4, 128), (4, 32), (8, 32))
 
-# Told the phase, how much of it is done, and how much there is.
+# Called with the phase, the amount done, and the total amount.
 Progress = Callable[[str, float, float], None]
 
 
@@ -65,23 +65,25 @@ def quantize_model(
     command: str = "",
     plain_roundings: bool = True,
 ) -> Report:
-    """Quantise a model's matrices, and write a model folder with a report in it.
+    """Quantise a model's matrices, and write a model folder that includes a report.
 
-    One matrix is in memory at a time (and one stage of the decoder where texts pass it). What is finished stays in a
-    hidden folder beside the output until all is: run again, the same command goes on there, and gives the same bytes.
+    Only one matrix is in memory at a time, and, while texts pass through the decoder, one stage of the decoder.
+    Finished matrices are kept in a hidden folder next to the output until all matrices are finished. If the same
+    command is run again after an interruption, it resumes with the unfinished matrices and produces the same bytes.
 
     Args:
         source: a Hugging Face checkpoint folder, or a decoder folder in floats.
-        output: the folder to make; its parent must exist, itself not.
-        options: None = the defaults.
-        progress: told the phase, how much of it is done, and how much there is.
-        command: for the report.
-        plain_roundings: measure three roundings to nearest beside the output, for the report's curve.
+        output: the folder to create. Its parent must exist, but the folder itself must not.
+        options: None means the defaults.
+        progress: called with the phase, the amount done, and the total amount.
+        command: command line to show in the report.
+        plain_roundings: True to also measure three round-to-nearest models, for the report's curve.
 
     Raises:
-        ModelFolderError: the output exists, or the disk is full. OptionError: see QuantizeOptions; a target that cannot
-            be met. InputError: the model is quantised already, has NaN, or a text is too short; a recipe that names
-            nothing. UnsupportedModelError: a decoder that cannot be quantised.
+        ModelFolderError: the output exists, or the disk is full.
+        OptionError: a target cannot be met; or see QuantizeOptions.
+        InputError: the model is already quantised or has NaN, a text is too short, or a recipe's rule matches nothing.
+        UnsupportedModelError: the decoder cannot be quantised.
     """
     run = _QuantizeRun(Path(source), Path(output), options or QuantizeOptions(), progress, command, plain_roundings)
     try:
@@ -94,19 +96,19 @@ def quantize_model(
         raise
 
 
-# What the system says when it has no room for a file, and why that is.
+# System errors about insufficient space, and their causes.
 _NO_ROOM = {
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the quota of this user is used up",
-    errno.EFBIG: "files of this process, or on this disk, may not be so large (ulimit -f)",
+    errno.EDQUOT: "the user's disk quota is exceeded",
+    errno.EFBIG: "the file is larger than the limit of this process or file system (ulimit -f)",
 }
 
 
 def _unwritable(output: str | Path, error: OSError) -> ModelFolderError:
-    fix = "make room and run the same command again: finished matrices are kept"
+    fix = "free some space and run the same command again, which reuses finished matrices"
     if error.errno not in _NO_ROOM:
-        fix = "check that the parent folder exists and can be written"
-    why = _NO_ROOM.get(error.errno or 0, "the system refused it")
+        fix = "check that the parent folder exists and is writable"
+    why = _NO_ROOM.get(error.errno or 0, "the operating system refused to write")
     return ModelFolderError(f"cannot write {output}: {error.strerror or error}", why, fix)
 
 
@@ -120,12 +122,12 @@ class _QuantizeRun:
     plain_roundings: bool = True
 
     def all(self) -> Report:
-        if (self.output / f"{REPORT}.json").exists():  # all was done when a run was killed
+        if (self.output / f"{REPORT}.json").exists():  # an earlier run was killed after its last step
             shutil.rmtree(workspace_folder(self.output), ignore_errors=True)
         require_absent(self.output)
         if not self.output.parent.is_dir():
             raise ModelFolderError(
-                f"{self.output.parent} is no folder", f"{self.output.name} is to be made in it", "make it first"
+                f"{self.output.parent} is not a folder", f"{self.output.name} would be created in it", "create it"
             )
         self._seconds: dict[str, float] = {}
         with ExitStack() as stack:
@@ -151,8 +153,8 @@ class _QuantizeRun:
             ):
                 raise OptionError(
                     f"calib is {self.options.calib}",
-                    "no method in use needs data, and it is not needed to measure with either",
-                    "leave it out, or choose a method such as gptq",
+                    "neither the methods in use nor the evaluation need calibration data",
+                    "omit it, or choose a method such as gptq",
                 )
             if needs_data or self.options.evaluate or self.options.has_target:
                 self._decoder = StreamedDecoder(self._source, self.options.threads)
@@ -168,10 +170,10 @@ class _QuantizeRun:
             self._workspace.remove()
         return report
 
-    # Before
+    # Preparation
 
     def _apply_ends(self, choices: dict[Site, FormatChoice]) -> None:
-        """head_bits and embedding_bits; a table that is only looked up has 8 bits unless something is said of it."""
+        """Apply head_bits and embedding_bits; tables that are used only for look-ups have 8 bits by default."""
         head, embedding = self.options.head_bits, self.options.embedding_bits
         if self.options.recipe is None and embedding is None:
             for site in choices:
@@ -185,70 +187,71 @@ class _QuantizeRun:
                 continue
             if len(end_bits) > 1:
                 raise OptionError(
-                    f"head_bits is {head}, embedding_bits {embedding}",
-                    f"in {self.source_path} head and embedding are one matrix, {site.name}",
-                    "give both the same bits, or one of them",
+                    f"head_bits is {head}, but embedding_bits is {embedding}",
+                    f"head and embedding of {self.source_path} are one matrix, {site.name}",
+                    "set both to the same bits, or set only one of them",
                 )
             choices[site] = choices[site].changed({"bits": int(end_bits.pop() or 0)})
 
     def _check_experts(self, choices: Mapping[Site, FormatChoice]) -> None:
-        """QMoE has uniform blocks of 2, 4 and 8 bits, of one size for both matrices."""
+        """Raise OptionError if QMoE does not support the choices; it needs equal uniform blocks for both matrices."""
         sizes: dict[str, FormatChoice] = {}
         for site, choice in choices.items():
             if site.mixture is None:
                 continue
             if not (choice.bits and choice.has_foreign_kernel(site)) or choice.qdq or not choice.block_size:
                 raise OptionError(
-                    f"the experts {site.base_name}: {choice.label()}", "QMoE has blocks of 2, 4 and 8 bits",
-                    "choose one of them, for the experts alone by a recipe's rule",
+                    f"the experts {site.base_name} cannot have {choice.label()}",
+                    "QMoE supports only blocks of 2, 4 or 8 bits",
+                    "choose 2, 4 or 8 bits; a recipe's rule can set the bits for the experts only",
                 )  # fmt: skip
             other = sizes.setdefault(site.mixture.output(0), choice)
             if (choice.block_size, choice.symmetric) != (other.block_size, other.symmetric):
                 raise OptionError(
-                    f"the experts {site.base_name}: blocks of {other.block_size} and of {choice.block_size}",
-                    "both matrices of a mixture have one block size, and both zero points or none",
-                    "give both the same",
+                    f"the experts {site.base_name} have blocks of {other.block_size} and of {choice.block_size}",
+                    "both matrices of a mixture must have the same block size, and both zero points or none",
+                    "use the same settings for both",
                 )
 
     def _check_finite(self) -> None:
-        """Bad weights are better known before the long work."""
+        """Check all weights before the quantisation, which takes long, starts."""
         for index, site in enumerate(self._source.sites):
             self._source.check(site)
             self._source.release(site.name)
             self.progress("Checking weights", index + 1, len(self._source.sites))
 
     def _require_room(self, choices: Mapping[Site, FormatChoice]) -> None:
-        # Once in the workspace, once in the output, beside the tokenizer's files and the report.
+        # All matrices are written twice, to the workspace and to the output, with the tokenizer's files and the report.
         other = sum(path.stat().st_size for path in self._source.folder.glob("*.json")) + _REPORT_BYTES
         needed = 2 * sum(choice.nbytes(site) for site, choice in choices.items()) + beside_bytes(self._source) + other
-        done = workspace_folder(self.output)  # by an interrupted run, of which this may go on
+        done = workspace_folder(self.output)  # of an interrupted run, which may be resumed
         needed -= sum(path.stat().st_size for path in done.glob("*.npy")) if done.is_dir() else 0
         if any(choice.bits and METHODS[choice.method].needs != "nothing" for choice in choices.values()):
             needed += self._most_tokens() * 4 * self._source.config.model.decoder.hidden_size * _WIDTHS_ON_DISK
         free = shutil.disk_usage(self.output.parent).free
         if free < needed:
             raise ModelFolderError(
-                f"{self.output.parent} has {size_text(free)} free, and {size_text(needed)} are needed",
-                "matrices are kept until the folder is whole, and texts between the layers that they pass",
-                "free some space, or choose another place",
+                f"{self.output.parent} has {size_text(free)} free, but {size_text(needed)} is needed",
+                "finished matrices and the texts' values between stages are stored until the folder is complete",
+                "free some space, or choose another folder",
             )
 
     def _most_tokens(self) -> int:
-        """Tokens of calibration at most: about one per byte of the file, and what a chat template adds."""
+        """Return an upper bound on the number of calibration tokens, including the chat template's tokens."""
         tokens, path = self.options.samples * self._length, self.options.calib
         return tokens if path is None or not path.is_file() else min(tokens, 2 * path.stat().st_size)
 
     @property
     def _length(self) -> int:
-        """Tokens of a sequence."""
+        """The number of tokens per sequence."""
         return min(self.options.length, self._source.config.model.context_length)
 
     def _plan(self, recipe: str) -> dict[str, Any]:
-        """What the bytes of the result depend on."""
+        """Return all settings and inputs that the result's bytes depend on."""
         plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(self.options).items()}
         for key in ("threads", "evaluate"):
             plain.pop(key)
-        plain["form"] = plain.pop("format")  # its earlier name: what earlier versions began can be gone on with
+        plain["form"] = plain.pop("format")  # the earlier name, so that runs of earlier versions can be resumed
         files = [path for path in sorted(self.source_path.rglob("*")) if path.is_file()]
         stats = [
             (str(path.relative_to(self.source_path)), path.stat().st_size, path.stat().st_mtime_ns) for path in files
@@ -259,7 +262,7 @@ class _QuantizeRun:
         return {"version": _VERSION, "options": plain, "files": stats, "texts": texts, "recipe": recipe}
 
     def _texts(self, needs_data: bool) -> None:
-        """What to calibrate and to measure with; both come from one file only where no token is in both."""
+        """Set the texts for calibration and evaluation. If one file is used for both, they share no tokens."""
         self._calib_text: CalibrationText | None = None
         self._eval_text: CalibrationText | None = None
         options, decoder = self.options, self._decoder
@@ -268,7 +271,7 @@ class _QuantizeRun:
         tokenizer = Tokenizer(self._source.folder)
         length = self._length
         if length < options.length != QuantizeOptions.length:
-            self._remarks.append(f"sequences have {length} tokens, the model's context, and not {options.length}")
+            self._remarks.append(f"sequences have {length} tokens (the model's context length), not {options.length}")
         columns = max(site.columns for site in self._source.sites)
         measures = options.evaluate or options.has_target
 
@@ -290,14 +293,14 @@ class _QuantizeRun:
             if options.calib is not None:
                 self._from_calib(from_file, needs_data=needs_data, measures=measures, columns=columns)
             elif needs_data:
-                self._calib_text = written(options.samples, 2 * options.seed, "Writing the calibration text")
+                self._calib_text = written(options.samples, 2 * options.seed, "Generating calibration text")
             if measures and self._eval_text is None:
-                self._eval_text = written(options.eval_samples, 2 * options.seed + 1, "Writing the evaluation text")
+                self._eval_text = written(options.eval_samples, 2 * options.seed + 1, "Generating evaluation text")
 
     def _from_calib(
         self, from_file: Callable[[Path, int, int], CalibrationText], *, needs_data: bool, measures: bool, columns: int
     ) -> None:
-        """The calibration file's sequences: a part is kept to measure with, if nothing else is given for that."""
+        """Read the calibration file, and hold out a part of it if there is no other text for the evaluation."""
         options, path = self.options, self.options.calib
         assert path is not None
         holds_out = measures and self._eval_text is None
@@ -305,23 +308,23 @@ class _QuantizeRun:
         held_out = min(options.eval_samples, max(1, len(whole.tokens) // _HELD_OUT)) if holds_out else 0
         if held_out == len(whole.tokens):
             raise InputError(
-                f"{path}: is one sequence of {whole.tokens.shape[1]} tokens",
-                "a part of it must be kept out of calibration, to measure with",
-                "give a longer text, --eval-file FILE, or --no-eval",
+                f"{path} has only one sequence of {whole.tokens.shape[1]} tokens",
+                "a part of the text must be held out for evaluation",
+                "use a longer text, --eval-file FILE, or --no-eval",
             )
         if holds_out:
             self._eval_text = CalibrationText(
-                whole.tokens[-held_out:], f"{held_out} sequences of {path}, not calibrated with"
+                whole.tokens[-held_out:], f"{held_out} sequences of {path}, held out from calibration"
             )
         if not needs_data:
             return
         self._calib_text = CalibrationText(whole.tokens[: len(whole.tokens) - held_out], whole.origin)
         if self._calib_text.tokens.size < options.samples * self._length:
             self._remarks.append(
-                f"calibration had {self._calib_text.tokens.size} tokens, {options.samples * self._length} were wanted"
+                f"calibration used {self._calib_text.tokens.size} of {options.samples * self._length} requested tokens"
             )
 
-    # The work
+    # Quantisation
 
     def _quantize_all(self, choices: dict[Site, FormatChoice]) -> tuple[MatrixQuantizer, Quality | None]:
         if not self.options.has_target:
@@ -348,11 +351,11 @@ class _QuantizeRun:
         return self._best(tried)
 
     def _costs(self) -> Candidates:
-        """What every way to store a matrix costs."""
+        """Return all candidates of all matrices with their divergences."""
         choices = partial(candidate_choices, self.options)
         if self.options.sensitivity is not None:
             return from_report(self.options.sensitivity, self._source, choices)
-        text = self._calib_text or self._eval_text  # what is measured in the end should not choose
+        text = self._calib_text or self._eval_text  # avoid the text of the final evaluation if possible
         assert self._decoder is not None and text is not None
         count, done = len(self._source.sites), 0
 
@@ -366,14 +369,14 @@ class _QuantizeRun:
         return measure_candidates(self._source, choices, evaluation, self._workspace, tell)
 
     def _best(self, tried: list[tuple[MatrixQuantizer, Quality]]) -> tuple[MatrixQuantizer, Quality]:
-        """The smallest that keeps the target."""
+        """Return the smallest model that meets the target."""
         target = self.options.target_kld or 0.0
         reached = [pair for pair in tried if pair[1].kld <= target]
         if not reached:
             nearest = min(quality.kld for _, quality in tried)
             raise OptionError(
-                f"target_kld is {target:g}", f"the nearest that was reached is {nearest:.4g} nats per token",
-                f"give --target-kld {nearest * 1.01:.3g} or more, or a better method",
+                f"target_kld is {target:g}", f"the smallest divergence reached is {nearest:.4g} nats per token",
+                f"use --target-kld {nearest * 1.01:.3g} or more, or use a better method",
             )  # fmt: skip
         return min(reached, key=lambda pair: sum(choice.nbytes(site) for site, choice in pair[0].choices.items()))
 
@@ -389,7 +392,7 @@ class _QuantizeRun:
         with self._phase("quantising"):
             if quantizer.needs_data:
                 if self._decoder is None or self._calib_text is None:
-                    raise OptionError("a method needs data", "no calibration text was made", "give --calib FILE")
+                    raise OptionError("a method needs calibration data", "there is no text", "use --calib FILE")
                 quantizer.quantize_with_data(self._decoder, self._calib_text)
             else:
                 quantizer.quantize_without_data()
@@ -404,7 +407,7 @@ class _QuantizeRun:
                 quantizer.effective, lambda stage: self.progress("Evaluating", stage + 1, count)
             )
 
-    # After
+    # Output
 
     def _write(self, quantizer: MatrixQuantizer, quality: Quality | None) -> Report:
         with unfinished_folder(self.output) as folder:
@@ -467,7 +470,7 @@ class _QuantizeRun:
     def _curve_points(self, evaluation: Evaluation, beside: int, weights: int) -> list[Point]:
         points = []
         for number, (bits, size) in enumerate(_CURVE):
-            self.progress("Measuring others", number, len(_CURVE))
+            self.progress("Measuring reference points", number, len(_CURVE))
             choice = FormatChoice(bits=bits, block_size=size, method="rtn", half_scales=self.options.half_scales)
             nbytes = beside + sum(choice.nbytes(site) for site in self._source.sites)
             kld = evaluation.measure(self._rounded(choice)).kld
@@ -491,17 +494,17 @@ class _QuantizeRun:
 
 
 def _readers(rows: list[MatrixRow]) -> tuple[str, ...]:
-    """Which runtimes read it, and how."""
+    """Return the runtimes that can run the model, and how each runtime runs it."""
     wide = [row for row in rows if row.computed_by == "functions"]
     if not wide:
         return ("this toolkit", "onnxruntime", "onnxruntime-genai")
     size = size_text(4 * sum(row.rows * row.columns for row in wide))
-    how = f"by the model's functions, which make float32 ({size}) of {len(wide)} matrices"
+    how = f"by the model's functions, which expand {len(wide)} matrices to float32 ({size})"
     return ("this toolkit", f"onnxruntime and onnxruntime-genai {how}")
 
 
 def _parts(rows: list[MatrixRow], nbytes: int) -> dict[str, dict[str, float]]:
-    """Weights, bytes and bits by part; the rest of the file is a part as well."""
+    """Return weights, bytes and bits per weight by part, including a part for the rest of the file."""
     table: dict[str, dict[str, float]] = {}
     for row in rows:
         part = table.setdefault(row.part, {"weights": 0, "nbytes": 0})
@@ -516,7 +519,7 @@ def _parts(rows: list[MatrixRow], nbytes: int) -> dict[str, dict[str, float]]:
 
 
 def _peak_memory() -> int:
-    """Most memory that this process had, in bytes; 0 where the system does not say."""
+    """Return the peak memory of this process in bytes, or 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,10 +1,11 @@
-"""What each way to store a matrix costs the model: its divergence, where that matrix alone is stored so.
+"""The divergence caused by storing a single matrix in each of its possible formats.
 
-Divergence grows with the square of a small change (its second derivative is the Fisher information, and the first is
-zero), so with the relative squared error of the weights. Only large errors have to be measured: the coarsest candidate,
-then each whose error is at most a third of the last measured one's, until one is below a hundredth. What lies between
-two of them is read off the power law through both, and what is finer than all is in proportion to its error. That takes
-two to four runs of the model per matrix instead of one per candidate.
+Divergence grows with the square of a small change (its second derivative is the Fisher information, its first
+derivative is zero), so it is proportional to the relative squared error of the weights. Only large errors have to be
+measured: the coarsest candidate, then each candidate whose error is at most a third of the last measured candidate's
+error, until an error is below a hundredth. Between two measured candidates a power law is interpolated; below the
+finest measured candidate, divergence is assumed to be proportional to the error. This method needs two to four runs of
+the model per matrix instead of one run per candidate.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .workspace import FinishedMatrices
 
 _REMEMBERED = "sensitivity"
 _STEP, _SMALL = 1 / 3, 0.01
-# Rows that errors are estimated from, drawn evenly; and the least divergence and error, to take logarithms of.
+# Number of evenly spaced rows from which errors are estimated, and the minimum divergence and error for logarithms.
 _ROWS, _LEAST = 512, 1e-12
 
 Losses = Mapping[str, float]
@@ -42,11 +43,11 @@ def measure_candidates(
     source: FloatModel, choices: Callable[[Site], Mapping[str, FormatChoice]], evaluation: Evaluation,
     workspace: FinishedMatrices, progress: Callable[[], None] = lambda: None,
 ) -> Candidates:  # fmt: skip
-    """Per matrix its candidates with what each costs; those measured before an interrupt are not measured again.
+    """Return the candidates of each matrix with their losses; losses measured before an interruption are reused.
 
     Args:
-        choices: the ways to store a matrix, by label.
-        evaluation: with a text of few tokens, as every matrix takes several passes.
+        choices: returns the formats for a matrix, by label.
+        evaluation: evaluation with a short text, because every matrix needs several passes.
         progress: called before each matrix.
     """
     known: dict[str, dict[str, dict[str, float]]] = workspace.remembered(_REMEMBERED) or {}
@@ -68,18 +69,18 @@ def measure_candidates(
 
 
 def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mapping[str, FormatChoice]]) -> Candidates:
-    """Per matrix its candidates, with what the report of an earlier output of the model says of them.
+    """Return the candidates of each matrix with the losses in the report of an earlier output of the model.
 
     Raises:
-        InputError: it is no report, or says nothing of a candidate.
+        InputError: the file is not a report, or it lacks a candidate.
     """
     try:
         content: Any = json.loads(read_text_file(path))
         known = {row["name"]: dict(row["sensitivity"]) for row in content["matrices"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"{path}: is no report of a quantised model", f"{type(error).__name__}: {error}",
-            "give the quantization_report.json of an output",
+            f"{path} is not a report of a quantised model", f"{type(error).__name__}: {error}",
+            "use the quantization_report.json of an output",
         ) from error  # fmt: skip
     candidates = {}
     for site in source.sites:
@@ -88,9 +89,9 @@ def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mappin
             loss = losses.get(label)
             if isinstance(loss, bool) or not isinstance(loss, int | float) or not 0 <= loss < math.inf:
                 raise InputError(
-                    f"{path}: says nothing of {site.base_name} as {label}",
-                    "it is the report of another model, of other formats, or of an output that had no target",
-                    "give the report of an output that was made for a target, with the same --target-runtime",
+                    f"{path} has no sensitivity for {site.base_name} as {label}",
+                    "the report is of another model, of other formats, or of an output without a target",
+                    "use the report of an output that was made for a target with the same --target-runtime",
                 )
         candidates[site.name] = [
             Candidate(label, choice.nbytes(site), float(losses[label])) for label, choice in site_choices.items()
@@ -99,7 +100,7 @@ def from_report(path: Path, source: FloatModel, choices: Callable[[Site], Mappin
 
 
 def anchors(errors: Losses) -> list[str]:
-    """Labels of the candidates that are measured, the coarsest first."""
+    """Return the labels of the candidates to measure, coarsest first."""
     labels: list[str] = []
     for label, error in sorted(errors.items(), key=lambda item: -item[1]):
         if not labels or (errors[labels[-1]] > _SMALL and error <= _STEP * errors[labels[-1]]):
@@ -108,11 +109,11 @@ def anchors(errors: Losses) -> list[str]:
 
 
 def interpolated_losses(errors: Losses, losses: Losses) -> dict[str, float]:
-    """The divergence of every candidate, from those of some of them.
+    """Return the divergence of every candidate, estimated from the measured divergences.
 
     Args:
-        errors: relative squared error of the weights, by label.
-        losses: measured divergences, the coarsest candidate's among them.
+        errors: relative squared errors of the weights, by label.
+        losses: measured divergences by label, including the divergence of the coarsest candidate.
     """
     points = sorted((max(errors[label], _LEAST), max(loss, _LEAST)) for label, loss in losses.items())
     x, y = np.log([one for one, _ in points]), np.log([one for _, one in points])
@@ -137,7 +138,7 @@ def _error(weight: NDArray[np.float32], choice: FormatChoice) -> float:
 
 
 def _rounded(weight: NDArray[np.float32], choice: FormatChoice) -> NDArray[np.float32]:
-    """With searched scales, whatever the method will be: it takes no data, and orders matrices alike."""
+    """Quantise with searched scales, whatever the method: a search needs no data and ranks matrices the same way."""
     return METHODS["search"].quantize(weight, choice.grid(weight.shape[1]), None).packed.dequantize()
 
 

@@ -1,4 +1,4 @@
-"""The matrices of a decoder's graph that can be quantised: where they are read, and how they lie in the file."""
+"""Sites: the matrices of a decoder's graph that can be quantised, the nodes that read them, and their storage order."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from ..onnx.node import MS
 from ..onnx.types import TensorType
 
 FLOATS = (DataType.FLOAT, DataType.FLOAT16, DataType.BFLOAT16)
-# What moves a constant's elements without changing them, or says them in another type.
+# Operators that move or cast the elements of a constant without changing their values.
 _PASSED = ("Cast", "Transpose", "Identity", "Reshape")
-# A mixture of experts, and the inputs that are its matrices.
+# The operator for a mixture of experts, and the indices of its matrix inputs.
 MIXTURE, MIXTURE_MATRICES = (MS, "MoE"), (2, 4)
-# Matrices with fewer elements stay as they are: their scales would take as much as they spare.
+# Smaller matrices are not quantised, because their scales would need as much memory as quantisation saves.
 LEAST_ELEMENTS = 4096
 
 
 @dataclass(frozen=True)
 class Site:
-    """A matrix.
+    """A matrix that can be quantised.
 
     Attributes:
-        name: of its initializer.
-        rows, columns: outputs and inputs.
-        inputs_first: it is stored [columns, rows], as MatMul wants it; otherwise [rows, columns].
-        products: the nodes that multiply with it. lookups: those that read rows of it by token ids.
-        half: it meets float16 activations, so its scales must be float16, too.
-        experts: how many matrices lie one below the other, in a mixture of experts; 0 = it is one matrix.
-        mixture: the node that multiplies with them.
+        name: name of the matrix's initializer.
+        rows, columns: number of outputs and inputs.
+        inputs_first: True if the matrix is stored as [columns, rows], as MatMul expects; False for [rows, columns].
+        products: nodes that multiply by the matrix.
+        lookups: nodes that read rows of the matrix by token ids.
+        half: True if activations are float16. The scales must then also be float16.
+        experts: number of matrices, concatenated along the rows, in a mixture of experts; 0 for a single matrix.
+        mixture: the node that multiplies by the experts.
     """
 
     name: str
@@ -49,17 +50,17 @@ class Site:
 
     @property
     def layer(self) -> int | None:
-        """The layer that its name tells; None for embedding and head."""
+        """The layer number in the matrix's name; None for the embedding and the head."""
         return layer_of(self.name)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is only looked up."""
+        """True if the matrix is used only for look-ups."""
         return bool(self.lookups) and not self.products
 
     @property
     def part(self) -> str:
-        """What it is, for tables: embedding, head, attention, experts, feed-forward, or other."""
+        """The part of the model, as tables show it: embedding, head, attention, experts, feed-forward, or other."""
         if self.layer is None:
             return ("embedding and head" if self.products else "embedding") if self.lookups else "head"
         if self.experts:
@@ -70,14 +71,14 @@ class Site:
 
     @property
     def base_name(self) -> str:
-        """Its name without what only tells the type."""
+        """The name without the suffix that states the type."""
         return self.name.removesuffix("/float32")
 
 
 def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
-    """All matrices of floats that products or token lookups read, in the order in which the graph first reads them.
+    """Return all float matrices of matmuls, token look-ups and mixtures, in the order in which the graph reads them.
 
-    Routers of mixtures, tables of positions and small matrices are not among them.
+    Routers of mixtures, tables of positions and small matrices are not included.
     """
     sites: dict[str, Site] = {}
     ids = _copies_of(graph, names.input_ids)
@@ -93,7 +94,7 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
         tensor, turned = source_of(graph, node.input(index))
         if tensor is None or not _is_matrix(tensor) or "router" in node.name:
             continue
-        # A product wants [columns, rows]; a lookup, and a Gemm that transposes, [rows, columns].
+        # A matmul reads [columns, rows]; a look-up and a Gemm with transB read [rows, columns].
         as_products = (kind == "product" and not node.attribute("transB", 0)) != turned
         rows, columns = tensor.shape[::-1] if as_products else tensor.shape
         half = getattr(graph.type_of(node.output(0)), "dtype", None) is DataType.FLOAT16
@@ -104,7 +105,7 @@ def find_sites(graph: Graph, names: GraphNames) -> tuple[Site, ...]:
 
 
 def _experts(graph: Graph, node: Node, index: int) -> Site | None:
-    """The matrices [experts, rows, columns] of a mixture, as one."""
+    """Return the matrices [experts, rows, columns] of a mixture as one site, or None."""
     tensor = graph.initializers.get(node.input(index))
     if tensor is None or len(tensor.shape) != 3 or tensor.dtype not in FLOATS or tensor.num_elements < LEAST_ELEMENTS:
         return None
@@ -113,7 +114,7 @@ def _experts(graph: Graph, node: Node, index: int) -> Site | None:
 
 
 def _role(node: Node, ids: set[str]) -> tuple[str, int]:
-    """What a node does with a matrix ("" = nothing), and which input that is."""
+    """Return the way a node uses a matrix ("" if it does not use it), and the index of that input."""
     if node.key == ("", "MatMul"):
         return "product", 1
     if node.key == ("", "Gemm"):
@@ -125,7 +126,7 @@ def _role(node: Node, ids: set[str]) -> tuple[str, int]:
 
 
 def _copies_of(graph: Graph, name: str) -> set[str]:
-    """A value's own name and those of what only casts it."""
+    """Return a value's name and the names of the value's casts and copies."""
     known = {name}
     for node in graph.nodes:
         if node.op_type in ("Cast", "Identity") and node.input(0) in known:
@@ -138,7 +139,7 @@ def _is_matrix(tensor: OnnxTensor) -> bool:
 
 
 def source_of(graph: Graph, name: str) -> tuple[OnnxTensor | None, bool]:
-    """The initializer behind a constant, and whether it comes transposed; None for what is none, or is changed."""
+    """Return a constant's initializer, and True if it is transposed; (None, False) if it is computed or reshaped."""
     turned = False
     while (tensor := graph.initializers.get(name)) is None:
         node = graph.producer(name)

@@ -1,7 +1,7 @@
-"""The float model that is quantised, one matrix at a time: a Hugging Face checkpoint, or a decoder folder.
+"""The float model to quantise, read one matrix at a time from a Hugging Face checkpoint or a decoder folder.
 
-Both become a graph whose matrices are holes: address space without memory behind it, which tells shapes and types
-to whoever compiles the graph. What belongs there is made when it is asked for, from the mapped files, and forgotten.
+Both become a graph with hollow matrices. A hollow matrix is address space without memory, from which the compiler
+learns the shape and the type. Its contents are computed from the mapped files on demand and are not kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..optimize.simplify import remove_dead_code
 from .sites import FLOATS, LEAST_ELEMENTS, MIXTURE, Site, find_sites
 
 Loader = Callable[[], NDArray[np.float32]]
-# Rows that are dequantised at once.
+# Number of rows dequantised at a time.
 _PART_ROWS = 4096
 
 
@@ -50,21 +50,21 @@ class FloatModel(AbstractContextManager["FloatModel"]):
 
     Args:
         source: a Hugging Face checkpoint folder, or a model folder.
-        requantize: weights that are quantised already are taken for what they stand for.
+        requantize: True to accept weights that are already quantised, and to use their dequantised values.
 
     Attributes:
-        source: as given.
-        folder: a model folder with its configuration and tokenizer.
-        config: of it.
-        model: the graph as exported, with holes; see `stored`.
-        sites: the matrices.
-        remarks: what a user should be told.
-        requantized: how many matrices were quantised already.
+        source: the path as the caller passed it.
+        folder: a model folder with a configuration and a tokenizer.
+        config: configuration of the model.
+        model: the exported graph with hollow matrices; see `stored`.
+        sites: the matrices to quantise.
+        remarks: remarks to show to the user.
+        requantized: number of matrices that were already quantised.
 
     Raises:
-        ModelFolderError, ConfigError, InputError, GraphError: it cannot be read.
-        InputError: it is quantised already, and `requantize` is not set.
-        UnsupportedModelError: there is nothing to quantise, or mixtures of experts that QMoE does not compute.
+        ModelFolderError, ConfigError, InputError, GraphError: the model cannot be read.
+        InputError: the model is already quantised, and `requantize` is False.
+        UnsupportedModelError: there is nothing to quantise, or QMoE does not support a mixture of experts.
     """
 
     def __init__(self, source: str | Path, *, requantize: bool = False) -> None:
@@ -96,14 +96,14 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         self.sites = find_sites(graph, self.config.model.decoder.names)
         if not self.sites:
             raise UnsupportedModelError(
-                f"{self.source}: no matrix of floats that can be quantised",
-                "products with constant matrices and token embeddings are looked for",
-                "give a float decoder, or a Hugging Face checkpoint",
+                f"{self.source}: the model has no float matrix that can be quantised",
+                "only constant matrices of matmuls and token embeddings are quantised",
+                "use a float decoder, or a Hugging Face checkpoint",
             )
         self._fill_others()
 
     def _fill_others(self) -> None:
-        """Only sites stay holes: routers, vectors and matrices too small to quantise are read at once."""
+        """Read all hollow tensors except sites: routers, vectors, and matrices that are too small to quantise."""
         initializers = self.model.graph.initializers
         for name in self._loaders.keys() - {site.name for site in self.sites}:
             if name in initializers:
@@ -112,7 +112,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             self._chunks.pop(name, None)
 
     def _hollow_folder(self, requantize: bool) -> Path:
-        """The folder that `genai build --precision fp32` writes, with holes in place of large tensors."""
+        """Write the folder that `genai build --precision fp32` writes, but with holes in place of large tensors."""
         parent = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="genai-quantize-")))
         plan = plan_build(self.source, ExportOptions(precision="fp32"))
         if quantized := {kind.name for name in plan.weights if (kind := type_of(np.empty(0, plan.weights.kind(name))))}:
@@ -134,7 +134,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         return folder
 
     def stored(self, name: str) -> NDArray[np.float32]:
-        """A matrix as its initializer has it, float32."""
+        """Return a matrix in the layout of its initializer, as float32."""
         loader, tensor = self._loaders.get(name), self.model.graph.initializers[name]
         if loader is not None:
             return loader().reshape(tensor.shape)
@@ -142,12 +142,12 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         return array if array.dtype == np.float32 else array.astype(np.float32)
 
     def narrow_weight(self, site: Site) -> NDArray[Any]:
-        """A site's matrix [rows, columns] of the floats that lie in the file, if it lies there in one piece: a view."""
+        """Return a site's matrix [rows, columns] in the file's dtype; a view if the matrix is stored in one piece."""
         parts = self._parts(site)
         return parts[0][1] if len(parts) == 1 else self.weight(site)
 
     def weight(self, site: Site) -> NDArray[np.float32]:
-        """A site's matrix, float32 [rows, columns]; perhaps a view of the file."""
+        """Return a site's matrix as float32 [rows, columns], possibly a view of the file."""
         parts = self._parts(site)
         if len(parts) == 1 and parts[0][1].dtype == np.float32 and parts[0][1].flags.c_contiguous:
             return parts[0][1]
@@ -162,10 +162,10 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         return matrix
 
     def check(self, site: Site) -> None:
-        """Whether a site's matrix can be quantised.
+        """Check that a site's matrix can be quantised.
 
         Raises:
-            InputError: NaN or infinity in it; the message names the row and the block of 32.
+            InputError: the matrix contains NaN or infinity; the message names the row and the block of 32.
         """
 
         def look(part: tuple[int, NDArray[Any]]) -> None:
@@ -175,7 +175,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
             pass
 
     def _parts(self, site: Site) -> list[tuple[int, NDArray[Any]]]:
-        """The matrix as it lies in the file: where each part begins, and its rows."""
+        """Return the parts of a matrix in the file, each as the index of its first row and its rows."""
         chunks = self._chunks.get(site.name)
         if chunks is None or chunks.transposed != site.inputs_first:
             stored = self.stored(site.name)
@@ -187,15 +187,15 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         return parts
 
     def hollow(self) -> list[str]:
-        """Initializers whose elements are made when they are asked for."""
+        """Return the names of the initializers whose elements are computed on demand."""
         return list(self._loaders)
 
     def release(self, name: str) -> None:
-        """The pages of a matrix are not needed for now."""
+        """Release the memory pages of a matrix that is currently not needed."""
         self.model.graph.initializers[name].release_pages()
 
     def close(self) -> None:
-        """Remove temporary files and address space."""
+        """Delete temporary files and free address space."""
         self._loaders.clear()
         self._chunks.clear()
         self._cleanup.close()
@@ -212,7 +212,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         return OnnxTensor.from_array(name, memory.bytes.view(np.float32).reshape(shape))
 
     def _widen(self) -> None:
-        """Matrices of narrow floats that a Cast widens become holes of float32; the Cast goes."""
+        """Replace matrices of narrow floats and their Casts to float32 with hollow float32 matrices."""
         graph = self.model.graph
         for node in [node for node in graph.nodes if node.op_type == "Cast"]:
             tensor = graph.initializers.get(node.input(0))
@@ -229,9 +229,9 @@ class FloatModel(AbstractContextManager["FloatModel"]):
     def _refuse_quantized(self, evidence: str, requantize: bool) -> None:
         if not requantize:
             raise InputError(
-                f"{self.source} is quantised already: {evidence}",
-                "what quantisation has lost does not come back, and a second loses more on top",
-                "give the float model; or --requantize, and the report says what it costs against this model",
+                f"{self.source} is already quantised: {evidence}",
+                "quantising it again would add a second error to the first",
+                "use the float model, or set --requantize; the report then measures the error against this model",
             )
 
     def _dequantize(self, nodes: list[Node], requantize: bool) -> None:
@@ -239,19 +239,19 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         self._refuse_quantized(f"{len(nodes)} nodes ({', '.join(kinds)})", requantize)
         if unknown := [kind for kind in kinds if kind not in (BLOCK_PRODUCT, "GatherBlockQuantized")]:
             raise UnsupportedModelError(
-                f"{self.source} has weights in {', '.join(unknown)}",
-                f"--requantize reads {BLOCK_PRODUCT} and GatherBlockQuantized",
-                "give the float model",
+                f"{self.source} has quantised weights in {', '.join(unknown)}",
+                f"--requantize supports only {BLOCK_PRODUCT} and GatherBlockQuantized",
+                "use the float model",
             )
         self.remarks.append(
-            f"{self.source} is quantised already: its {len(nodes)} matrices count as the float model, and what they "
-            "have lost before is not measured"
+            f"{self.source} is already quantised: its {len(nodes)} matrices are used as the float model, and their "
+            "existing error is not measured"
         )
         self.requantized = len(nodes)
         float_names: dict[str, str] = {}
         for node in nodes:
             self._replace_packed(node, float_names)
-        # What widened their scales would have the names that new ones are given.
+        # The Casts of the old scales have the names that new Casts need.
         remove_dead_code.apply(self.model)
 
     def _replace_packed(self, node: Node, float_names: dict[str, str]) -> None:
@@ -261,15 +261,15 @@ class FloatModel(AbstractContextManager["FloatModel"]):
         side = [_behind_cast(graph, node.input(index)) if node.input(index) else None for index in (scales, points)]
         if tensor is None or side[0] is None:
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: its weights are no initializers", "they are read from the file",
-                "give the float model",
+                f"{node.op_type} {node.name!r}: its weights are not initializers", "only those can be read",
+                "use the float model",
             )  # fmt: skip
         bits = whole_number(node, "bits", 4)
         block = whole_number(node, "block_size", 32)
         rows = whole_number(node, "N", 1) if is_product else tensor.shape[0]
         columns = whole_number(node, "K", 1) if is_product else tensor.nbytes // rows * 8 // bits
         if tensor.name not in float_names:
-            # onnxruntime's quantisers append the format: weight_Q4, weight_Q4G32.
+            # onnxruntime's quantisers append the format to the name: weight_Q4, weight_Q4G32.
             name = graph.fresh_name(re.sub(rf"_Q{bits}(G\d+)?$", "", tensor.name))
             float_names[tensor.name] = name
 
@@ -299,7 +299,7 @@ class FloatModel(AbstractContextManager["FloatModel"]):
 
 
 def _is_quantized(graph: Graph, node: Node) -> bool:
-    """Whether a node reads a matrix of integers, packed or behind DequantizeLinear."""
+    """Return True if a node reads an integer matrix, packed or in DequantizeLinear."""
     if node.op_type == "DequantizeLinear":
         tensor = graph.initializers.get(node.input(0))
         return tensor is not None and len(tensor.shape) > 1
@@ -307,7 +307,7 @@ def _is_quantized(graph: Graph, node: Node) -> bool:
 
 
 def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
-    """The initializer of packed bytes, through a Reshape."""
+    """Return the initializer of packed bytes, which may pass through a Reshape."""
     while (tensor := graph.initializers.get(name)) is None:
         node = graph.producer(name)
         if node is None or node.op_type != "Reshape":
@@ -317,7 +317,7 @@ def _packed_source(graph: Graph, name: str) -> OnnxTensor | None:
 
 
 def _behind_cast(graph: Graph, name: str) -> OnnxTensor | None:
-    """A constant as it is stored: narrow scales may be widened by a Cast."""
+    """Return a constant as it is stored, before any Cast that widens narrow scales."""
     if (node := graph.producer(name)) is not None and node.op_type == "Cast":
         name = node.input(0)
     return graph.constant_tensor(name)
@@ -332,11 +332,11 @@ def _dequantized(
     bits: int,
     block: int,
 ) -> NDArray[np.float32]:
-    """float32 [columns, rows]."""
-    fractions = points is not None and points.dtype in FLOATS  # zero points that are no integers
+    """Return the dequantised matrix as float32 [columns, rows]."""
+    fractions = points is not None and points.dtype in FLOATS  # zero points that are not integers
     weight_format = uniform_format(bits, block, zero_points=points is not None and not fractions)
     data, scales = _codes(tensor, rows, bits), scales.reshape(rows, -1)
-    # Without zero points codes count from the middle, but for those of type uint4, which count from 0.
+    # Without zero points the middle code represents 0, except in the type uint4, in which code 0 represents 0.
     grid = uniform_grid(bits, centred=points is None and tensor.dtype != DataType.UINT4)
     zeros = (None, None) if points is None or fractions else (scales, _codes(points, rows, bits))
     arrays = QuantizedWeight.from_packed(weight_format, rows, columns, data, grid, scales, None, *zeros)
@@ -354,7 +354,7 @@ def _dequantized(
 
 
 def _codes(tensor: OnnxTensor, rows: int, bits: int) -> NDArray[np.uint8]:
-    """Packed codes or zero points, row by row; signed ones count from the middle of the range."""
+    """Return codes or zero points, packed row by row. Signed values are offset to the middle of the range."""
     half = 1 << (bits - 1)
     if tensor.dtype in (DataType.INT4, DataType.UINT4):  # packed without a gap between rows
         numbers = tensor.array().astype(np.int8).reshape(rows, -1)
@@ -364,7 +364,7 @@ def _codes(tensor: OnnxTensor, rows: int, bits: int) -> NDArray[np.uint8]:
 
 
 def _pieces(parts: list[tuple[int, NDArray[Any]]]) -> list[tuple[int, NDArray[Any]]]:
-    """The same parts, in pieces that a core's cache holds."""
+    """Split parts into pieces that fit into a core's cache."""
     return [(first + rows.start, part[rows]) for first, part in parts for rows in row_slices(*part.shape)]
 
 
@@ -374,9 +374,9 @@ def _require_finite(site: Site, first: int, rows: NDArray[np.float32]) -> None:
         expert, row = divmod(first + row, site.rows // (site.experts or 1))
         of = f" of expert {expert}" if site.experts else ""
         raise InputError(
-            f"{site.name} has NaN or infinity in row {row}{of}, column {column} (block {column // 32} of 32)",
-            "every token would come out wrong",
-            "check the training run or the download that made these weights",
+            f"{site.name} contains NaN or infinity in row {row}{of}, column {column} (block {column // 32} of 32)",
+            "such values would make all logits wrong",
+            "check the training run or the download that produced these weights",
         )
 
 
@@ -386,11 +386,11 @@ def _wide(tensor: OnnxTensor) -> NDArray[np.float32]:
 
 
 def _refuse_experts(graph: Graph) -> None:
-    """QMoE gives the chosen experts shares that sum to 1, and knows gate and up as one matrix."""
+    """Raise if QMoE does not support a mixture. QMoE normalises routing weights and has gate and up in one matrix."""
     for node in graph.nodes:
         if node.key == MIXTURE and not (int(node.attribute("normalize_routing_weights", 0)) and not node.input(6)):
             raise UnsupportedModelError(
-                f"{node.op_type} {node.name!r}: experts whose shares do not sum to 1, or that have a third matrix",
-                "QMoE, the operator for quantised experts, does not compute them",
-                "export the model by genai build, which writes mixtures in the form that it takes",
+                f"{node.op_type} {node.name!r}: routing weights are not normalised, or experts have a third matrix",
+                "QMoE, the operator for quantised experts, does not support that",
+                "export the model with genai build, which writes mixtures in a supported form",
             )

@@ -1,4 +1,4 @@
-"""Texts on their way through the stages of a decoder, in memory or on disk."""
+"""Values between the stages of a decoder for all texts, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .workspace import save_array
 
 
 class StageValues:
-    """What the later stages read, per batch.
+    """The values that later stages read, per batch.
 
     Args:
-        batches: tokens [count, length] each.
-        files: values are kept in files whose names begin so, since those of a long text take more memory than a layer;
-            None = in memory.
+        batches: tokens [count, length] of each batch.
+        files: path prefix of files for the values, because the values of a long text need more memory than a layer.
+            None means that the values stay in memory.
     """
 
     def __init__(self, batches: Sequence[Tokens], files: Path | None = None) -> None:
@@ -26,11 +26,11 @@ class StageValues:
         self._values: list[dict[str, NDArray[np.float32] | Path]] = [{} for _ in batches]
         self._written = 0
         if files is not None:
-            for path in files.parent.glob(f"{files.name}.*"):  # an interrupted run's
+            for path in files.parent.glob(f"{files.name}.*"):  # left over from an interrupted run
                 path.unlink()
 
     def read(self, index: int, names: Collection[str] | None = None) -> Values:
-        """Values of a batch, one row per token; of some names only if these are given."""
+        """Return the values of a batch, one row per token; if `names` is not None, only the named values."""
         values = self._values[index]
         return {
             name: np.load(value, allow_pickle=False) if isinstance(value, Path) else value
@@ -39,7 +39,7 @@ class StageValues:
         }
 
     def copy(self) -> StageValues:
-        """Another one, in memory, that begins where this is."""
+        """Return a copy in memory."""
         other = StageValues(self.batches)
         for index in range(len(self.batches)):
             other._values[index].update(self.read(index))
@@ -53,7 +53,7 @@ class StageValues:
         instead: Override = nothing_instead,
         narrow: bool = False,
     ) -> None:
-        """Run a stage, and forget what no later one reads; `narrow` as for `StreamedDecoder.running`."""
+        """Run a stage, and drop values that no later stage reads; see `StreamedDecoder.running` for `narrow`."""
         later = {name for other in decoder.stages[stage.number + 1 :] for name in other.program.given}
         most = max(batch.size for batch in self.batches)
         with decoder.running(stage, instead=instead, tokens=most, narrow=narrow) as running:
@@ -77,6 +77,6 @@ class StageValues:
             values[name] = path
 
     def close(self) -> None:
-        """Remove what is left on disk."""
+        """Delete the remaining files."""
         for index in range(len(self.batches)):
             self._replace(index, {}, ())

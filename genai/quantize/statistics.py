@@ -1,4 +1,4 @@
-"""What matrices are multiplied with, gathered while texts pass a stage."""
+"""Statistics of the inputs of matrices, collected while texts pass through a stage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from .streaming import Override, ProgramStage, StreamedDecoder, nothing_instead
 class InputStatisticsSum:
     """Sums over all tokens of one value.
 
-    Products are summed in float32, and rounded to bfloat16 before where the machine multiplies that much faster: both
-    is far less than what the methods damp them by, and half of the memory matters where a matrix has 8192 columns.
+    Products are summed in float32. Their inputs are rounded to bfloat16 if the machine multiplies bfloat16 much faster.
+    Both rounding errors are far smaller than the methods' damping, and with 8192 columns the halved memory matters.
 
     Args:
-        gram: whether its products with itself are wanted. threads: who multiplies.
+        gram: True to also sum the products of the value with itself.
+        threads: threads for the multiplication.
     """
 
     def __init__(self, gram: bool, threads: Threads) -> None:
@@ -34,7 +35,7 @@ class InputStatisticsSum:
         self._cross: SumOfProducts | None = None
 
     def add(self, values: NDArray[np.float32], exact: NDArray[np.float32] | None) -> None:
-        """Tokens' values [tokens, width], and what the float model has in their place."""
+        """Add values [tokens, width], and the float model's values for cross products."""
         self._count += len(values)
         squares = np.einsum("ti,ti->i", values, values, dtype=np.float64)
         self._squares = squares if self._squares is None else self._squares + squares
@@ -49,7 +50,7 @@ class InputStatisticsSum:
         return SumOfProducts((width, width), self._threads, same=same)
 
     def result(self) -> InputStatistics:
-        """The means."""
+        """Return the means."""
         assert self._squares is not None
         means = [None if products is None else products.mean(self._count) for products in (self._gram, self._cross)]
         return InputStatistics(self._count, self._squares / self._count, *means)
@@ -65,11 +66,12 @@ def gather(
     gram: bool,
     instead: Override = nothing_instead,
 ) -> dict[str, InputStatistics]:
-    """Statistics of values that a stage reads or makes.
+    """Return the statistics of values that a stage reads or computes.
 
     Args:
-        flow: texts as the quantised model has them. exact: as the float model has them; None = no cross products.
-        instead: the stage's matrices in the quantised model.
+        flow: values of the texts in the quantised model.
+        exact: values of the texts in the float model; None for no cross products.
+        instead: returns the stage's matrices in the quantised model.
     """
     threads = decoder.executor.host_threads
     assert isinstance(threads, Threads)  # the decoder computes on the host
@@ -78,7 +80,7 @@ def gather(
     needed = {*names, *(stage.program.given if inside else ())}
     passes = [(flow, instead)] + ([] if exact is None else [(exact, nothing_instead)])
     with ExitStack() as stack:
-        # Batch by batch through both models, since what is inside a stage may be wide.
+        # Run both models batch by batch, because values inside a stage may be wide.
         most = max(batch.size for batch in flow.batches)
         running = [
             stack.enter_context(decoder.running(stage, instead=weights, only=inside, tokens=most, narrow=True))

@@ -1,9 +1,9 @@
-"""The float decoder, stage by stage: all texts go through a few ops, then through the next ones.
+"""The float decoder in stages: all texts pass through one stage of a few ops, then through the next stage.
 
-So the weights of one stage are in memory at a time, and between two stages there is little more than the residual
-stream of all texts. The decoder's own program is cut where few values live; the stages are compiled by the same
-executor that runs models, in float32. Weights can be given in place of the model's own: that is how a quantised model
-is measured before it is written, whatever its format, so that only the weights differ.
+Only the weights of one stage are in memory at a time; between two stages, little more than the residual stream of all
+texts is in memory. The decoder's program is cut at points where few values are live. The stages are compiled in float32
+by the same executor that runs models. Weights can be overridden. A quantised model of any format is evaluated with
+overridden weights before it is written, so only the weights differ from the float model.
 """
 
 from __future__ import annotations
@@ -46,19 +46,21 @@ from .source import FloatModel
 
 Tokens = NDArray[np.int64]
 Values = dict[str, NDArray[np.float32]]
-# Tokens that are computed together.
+# Number of tokens computed together.
 BATCH_TOKENS = 2048
-# A cut may leave so many times the width of a token's vector alive: the stream, and what is to be added to it.
+# Maximum width of the live values at a cut, in widths of the residual stream: the stream and its pending update.
 _WIDTHS_ALIVE = 2
 
 
 @dataclass(frozen=True)
 class MatrixUse:
-    """Where a site's matrix is multiplied.
+    """A matmul by a site's matrix.
 
     Attributes:
-        site: the matrix. value: name of what it is multiplied with.
-        op: which does it. projection: number of its projection.
+        site: the matrix.
+        value: name of the value that is multiplied by the matrix.
+        op: the op that multiplies.
+        projection: index of the projection in the op.
     """
 
     site: Site
@@ -69,13 +71,14 @@ class MatrixUse:
 
 @dataclass(frozen=True)
 class ProgramStage:
-    """Parts of the program that run together.
+    """A group of parts of the program that run together.
 
     Attributes:
-        number: 0 for the first.
-        program: reads `program.given`, which earlier stages made, and makes what later ones read.
-        uses: products with matrices of sites.
-        lookups: sites whose inputs are not known: their rows are looked up, or each expert has tokens of its own.
+        number: index of the stage.
+        program: the program, which reads `program.given` from earlier stages and computes the values that later stages
+            read.
+        uses: matmuls by the matrices of sites.
+        lookups: sites whose inputs are not recorded: tables, and experts, because each expert has different tokens.
     """
 
     number: int
@@ -85,7 +88,7 @@ class ProgramStage:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Those whose matrices it reads, each once."""
+        """The sites whose matrices the stage reads, without duplicates."""
         return tuple(dict.fromkeys([*self.lookups, *(use.site for use in self.uses)]))
 
 
@@ -93,28 +96,29 @@ Override = Callable[[Site], NDArray[np.float32] | None]
 
 
 def nothing_instead(site: Site) -> None:
-    """The model's own weights."""
+    """Return None for every site, so that the model's own weights are used."""
 
 
 class StreamedDecoder:
-    """A float model as stages.
+    """A float model in stages.
 
     Args:
-        source: the model. threads: None = the physical cores.
+        source: the model.
+        threads: number of threads; None means the number of physical cores.
 
     Attributes:
-        stages: in order; the last one makes the logits.
-        uses: all uses, in order.
+        stages: stages in order; the last one computes the logits.
+        uses: the uses of all stages, in order.
 
     Raises:
-        UnsupportedModelError: the decoder does not run on a flat batch of tokens.
+        UnsupportedModelError: the decoder cannot run on a flat batch of tokens.
     """
 
     def __init__(self, source: FloatModel, threads: int | None = None) -> None:
         graph = read_decoder(source.config, kv_dtype="fp32", accuracy="fp32", model=source.model.copy())
         if graph.flat is None:
             raise UnsupportedModelError(
-                f"{source.source}: calibration and evaluation run the decoder on a flat batch of tokens",
+                f"{source.source}: calibration and evaluation cannot run the decoder on a flat batch of tokens",
                 graph.info.reason,
                 "export the decoder for onnxruntime-genai, or quantise without data: --method search --no-eval",
             )
@@ -124,7 +128,7 @@ class StreamedDecoder:
         kinds = {names.input_ids: Ids.TOKENS, names.position_ids: Ids.POSITIONS}
         inputs = {v.name: (kinds[v.name], numpy_dtype(v)) for v in graph.model.graph.inputs if v.name in kinds}
         kernel = {"accuracy": "fp32", "threads": self.executor.host_threads, "executor": self.executor}
-        self._model = graph.model  # its tensors hold what constants are views of
+        self._model = graph.model  # keeps its tensors alive, because constants are views of them
         known = {site.name: site for site in source.sites}
         self._origins = {
             name: (known[tensor.name], turned)
@@ -140,7 +144,7 @@ class StreamedDecoder:
         self.uses = tuple(use for stage in self.stages for use in stage.uses)
 
     def _cuts(self) -> list[int]:
-        """Places between parts where few values live, from 0 to the end."""
+        """Return the boundaries between parts at which few values are live, including 0 and the number of parts."""
         parts, types = self.program.parts, self.program.types
         first: dict[str, int] = {}
         last: dict[str, int] = dict.fromkeys(self.program.outputs, len(parts))
@@ -177,12 +181,12 @@ class StreamedDecoder:
                     yield MatrixUse(site, op.x, op, number)
 
     def site_of(self, weight: Weight) -> Site | None:
-        """The site whose matrix a weight is."""
+        """Return the site of a weight's matrix, or None."""
         origin = self._origins.get(weight.data) if isinstance(weight, DenseWeight) else None
         return None if origin is None else origin[0]
 
     def is_inputs_first(self, weight: Weight) -> bool:
-        """Whether the constant of a site's weight is [columns, rows]."""
+        """Return True if the constant of a site's weight is [columns, rows]."""
         site, turned = self._origins[weight.data]
         return site.inputs_first != turned
 
@@ -196,14 +200,14 @@ class StreamedDecoder:
         tokens: int = BATCH_TOKENS,
         narrow: bool = False,
     ) -> Iterator[RunningStage]:
-        """A stage that is ready to run; its weights are in memory until the end.
+        """Yield a stage that is ready to run, with its weights in memory until the end of the context.
 
         Args:
-            instead: gives matrices [rows, columns] to run with, None = the model's own.
-            only: values inside the stage that are wanted instead of what later stages read; what they do not need is
-                not computed.
-            tokens: most of a batch.
-            narrow: products round what they multiply to bfloat16, where the machine does that much faster.
+            instead: returns a matrix [rows, columns] to use for a site; None means the model's own matrix.
+            only: values inside the stage to compute instead of the values that later stages read; parts that are not
+                needed for them are skipped.
+            tokens: maximum number of tokens per batch.
+            narrow: True to round the operands of matmuls to bfloat16 if the machine multiplies bfloat16 much faster.
         """
         outputs = tuple(only) or tuple(stage.program.outputs)
         program = replace(stage.program, parts=_needed(stage.program.parts, outputs), outputs=outputs)
@@ -217,8 +221,8 @@ class StreamedDecoder:
             for op in program.ops:
                 if isinstance(op, Attention):
                     layout = cache_layout([self._flat.layers[op.layer]], "fp32", 0)
-                    assert layout is not None  # heads of any size have floats
-                    # Every sequence may end in a short block; what no token is in takes no memory.
+                    assert layout is not None  # float caches support all head sizes
+                    # Every sequence may end in a partly filled block; blocks without tokens use no memory.
                     storages.append(PagedStorage(layout, tokens, self.executor.allocate))
                     layers[op.layer] = storages[-1].layers[0]
             yield RunningStage(self.executor.compile(program, layers), outputs)
@@ -229,16 +233,16 @@ class StreamedDecoder:
 
     @property
     def whole(self) -> ProgramStage:
-        """All stages as one, for those who have the memory."""
+        """All stages as one stage, which needs memory for all weights."""
         return ProgramStage(-1, self.program, self.uses, ())
 
     def close(self) -> None:
-        """Give memory back."""
+        """Free memory."""
         self.executor.close()
 
 
 class _StageConstants:
-    """The constants of one stage; matrices of sites are made when they are packed, and forgotten."""
+    """The constants of one stage. The matrices of sites are computed when they are packed, and are not kept."""
 
     def __init__(self, decoder: StreamedDecoder, stage: ProgramStage, instead: Override, *, narrow: bool) -> None:
         self._decoder, self._instead = decoder, instead
@@ -261,7 +265,7 @@ class _StageConstants:
         elif matrix is None:
             matrix = self._decoder.source.weight(site)
         if inputs_first:
-            return matrix.T  # what packs it turns it back
+            return matrix.T  # packing transposes it back
         return matrix.reshape(site.experts, -1, site.columns) if site.experts else matrix
 
     def packed(self, weight: Weight) -> None:
@@ -270,7 +274,7 @@ class _StageConstants:
 
 
 def _needed(parts: Sequence[Any], outputs: Collection[str]) -> tuple[Any, ...]:
-    """The parts without which some values cannot be computed, in order."""
+    """Return the parts, in order, that are needed to compute these outputs."""
     values, needed = set(outputs), []
     for part in reversed(parts):
         if values.intersection(part.outputs):
@@ -291,13 +295,13 @@ class RunningStage:
     outputs: Sequence[str]
 
     def run(self, tokens: Tokens, values: Mapping[str, NDArray[np.float32]]) -> Values:
-        """Compute sequences [count, length], each from an empty cache.
+        """Compute sequences [count, length], each starting with an empty cache.
 
         Args:
-            values: what earlier stages made, one row per token.
+            values: values of earlier stages, one row per token.
 
         Returns:
-            What is wanted, [tokens, width] each; the caller's own, as everything that the CPU's programs return.
+            The stage's outputs, [tokens, width] each, in new arrays, like all results of CPU programs.
         """
         return self.step(step_of(tokens), values)
 
@@ -308,10 +312,10 @@ class RunningStage:
 
 
 def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:
-    """Sequences [count, length] side by side, from the position `first` on, with the logits of all tokens.
+    """Return a step of sequences [count, length] that start at position `first`, with the logits of all tokens.
 
     Args:
-        room: tokens that each may come to have; 0 = these.
+        room: maximum number of tokens that each sequence may grow to; 0 means the number of tokens after this step.
     """
     count, length = tokens.shape
     blocks = -(-max(room, first + length) // BLOCK_SIZE)
@@ -331,6 +335,6 @@ def step_of(tokens: Tokens, first: int = 0, room: int = 0) -> StepContext:
 
 
 def batches_of(tokens: Tokens, most: int = BATCH_TOKENS) -> list[Tokens]:
-    """Sequences [count, length] in batches of at most so many tokens, or of one sequence."""
+    """Split sequences [count, length] into batches of at least one sequence and, if possible, at most `most` tokens."""
     step = max(1, most // tokens.shape[1])
     return [tokens[first : first + step] for first in range(0, len(tokens), step)]

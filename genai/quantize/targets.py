@@ -1,4 +1,4 @@
-"""Choices that meet a target: bits are spent where they buy the most."""
+"""Choices that meet a target for size or divergence."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .options import QuantizeOptions
 from .sites import Site
 from .source import FloatModel
 
-# Uniform bits and block sizes that onnxruntime has kernels for; and the most exact formats of every size, whoever reads
-# them. The smallest come first.
+# Candidates, smallest first: uniform formats (bits, block size) for which onnxruntime has kernels, and the most
+# accurate format of every size for any runtime.
 _FOREIGN = ((2, 32), (2, 16), (4, 128), (4, 64), (4, 32), (4, 16), (8, 128), (8, 32))
 _ANY = ("nl2", "q2_k", "nl3", "q3_k", "nl4", "q4_k", "q5_k", "q6_k")
 
 
 def candidate_choices(options: QuantizeOptions, site: Site) -> dict[str, FormatChoice]:
-    """The ways to store a matrix, by label, the smallest first."""
+    """Return the candidate formats for a matrix by label, smallest first."""
     start = options.choice
     uniform = [start.changed({"bits": bits, "block_size": size}) for bits, size in _FOREIGN]
-    if site.experts:  # both matrices of a mixture have one block size
+    if site.experts:  # both matrices of a mixture must have the same block size
         choices = [choice for choice in uniform if choice.block_size == 32]
     elif options.target_runtime == "any":
         start = replace(start, symmetric=True)
@@ -42,13 +42,13 @@ def _candidate_label(choice: FormatChoice) -> str:
 def choose(
     source: FloatModel, options: QuantizeOptions, candidates: Candidates, *, loss_factor: float = 1.0
 ) -> dict[Site, FormatChoice]:
-    """Choices that meet the target.
+    """Return choices that meet the target.
 
     Args:
-        loss_factor: what the whole model's divergence was found to be, over the sum of those measured one by one.
+        loss_factor: ratio of the whole model's measured divergence to the sum of the matrices' measured divergences.
 
     Raises:
-        OptionError: none do; the message says the nearest that can be met.
+        OptionError: no choices meet the target; the message contains the closest target that can be met.
     """
     beside, weights = beside_bytes(source), sum(site.elements for site in source.sites)
     least = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values()) + beside
@@ -60,8 +60,8 @@ def choose(
         if allocation is None:
             raise OptionError(
                 f"target_kld is {options.target_kld:g}",
-                f"the most bits that there are give about {best * loss_factor:.3g} nats per token",
-                f"give --target-kld {best * loss_factor * 1.05:.3g} or more",
+                f"with the most bits, the divergence is about {best * loss_factor:.3g} nats per token",
+                f"use --target-kld {best * loss_factor * 1.05:.3g} or more",
             )
     else:
         most = options.target_size if options.target_size is not None else int((options.target_bits or 0) * weights / 8)
@@ -76,20 +76,20 @@ def choose(
                 f"target_size is {most} bytes"
                 if options.target_size is not None
                 else f"target_bits is {options.target_bits}",
-                f"the fewest bits that there are take {least} bytes, {least * 8 / weights:.3f} bits per weight",
-                f"give {nearest} or more",
+                f"with the fewest bits, the model has {least} bytes, {least * 8 / weights:.3f} bits per weight",
+                f"use {nearest} or more",
             )
     return {site: candidate_choices(options, site)[allocation[site.name].label] for site in source.sites}
 
 
 def beside_bytes(source: FloatModel) -> int:
-    """Bytes of what is not quantised: norms, biases, tables."""
+    """Return the size in bytes of the tensors that are not quantised: norms, biases, tables."""
     names = {site.name for site in source.sites}
     return sum(tensor.nbytes for name, tensor in source.model.graph.initializers.items() if name not in names)
 
 
 def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[tuple[float, float]]:
-    """Bits per weight and predicted divergence of the best choices, from the smallest to the largest."""
+    """Return the bits per weight and the predicted divergence of the best choices, from smallest to largest."""
     weights, beside = sum(site.elements for site in source.sites), beside_bytes(source)
     low = sum(min(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
     high = sum(max(candidate.nbytes for candidate in alternatives) for alternatives in candidates.values())
@@ -102,12 +102,12 @@ def curve(candidates: Candidates, source: FloatModel, points: int = 24) -> list[
 
 
 def sensitivity_table(candidates: Candidates) -> dict[str, dict[str, Any]]:
-    """For the report: per matrix what each candidate costs."""
+    """Return the divergence of each candidate of each matrix, for the report."""
     return {name: {one.label: one.loss for one in some} for name, some in candidates.items()}
 
 
 def predicted_loss(candidates: Candidates, choices: Mapping[Site, FormatChoice]) -> float:
-    """The sum of what choices cost, one by one."""
+    """Return the sum of the choices' separately measured divergences."""
     return sum(
         candidate.loss
         for site, choice in choices.items()

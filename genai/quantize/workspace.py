@@ -1,4 +1,4 @@
-"""Finished matrices on disk, beside the output, until all are done: an interrupted run goes on where it was."""
+"""Finished matrices on disk next to the output, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class FinishedMatrix:
     """A finished matrix.
 
     Attributes:
-        packed: mapped from its files.
-        factors: float32 [columns], by which its columns were multiplied first; None = none.
-        notes: what the method said.
-        seconds: it took.
+        packed: the quantised matrix, memory-mapped from its files.
+        factors: float32 [columns], the factors by which the columns were multiplied before quantisation, or None.
+        notes: notes of the method.
+        seconds: duration of the quantisation.
     """
 
     packed: QuantizedWeight
@@ -42,13 +42,13 @@ class FinishedMatrix:
 
 
 def workspace_folder(target: Path) -> Path:
-    """The hidden folder beside a model folder that is being made."""
+    """Return the hidden folder next to a model folder that is being written."""
     return target.parent / f".{target.name}.quantizing"
 
 
 @dataclass(frozen=True)
 class _Writer:
-    """A file that NumPy writes to by `write`, whose errors are the system's."""
+    """A wrapper that makes NumPy call `write`, which raises the system's errors."""
 
     file: Any
 
@@ -57,7 +57,7 @@ class _Writer:
 
 
 def save_array(file: Any, array: NDArray[Any]) -> None:
-    """Into an open file, not by its number: of a full disk NumPy would say no more than how much was written."""
+    """Save to a file object. For a real file, NumPy would report a full disk only as a number of bytes written."""
     np.save(_Writer(file), array, allow_pickle=False)
 
 
@@ -65,14 +65,14 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
     """A folder of finished matrices.
 
     Args:
-        target: the model folder that is to be made; the workspace is a hidden folder beside it.
-        plan: what they depend on. Work for another plan is dropped.
+        target: the model folder to write; the workspace is a hidden folder next to it.
+        plan: everything that the matrices depend on. Matrices for another plan are deleted.
 
     Attributes:
-        resumed: how many matrices an earlier run has left.
+        resumed: number of matrices that an earlier run finished.
 
     Raises:
-        StateError: another process is at work in it.
+        StateError: another process is using the folder.
     """
 
     def __init__(self, target: Path, plan: Mapping[str, Any]) -> None:
@@ -83,8 +83,8 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         if self._stack.enter_context(locked(self.folder, wait=False)) is False:
             raise StateError(
                 f"{self.folder} is in use",
-                "another process makes the same model",
-                "wait for it, or choose another place",
+                "another process is writing the same model",
+                "wait for it, or choose another output folder",
             )
         if self._read(_PLAN) != {"identity": self._identity}:
             for path in self.folder.iterdir():
@@ -93,7 +93,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         self.resumed = len(list(self.folder.glob("*.done.json")))
 
     def get(self, name: str) -> FinishedMatrix | None:
-        """A matrix that is finished, or None."""
+        """Return a finished matrix, or None."""
         record = self._read(f"{_file(name)}.done.json")
         if record is None:
             return None
@@ -109,7 +109,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         return FinishedMatrix(packed, factors, record["notes"], record["seconds"])
 
     def put(self, name: str, result: FinishedMatrix) -> None:
-        """Keep a matrix; it counts as finished when all of it is on disk."""
+        """Store a matrix, which counts as finished only when it is completely on disk."""
         packed = result.packed
         arrays: dict[str, NDArray[Any] | None] = {
             "data": packed.data,
@@ -138,23 +138,23 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
         self._write(f"{_file(name)}.done.json", json.dumps(record).encode())
 
     def remember(self, name: str, content: Any) -> None:
-        """Keep anything that JSON can say."""
+        """Store a value that JSON can represent."""
         self._write(f"{_file(name)}.json", json.dumps(content).encode())
 
     def remembered(self, name: str) -> Any:
-        """What was kept under a name, or None."""
+        """Return the value stored under a name, or None."""
         return self._read(f"{_file(name)}.json")
 
     def remove(self) -> None:
-        """All is done: the files go."""
+        """Delete the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Let others work here."""
+        """Release the lock."""
         self._stack.close()
 
     def __exit__(self, *error: object) -> None:
-        if not any(path.name != _PLAN for path in self.folder.glob("*.json")):  # nothing to go on with
+        if not any(path.name != _PLAN for path in self.folder.glob("*.json")):  # there is nothing to resume
             self.remove()
         self.close()
 
@@ -170,7 +170,7 @@ class FinishedMatrices(AbstractContextManager["FinishedMatrices"]):
 
 
 class _replacing(AbstractContextManager[Any]):
-    """A file that appears whole or not at all."""
+    """A file that is written atomically."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._new = path, path.with_name(path.name + ".new")
@@ -193,5 +193,5 @@ class _replacing(AbstractContextManager[Any]):
 
 
 def _file(name: str) -> str:
-    """A name that any file system takes."""
+    """Return a file name that is valid on any file system."""
     return hashlib.sha256(name.encode()).hexdigest()[:24]

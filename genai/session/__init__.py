@@ -1,10 +1,11 @@
-"""A general ONNX session: any model, arrays in, arrays out.
+"""A general ONNX session: runs any model on arrays.
 
-Knows: sessions, their settings, inputs and results, execution providers, profiling.
-Does not know: how an operator is computed (`genai.ops`, `genai.kernels`), decoders, nor onnxruntime's names for all
-this, which are a layer over it (`genai.compat.onnxruntime`).
+Contains: sessions, their settings, inputs and results, execution providers, profiling.
+Does not contain: the computation of operators (`genai.ops`, `genai.kernels`), decoders, or onnxruntime's API, which is
+a layer on top (`genai.compat.onnxruntime`).
 
-`session` has Session and `config` its settings; `prepare` turns a source into a plan (`plan`, `loop`); `arguments`
-checks inputs and results, `tensors` knows DLPack and device memory; `execution_providers` are the plug-ins, and
-`cuda_partition` the one for GPUs; `custom_ops` are operators in Python.
+`session` contains the class Session, and `config` its settings. `prepare` converts a source to a plan (`plan`, `loop`).
+`arguments` checks inputs and results, and `tensors` handles DLPack and device memory. `execution_providers` contains
+the interface of plug-ins, and `cuda_partition` the provider for GPUs. `custom_ops` registers operators written in
+Python.
 """

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a session: what is said of them, and the checks of feeds and of results."""
+"""Descriptions of a session's inputs and outputs, and the checks of feeds and results."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from .tensors import type_name, value_from_dlpack
 
 
 def shape_of(value: Value) -> list[Dim]:
-    """Extents, symbols, or None where unknown; empty for a scalar, and where the rank is unknown."""
+    """Return a size, a symbol or None (unknown) for each dimension; [] for a scalar or an unknown rank."""
     return list(value.type.shape or ()) if isinstance(value.type, ArrayTypes) else []
 
 
 class InputCheck:
-    """One input: its type, prepared so that an array that fits costs two comparisons."""
+    """A check of one input, prepared in advance so that checking a valid array costs only two comparisons."""
 
     def __init__(self, value: Value) -> None:
         self.name = value.name
         self.type = value.type
         self._dtype, shape = _declared(value)
-        # Of a scalar onnxruntime checks nothing: exporters declare one where they mean an array of one element.
+        # onnxruntime does not check scalars: exporters declare a scalar where they mean an array with one element.
         self._rank = len(shape) if shape else -1
         self._fixed = [(axis, dim) for axis, dim in enumerate(shape or ()) if isinstance(dim, int)]
 
     def __call__(self, value: Any) -> Any:
-        """The value as kernels take it; what lies in a device's memory stays there."""
+        """Return the value in the form that kernels accept. Values in device memory remain there."""
         if type(value) is np.ndarray and value.dtype is self._dtype and not value.dtype.hasobject:
             array = value
         elif isinstance(self.type, TensorType) or self.type is None:
@@ -64,13 +64,13 @@ class InputCheck:
         if self._dtype is not None and array.dtype != self._dtype:
             raise ArgumentError(
                 f"input {self.name!r}: unexpected data type. Actual: {type_name(array)}, expected: {self.type}",
-                "element types are not converted, as that could lose values",
+                "element types are not converted, because a conversion could lose values",
                 f"pass array.astype({self._dtype.name!r})",
             )
         return array
 
     def _from_python(self, value: Any) -> Any:
-        """A list or number; without a dtype of its own it takes the input's, where no value is lost."""
+        """Convert a list or number. It has no dtype, so it gets the input's dtype, provided that no value is lost."""
         try:
             array = np.asarray(value)
             if self._dtype is None or array.dtype == self._dtype or array.dtype.kind in "UO":
@@ -88,41 +88,41 @@ class InputCheck:
         if len(shape) != self._rank:
             raise ArgumentError(
                 f"invalid rank for input: {self.name} Got: {len(shape)} Expected: {self._rank}",
-                f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
-                "reshape the array, or fix the model's input",
+                f"the array has shape {list(shape)}, the model declares {_shape_text(self.type)}",
+                "reshape the array, or correct the shape of the model's input",
             )
         for axis, extent in self._fixed:
             if shape[axis] != extent:
                 raise ArgumentError(
                     f"got invalid dimensions for input: {self.name} "
                     f"index: {axis} Got: {shape[axis]} Expected: {extent}",
-                    f"the array has shape {list(shape)}, the model says {_shape_text(self.type)}",
-                    "reshape the array, or export the model with a free dimension there",
+                    f"the array has shape {list(shape)}, the model declares {_shape_text(self.type)}",
+                    "reshape the array, or export the model with a dynamic dimension there",
                 )
 
 
 def _texts(name: str, array: Any) -> Any:
-    """The elements as strings: bytes (also those of np.void, which keep zeros at their ends) are UTF-8."""
+    """Return the elements as strings. Bytes are UTF-8; np.void is accepted because it preserves trailing zeros."""
     try:
         texts = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise ArgumentError(f"input {name!r}: bytes that are no text", str(error), "pass UTF-8 or str") from error
+        raise ArgumentError(f"input {name!r}: bytes are not UTF-8 text", str(error), "pass UTF-8 or str") from error
     return np.array(texts, object).reshape(array.shape)
 
 
 class FeedCheck:
-    """All inputs of a model: names, and each value by its `InputCheck`."""
+    """A check of all inputs of a model: their names, and each value by its `InputCheck`."""
 
     def __init__(
         self, inputs: list[Value], optional: set[str], slots: Mapping[str, int], on_device: frozenset[str]
     ) -> None:
-        """`on_device`: inputs that may lie in a device's memory; others are copied to the host."""
+        """`on_device`: inputs that may remain in device memory; other inputs are copied to the host."""
         self.on_device = on_device
         self._checks = {value.name: (slots[value.name], InputCheck(value)) for value in inputs}
         self._required = [value.name for value in inputs if value.name not in optional]
 
     def __call__(self, feed: Mapping[str, Any]) -> list[tuple[int, Any]]:
-        """(slot, value) per input given."""
+        """Return (slot, value) for each input in the feed."""
         checks = self._checks
         try:
             result = [(checks[name][0], self._placed(name, checks[name][1](value))) for name, value in feed.items()]
@@ -135,7 +135,7 @@ class FeedCheck:
             ) from None
         except AttributeError:
             raise ArgumentError(
-                f"the feed is a {type(feed).__name__}", "it maps input names to arrays", "pass a dict"
+                f"the feed is a {type(feed).__name__}", "a feed maps input names to arrays", "pass a dict"
             ) from None
         if missing := [name for name in self._required if name not in feed]:
             raise ArgumentError(
@@ -150,7 +150,7 @@ class FeedCheck:
 
 
 def _container(name: str, type: Type, value: Any) -> Any:
-    """A sequence, optional or map, its elements as arrays."""
+    """Check a sequence, optional or map, and convert its elements to arrays."""
     if isinstance(type, OptionalType):
         if value is None:
             return None
@@ -164,7 +164,7 @@ def _container(name: str, type: Type, value: Any) -> Any:
             raise _wrong_kind(name, str(type), value)
         for key in value:
             if not isinstance(key, str if type.key is DataType.STRING else int | np.integer):
-                raise _wrong_kind(name, f"{type}, without the key {key!r}", key)
+                raise _wrong_kind(name, f"{type}, but the key is {key!r}", key)
         return value
     if isinstance(type, TensorType):
         found = InputCheck(Value(name, type))(value)
@@ -186,13 +186,13 @@ def _shape_text(known: Type | None) -> str:
 
 
 class ResultCheck:
-    """Checks results against what the model declares, and copies what others could still change."""
+    """A check of results against the model's declarations. Copies results that other code could still modify."""
 
     def __init__(self, outputs: Sequence[Value]) -> None:
         self._outputs = [(value, *_declared(value)) for value in outputs]
 
     def __call__(self, results: Sequence[Any], feeds: Sequence[tuple[int, Any]]) -> list[Any]:
-        """The results, in order."""
+        """Return the results in order."""
         taken = {id(_root(value)) for _, value in feeds if type(value) is np.ndarray}
         checked: list[Any] = []
         for (value, dtype, shape), result in zip(self._outputs, results, strict=True):
@@ -204,7 +204,7 @@ class ResultCheck:
 
 
 def _owned(value: Any, taken: set[int]) -> Any:
-    """The value, its arrays copied where they share memory with a feed, a constant or an earlier result."""
+    """Return the value; arrays that share memory with a feed, a constant or an earlier result are copied."""
     if isinstance(value, list | tuple):
         return [_owned(item, taken) for item in value]
     if not isinstance(value, np.ndarray | np.generic):
@@ -224,7 +224,7 @@ def _root(array: Any) -> Any:
 
 
 def _declared(value: Value) -> tuple[Any, tuple[int | str | None, ...] | None]:
-    """The NumPy dtype and the shape that the model says; None for what it does not say."""
+    """Return the declared NumPy dtype and shape; None for properties that are not declared."""
     if not isinstance(value.type, TensorType):
         return None, None
     dtype = value.type.dtype
@@ -235,14 +235,14 @@ def _check(value: Value, dtype: Any, shape: tuple[int | str | None, ...] | None,
     if dtype is not None and array.dtype != dtype:
         raise NodeError(
             f"output {value.name!r} is {array.dtype}, the model declares {value.type}",
-            "what a node computes and what the graph declares contradict each other",
+            "the computed type contradicts the type that the graph declares",
             "correct the output's element type in the model",
         )
     if shape is None or array.shape == shape:
         return
     fixed = [(axis, dim) for axis, dim in enumerate(shape) if isinstance(dim, int)]
     if len(shape) != array.ndim or any(array.shape[axis] != dim for axis, dim in fixed):
-        # Converters declare wrong shapes often enough, and the values are right: onnxruntime warns too.
+        # Converters often declare wrong shapes for correct values, so this is only a warning, as in onnxruntime.
         warn_caller(
             f"output {value.name!r} has shape {list(array.shape)}, the model declares "
             f"{[dim if isinstance(dim, int) else '?' for dim in shape]}"

@@ -1,4 +1,4 @@
-"""What a session is tried out with: inputs from files or made up, results into files, onnxruntime beside it."""
+"""Arrays for trying out a session: inputs from files or random, results to files, comparison with onnxruntime."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ..onnx.ir import Value
 from ..onnx.types import DataType, TensorType
 from .arguments import shape_of
 
-# Whole numbers are often indices or token ids, so made-up ones are small.
+# Whole numbers are often indices or token ids, so random whole numbers are small.
 _MAX_INTEGER = 10
 _MAX_ELEMENTS = 1 << 28
-# How NumPy's files begin.
+# The first bytes of NumPy's files.
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 
 
 def load_arrays(path: Path) -> dict[str, Any]:
-    """Arrays by name from an .npz file, or one array named after an .npy file. Pickled objects are refused.
+    """Return arrays by name from an .npz file, or one array named after an .npy file. Pickled objects are refused.
 
     Raises:
-        InputError: the file is missing, or is not such a file.
+        InputError: the file is missing, or is not an .npy or .npz file.
     """
     try:
         with path.open("rb") as file:
             start = file.read(len(_NPY))
         if start != _NPY and not start.startswith(_ZIP):
-            # np.load would take any other file for a pickle, and advise to open it as one.
+            # np.load would treat any other file as a pickle, and advise opening it with pickles allowed.
             raise InputError(
                 f"{str(path)!r} is neither an .npy nor an .npz file: it begins with {start!r}",
-                "inputs are arrays that NumPy wrote; an .npy file begins with \\x93NUMPY, an .npz file with PK",
+                "inputs are files that NumPy wrote; an .npy file begins with \\x93NUMPY, an .npz file with PK",
                 "write it with np.save(path, array) or np.savez(path, name=array)",
             )
         found = np.load(path, allow_pickle=False)
@@ -48,26 +48,28 @@ def load_arrays(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{str(path)!r} cannot be read as arrays: {_reason(error)}",
             "inputs are .npy or .npz files",
-            "write it with np.savez",
+            "write the file with np.savez",
         ) from error
 
 
 def _reason(error: Exception) -> str:
-    """Why NumPy could not read a file, without its advice to allow pickles."""
+    """Return the reason why NumPy could not read a file, without NumPy's advice to allow pickles."""
     text = str(error)
-    return "it holds Python objects, of which none are opened" if "pickle" in text else text
+    return "it contains Python objects, which are not opened" if "pickle" in text else text
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Results as an .npz file; strings as text, types that NumPy does not know as float32.
+    """Write results to an .npz file: strings as text, and types that NumPy does not have as float32.
 
     Raises:
-        InputError: a result is no array, or the file cannot be written.
+        InputError: a result is not an array, or the file cannot be written.
     """
     plain: dict[str, Any] = {}
     for name, value in arrays.items():
         if not isinstance(value, np.ndarray):
-            raise InputError(f"output {name!r} is a {type(value).__name__}", ".npz files hold arrays", "leave it out")
+            raise InputError(
+                f"output {name!r} is a {type(value).__name__}", ".npz files contain arrays", "omit --output"
+            )
         if value.dtype.kind == "O":
             value = value.astype(np.str_)
         plain[name] = value if value.dtype.isbuiltin == 1 or value.dtype.kind == "U" else value.astype(np.float32)
@@ -76,27 +78,29 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
             np.savez(file, **plain)
     except OSError as error:
         raise InputError(
-            f"{str(path)!r} cannot be written: {error}", "the system refused it", "check the path"
+            f"{str(path)!r} cannot be written: {error}", "the operating system could not write it", "check the path"
         ) from error
 
 
 def check_dims(inputs: Sequence[Value], dims: Mapping[str, int]) -> None:
-    """Raise OptionError: none of a model's inputs has a dimension of such a name."""
+    """Raise OptionError if one of these names is not a dimension of any input."""
     known = {dim: None for value in inputs for dim in shape_of(value) if isinstance(dim, str)}
     for name in dims:
         if name not in known:
-            fix = f"the inputs have: {', '.join(known)}" if known else "leave it out"
-            raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension of that name", fix)
+            fix = f"the inputs have: {', '.join(known)}" if known else "remove it"
+            raise OptionError(f"--dim {name}={dims[name]}", "no input of the model has a dimension with that name", fix)
 
 
 def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0) -> dict[str, Any]:
-    """Made-up inputs: normal floats, small whole numbers, masks (names with "mask") of ones.
+    """Return random inputs: normally distributed floats, small whole numbers, and ones for masks.
+
+    A mask is an input whose name contains "mask".
 
     Args:
-        dims: extents of symbolic dimensions; those not named are 1.
+        dims: sizes of symbolic dimensions; other symbolic dimensions get size 1.
 
     Raises:
-        InputError: an input is no tensor, or would be too large.
+        InputError: an input is not a tensor, or would be too large.
     """
     generator = np.random.default_rng(seed)
     return {value.name: _random(value, dims, generator) for value in inputs}
@@ -105,11 +109,11 @@ def random_feed(inputs: Sequence[Value], dims: Mapping[str, int], seed: int = 0)
 def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generator) -> Any:
     name, known = value.name, value.type
     if not isinstance(known, TensorType):
-        raise InputError(f"input {name!r} is {known or 'untyped'}", "only tensors can be made up", "use --input")
+        raise InputError(f"input {name!r} is {known or 'untyped'}", "only tensors can be random", "use --input")
     dtype = known.dtype
     shape = tuple(dim if isinstance(dim, int) else dims.get(dim, 1) if dim else 1 for dim in shape_of(value))
     if np.prod([float(extent) for extent in shape]) > _MAX_ELEMENTS:
-        raise InputError(f"input {name!r} would have shape {list(shape)}", "that is too large", "set --dim")
+        raise InputError(f"input {name!r} would have shape {list(shape)}", "that shape is too large", "set --dim")
     if dtype is DataType.STRING:
         return np.full(shape, "text", dtype=object)
     target = dtype.numpy_dtype
@@ -126,9 +130,9 @@ def _random(value: Value, dims: Mapping[str, int], generator: np.random.Generato
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, float, float]]:
-    """(output, largest absolute difference, the same relative to the peer's largest value), the worst first.
+    """Return (output, maximum absolute difference, that difference / the peer's maximum), the largest ratio first.
 
-    Outputs of different shape, type or kind differ infinitely; equal infinities and NaNs do not differ.
+    The difference between outputs of different shapes, types or kinds is infinite; equal infinities and NaNs are equal.
     """
     found = [(name, *_difference(value, theirs[name])) for name, value in ours.items()]
     return sorted(found, key=lambda item: -item[2])
@@ -164,7 +168,7 @@ PEERS = ("onnxruntime",)
 
 
 class Peer:
-    """A model in onnxruntime."""
+    """The same model in onnxruntime."""
 
     def __init__(self, source: Any, threads: int = 0) -> None:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -178,10 +182,10 @@ class Peer:
         try:
             self._session = module.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise InputError("onnxruntime refuses the model", f"{error!s:.300}", "compare another model") from error
+            raise InputError("onnxruntime cannot load the model", f"{error!s:.300}", "compare another model") from error
 
     def run(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        """Outputs by name."""
+        """Return the outputs by name."""
         try:
             values = self._session.run(None, dict(feed))
         except Exception as error:

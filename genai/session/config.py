@@ -18,24 +18,25 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How a model is loaded and run.
+    """Settings for loading and running a model.
 
     Attributes:
-        level: how far the graph may be rewritten.
-        keep_qdq: leave DequantizeLinear, operator, QuantizeLinear as they are, whatever the level.
-        threads: that share a kernel's work; 0 = the physical cores.
-        max_value_bytes: what a single value may take; None = what the machine has left, at most 16 GiB.
-        dims: fixed extents of symbolic dimensions by name. dims_by_denotation: the same by denotation (DATA_BATCH).
-        initializers: arrays in place of the initializers of these names.
-        external_data: contents of external data files by name, which then need not exist.
-        external_folder: where external data lies; None = beside the model.
-        optimized_path: where to write the rewritten model; None = nowhere.
-        optimized_weights: the name of a file beside it for its weights; None = they are in the model's file.
-        optimized_weights_min_bytes: smaller weights stay in the model's file.
-        providers: what else may compute nodes than the CPU: names with options, in order of preference.
-        record_assignment: note which provider computes which nodes: `Session.assignment`.
-        profile_prefix: record every node, in traces whose files' names begin so; None = record nothing.
-        is_cancelled: asked between the steps of loading, which ends with LoadCancelledError where it says True.
+        level: graph optimisation level.
+        keep_qdq: True to leave sequences of DequantizeLinear, an operator and QuantizeLinear unfused at every level.
+        threads: number of threads that share a kernel's work; 0 = the physical cores.
+        max_value_bytes: maximum size of a single value; None = the machine's free memory, at most 16 GiB.
+        dims: fixed sizes of symbolic dimensions by name.
+        dims_by_denotation: fixed sizes of symbolic dimensions by denotation (DATA_BATCH).
+        initializers: arrays that replace the initializers with these names.
+        external_data: contents of external data files by name; the files then need not exist.
+        external_folder: folder of the external data; None = the model's folder.
+        optimized_path: path of the file to which the rewritten model is written; None = do not write it.
+        optimized_weights: name of a file for its weights in the same folder; None = they are in the model's file.
+        optimized_weights_min_bytes: size below which weights stay in the model's file.
+        providers: providers besides the CPU that may compute nodes: names with options, in order of preference.
+        record_assignment: True to record in `Session.assignment` which provider computes which nodes.
+        profile_prefix: prefix of the file names of traces, which record every node; None = record nothing.
+        is_cancelled: function called between the steps of loading; if it returns True, LoadCancelledError is raised.
 
     Raises:
         OptionError: a number is negative.
@@ -62,4 +63,4 @@ class SessionConfig:
         numbers = {"threads": self.threads, "max_value_bytes": self.max_value_bytes or 0, **self.dims}
         for name, number in {**numbers, **self.dims_by_denotation}.items():
             if number < 0:
-                raise OptionError(f"{name} = {number}", "it must not be negative", "give a number from 0")
+                raise OptionError(f"{name} = {number}", "it must not be negative", "use 0 or a greater number")

@@ -1,7 +1,7 @@
-"""Which nodes run on a GPU, and what each becomes there: functions of arrays of `kernels.cuda`.
+"""Operators that run on a GPU, and their lowering to the array functions of `kernels.cuda`.
 
-What a node is given is known in two forms: arrays in device memory, of which shapes and types are known, and arrays of
-the host, which are constants or follow from shapes alone. Attributes that would need something else decline the node
+A node's inputs have one of two forms: arrays in device memory, of which only shapes and types are known, and host
+arrays, which are constants or depend only on shapes. A node whose attributes would depend on anything else is rejected
 before the graph is divided.
 """
 
@@ -47,11 +47,12 @@ NUMBERS = FLOATS | INTEGERS
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a node before shapes are.
+    """The properties of a node that are known before the shapes are known.
 
     Attributes:
-        types: per input its type, None where it is absent or no tensor. known: per input whether the host will have it.
-        outputs: per output its type.
+        types: type per input; None if the input is absent or not a tensor.
+        known: per input, True if its value will be available on the host.
+        outputs: type per output; None if the output is unused or not a tensor.
     """
 
     node: Node
@@ -61,44 +62,45 @@ class Seen:
     outputs: Sequence[TensorType | None]
 
     def has(self, index: int) -> bool:
-        """Whether an input is given."""
+        """Return True if an input is present."""
         return bool(self.node.input(index))
 
     def dtype(self, index: int) -> str:
-        """An input's element type, "" where it is not known."""
+        """Return an input's element type, or "" if it is unknown."""
         return element_name(self.types[index]) if index < len(self.types) else ""
 
     def is_known(self, *indices: int) -> bool:
-        """Whether the host will have these inputs, those of them that are given."""
+        """Return True if the values of these inputs, apart from absent inputs, will be available on the host."""
         return all(not self.has(index) or self.known[index] for index in indices)
 
     def rank(self, index: int) -> int:
-        """An input's number of axes, -1 where it is not known."""
+        """Return an input's number of axes, or -1 if it is unknown."""
         found = self.types[index] if index < len(self.types) else None
         return -1 if found is None or found.shape is None else len(found.shape)
 
     def are(self, dtypes: frozenset[str], *indices: int) -> bool:
-        """Whether inputs, those of them that are given, are of one of these element types, all of the same."""
+        """Return True if these inputs, apart from absent inputs, all have the same element type, one of `dtypes`."""
         found = {self.dtype(index) for index in (indices or range(len(self.types))) if self.has(index)}
         return len(found) == 1 and found <= dtypes
 
     def only(self, *outputs: int) -> bool:
-        """Whether no other outputs are wanted."""
+        """Return True if no other outputs than these are used."""
         return not any(name for index, name in enumerate(self.node.outputs) if index not in outputs)
 
 
 def element_name(known: Any) -> str:
-    """NumPy's name of a tensor's elements, "" where the type is no tensor's, or not known."""
+    """Return the NumPy name of a tensor's element type; "" if it is unknown or the type is not a tensor."""
     plain = isinstance(known, TensorType) and known.dtype is not DataType.UNDEFINED
     return str(known.dtype.numpy_dtype.name) if plain else ""
 
 
 @dataclass
 class NodeCall:
-    """A node whose launches are recorded.
+    """A node while its kernel launches are recorded.
 
     Attributes:
-        given: its inputs. upload: puts an array of the host into device memory, by the input's name.
+        given: the inputs.
+        upload: function that copies a host array to device memory, given the input's name and the array.
     """
 
     to: Recorder
@@ -114,38 +116,38 @@ class NodeCall:
 
     @property
     def label(self) -> str:
-        """The node in messages."""
+        """The node's description in messages."""
         return f"{self.node.op_type} {self.node.name!r}"
 
     def array(self, index: int) -> Array:
-        """An input in device memory."""
+        """Return an input in device memory."""
         value = self.given[index]
         if value is None:
             raise ArrayError(f"input {index} is missing")
         return value if isinstance(value, Array) else self.upload(self.node.inputs[index], value)
 
     def maybe(self, index: int) -> Array | None:
-        """An input in device memory, None where it is absent."""
+        """Return an input in device memory, or None if it is absent."""
         return self.array(index) if index < len(self.given) and self.given[index] is not None else None
 
     def known(self, index: int) -> Known | None:
-        """An input that the host has, None where it is absent."""
+        """Return an input that is on the host, or None if it is absent."""
         value = self.given[index] if index < len(self.given) else None
         assert not isinstance(value, Array)
         return value
 
     def get(self, name: str, default: Any) -> Any:
-        """An attribute."""
+        """Return an attribute."""
         return self.attributes.get(name, default)
 
     def whole_numbers(self, index: int, attribute: str) -> list[int] | None:
-        """Numbers from an input (newer versions) or an attribute (older ones)."""
+        """Return integers from an input (newer operator versions) or an attribute (older operator versions)."""
         value = self.known(index)
         found = self.attributes.get(attribute) if value is None else value.reshape(-1).tolist()
         return None if found is None else [int(number) for number in found]
 
     def spec(self) -> NodeSpec:
-        """The node as the registry's helpers see it."""
+        """The node as a NodeSpec, for the registry's helper functions."""
         nothing = (None,) * len(self.node.inputs)
         names = tuple(self.node.inputs), tuple(self.node.outputs)
         return NodeSpec(self.node.domain, self.node.op_type, self.version, self.attributes, *names, nothing, None)  # type: ignore[arg-type]
@@ -154,12 +156,12 @@ class NodeCall:
 Accepts: TypeAlias = Callable[[Seen], bool]
 Lowering: TypeAlias = Callable[[NodeCall], "Array | list[Array]"]
 TABLE: dict[tuple[str, str], tuple[Accepts, Lowering]] = {}
-# Nodes that move nothing, and so are no reason to go to a device.
+# Nodes that move no data, so they alone do not justify the use of a device.
 VIEWS = {("", name) for name in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")}
 
 
 def lowers(*names: str, domain: str = "", accepts: Accepts) -> Callable[[Lowering], Lowering]:
-    """A function is what these operators become, where `accepts`."""
+    """Return a decorator that registers a function as the lowering of these operators' nodes that pass `accepts`."""
 
     def add(lowering: Lowering) -> Lowering:
         TABLE.update({(domain, name): (accepts, lowering) for name in names})
@@ -169,7 +171,7 @@ def lowers(*names: str, domain: str = "", accepts: Accepts) -> Callable[[Lowerin
 
 
 def takes(seen: Seen) -> bool:
-    """Whether a node can run on a GPU."""
+    """Return True if a node can run on a GPU."""
     found = TABLE.get(seen.node.key)
     if found is None or seen.node.subgraphs():
         return False
@@ -184,14 +186,14 @@ def _floats(seen: Seen) -> bool:
     return seen.are(FLOATS)
 
 
-# --- functions of elements ------------------------------------------------------------------------------------------
+# --- element-wise functions -----------------------------------------------------------------------------------------
 
 _FLOAT_NAMES = {
     "Ceil": "ceil", "Cos": "cos", "Erf": "erf", "Exp": "exp", "Floor": "floor", "HardSwish": "hard_swish",
     "Log": "log", "Mish": "mish", "Reciprocal": "reciprocal", "Round": "round", "Sigmoid": "sigmoid", "Sin": "sin",
     "Softplus": "softplus", "Softsign": "softsign", "Sqrt": "sqrt", "Tanh": "tanh",
 }  # fmt: skip
-# With the names and defaults of their parameters.
+# Functions, with the names and defaults of their parameters.
 _PARAMETERS: dict[str, tuple[str, dict[str, float]]] = {
     "Elu": ("elu", {"alpha": 1.0}),
     "HardSigmoid": ("hard_sigmoid", {"alpha": 0.2, "beta": 0.5}),
@@ -292,7 +294,7 @@ def _function_of_two(name: str, dtype: np.dtype[Any]) -> str:
 _TWO = {"Add": "add", "Sub": "subtract", "Mul": "multiply", "Div": "divide"}
 
 
-# Before operator set 7 they aligned axes in another way.
+# Before operator set 7, these operators aligned axes differently.
 @lowers(*_TWO, accepts=lambda seen: seen.are(NUMBERS) and seen.version >= 7)
 def _two(call: NodeCall) -> Array:
     a, b = call.array(0), call.array(1)
@@ -322,7 +324,7 @@ _SEVERAL = {"Max": "maximum", "Min": "minimum", "Sum": "add", "Mean": "add"}
 @lowers("Max", "Min", accepts=lambda seen: seen.are(NUMBERS) and seen.version >= 8)
 @lowers("Sum", "Mean", accepts=lambda seen: seen.are(FLOATS) and seen.version >= 8)
 def _several(call: NodeCall) -> Array:
-    """Of halves, every partial result is one."""
+    """Combine the inputs pairwise. In float16, every partial result is float16."""
     found = call.array(0)
     for index in range(1, len(call.given)):
         function = _function_of_two(_SEVERAL[call.node.op_type], found.dtype)
@@ -354,7 +356,7 @@ def _where(call: NodeCall) -> Array:
     return call.to.map("choose", parts, out)
 
 
-# --- products -------------------------------------------------------------------------------------------------------
+# --- matmuls --------------------------------------------------------------------------------------------------------
 
 
 @lowers("MatMul", accepts=_floats)
@@ -385,7 +387,7 @@ def _swapped(x: Array) -> Array:
 def _gemm(call: NodeCall) -> Array:
     a, b = call.array(0), call.array(1)
     if len(a.shape) != 2 or len(b.shape) != 2:
-        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} are no two matrices")
+        raise ArrayError(f"shapes {list(a.shape)} and {list(b.shape)} are not the shapes of two matrices")
     a, b = (_swapped(x) if call.get(name, 0) else x for x, name in ((a, "transA"), (b, "transB")))
     tail = Tail(call.maybe(2), alpha=float(call.get("alpha", 1.0)), beta=float(call.get("beta", 1.0)))
     return linear.product(call.to, a, b, tail)
@@ -397,7 +399,7 @@ def _knows_function(seen: Seen) -> bool:
 
 @lowers("Linear", domain=OURS, accepts=lambda seen: _floats(seen) and _knows_function(seen))
 def _linear(call: NodeCall) -> Array:
-    """function(x @ weight + bias) + addend, of which one is there at most."""
+    """function(x @ weight + bias) + addend; a node has a function or an addend, not both."""
     x, weight, addend = call.array(0), call.array(1), call.maybe(3)
     shape = (*x.shape[:-1], weight.shape[-1])
     own = addend if addend is not None and addend.shape == shape else None
@@ -426,7 +428,7 @@ _ACTIVATIONS = {
 
 
 def _has_images(seen: Seen) -> bool:
-    """One or two axes of images: rows, or rows and columns."""
+    """Return True if the input has one or two spatial axes, and the activation is supported."""
     known = str(seen.node.attribute("activation", "")) in _ACTIVATIONS
     return _floats(seen) and seen.rank(0) in (3, 4) and known and seen.only(0)
 
@@ -447,7 +449,7 @@ def _conv(call: NodeCall) -> Array:
 
 
 def _image(call: NodeCall, x: Array) -> Array:
-    """[n, channels, height, width]: rows alone are images of height 1."""
+    """Return x as [n, channels, height, width]; a single spatial axis becomes the width, with height 1."""
     return x if len(x.shape) == 4 else call.to.reshaped(x, (*x.shape[:2], 1, x.shape[2]))
 
 
@@ -458,7 +460,7 @@ def _like(call: NodeCall, out: Array, x: Array) -> Array:
 def _window(
     call: NodeCall, x: Array, kernel: Sequence[int], *, may_exceed: bool = False
 ) -> tuple[WindowShape, tuple[int, int], tuple[int, int]]:
-    """How windows lie over images, how many there are, and the padding behind."""
+    """Return the window shape, the number of window positions, and the padding at the ends."""
     found = WindowSpec(call.spec(), may_exceed=may_exceed).windows(x.shape[2:], kernel)
 
     def pair(numbers: Sequence[int], filler: int) -> tuple[int, int]:
@@ -492,7 +494,7 @@ def _softmax(call: NodeCall) -> Array:
     x, logarithm = call.array(0), call.node.op_type == "LogSoftmax"
     if call.version >= 13:
         return rows.softmax(call.to, x, int(call.get("axis", -1)), logarithm=logarithm)
-    axis = x.axis(int(call.get("axis", 1)))  # from which on all axes are one
+    axis = x.axis(int(call.get("axis", 1)))  # softmax runs over this axis and all axes after it together
     flat = call.to.reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
     return call.to.reshaped(rows.softmax(call.to, flat, -1, logarithm=logarithm), x.shape)
 
@@ -547,7 +549,7 @@ def _is_inference(seen: Seen) -> bool:
 
 @lowers("BatchNormalization", accepts=_is_inference)
 def _batch_norm(call: NodeCall) -> Array:
-    """The factor and the shift of each channel follow from constants."""
+    """Compute the factor and shift of each channel on the host, because they depend only on constants."""
     x = call.array(0)
     scale, bias, mean, variance = (np.asarray(call.known(index), np.float64) for index in range(1, 5))
     factor = scale / np.sqrt(variance + float(call.get("epsilon", 1e-5)))

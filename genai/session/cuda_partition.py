@@ -1,7 +1,7 @@
-"""CUDAExecutionProvider: the parts of a graph whose operators there are kernels for, on a GPU.
+"""CUDAExecutionProvider: runs the parts of a graph that have GPU kernels on a GPU.
 
-Shapes are computed on the host, from the shapes of a run's inputs: once for all runs with the same ones. What follows
-from shapes and constants alone never goes to the device.
+Shapes are computed on the host from the shapes of a run's inputs, once for all runs with the same shapes. Values that
+depend only on shapes and constants are never copied to the device.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..onnx.types import TensorType
 from .cuda_operators import TABLE, VIEWS, Given, NodeCall, Seen, element_name, takes
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
-# Programs of a part that are kept: for so many combinations of its inputs' shapes.
+# The maximum number of cached programs per part; each program is for one combination of input shapes.
 _PROGRAMS = 16
 _SHAPES = frozenset({("", "Shape"), ("", "Size")})
-# Options of onnxruntime's that steer its own machinery only.
+# Options that concern only onnxruntime's own implementation.
 _WITHOUT_EFFECT = frozenset(
     "arena_extend_strategy cudnn_conv1d_pad_to_nc1d cudnn_conv_algo_search cudnn_conv_use_max_workspace "
     "do_copy_in_default_stream prefer_nhwc sdpa_kernel tunable_op_enable tunable_op_max_tuning_duration_ms "
@@ -38,15 +38,16 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class CudaProvider:
-    """See `Taker`.
+    """The provider for NVIDIA GPUs; see `Taker`.
 
     Args:
-        device_id: number of the GPU. gpu_mem_limit: bytes that values and constants may take there; 0 = all.
-        more: of onnxruntime's options those that steer only its own machinery have no effect.
+        device_id: number of the GPU.
+        gpu_mem_limit: maximum device memory for values and constants, in bytes; 0 = no limit.
+        more: options that concern only onnxruntime's own implementation; they are ignored.
 
     Raises:
-        OptionError: an option is unknown, or cannot be obeyed.
-        NoDevice: there is no such GPU that can be used.
+        OptionError: an option is unknown, or cannot be supported.
+        NoDevice: the GPU does not exist or cannot be used.
     """
 
     keeps_values = True
@@ -55,16 +56,16 @@ class CudaProvider:
         unknown = sorted(set(more) - _WITHOUT_EFFECT)
         if unknown:
             raise OptionError(
-                f"{CUDA_PROVIDER} takes no {', '.join(unknown)}",
-                "it obeys device_id and gpu_mem_limit",
-                "leave them out",
+                f"{CUDA_PROVIDER} does not support {', '.join(unknown)}",
+                "supported: device_id and gpu_mem_limit",
+                "remove the other options",
             )
         index, limit = _number("device_id", device_id), _number("gpu_mem_limit", gpu_mem_limit)
         self._device = ArrayDevice(open_gpu(index), 0 if limit >= 2**63 - 1 else limit)
         self.on_host: frozenset[str] = frozenset()
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
-        """Nodes that there are kernels for, and those that the host computes from shapes for them."""
+        """Return the nodes that have kernels, and the nodes that the host computes from shapes for those kernels."""
         graph, known = model.graph, set[str]()
         graph.topological_sort()
         found: list[Node] = []
@@ -81,7 +82,7 @@ class CudaProvider:
         return found if any(_launches(node, known) for node in found) else []
 
     def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CudaPart:
-        """A part of the graph, whose constants go to the device when they are needed there."""
+        """Compile a part of the graph. Its constants are uploaded when the device first needs them."""
         return CudaPart(self._device, part, self.on_host, stays)
 
 
@@ -90,7 +91,9 @@ def _number(name: str, value: Any) -> int:
     if isinstance(number, int | np.integer) and not isinstance(number, bool) and 0 <= number < 2**64:
         return int(number)
     shown = f"{value!r:.80}" if isinstance(value, str) else f"a {type(value).__name__}"
-    raise OptionError(f"{CUDA_PROVIDER}: {name} is {shown}", "it is a whole number from 0 to 2^64 - 1", "give one")
+    raise OptionError(
+        f"{CUDA_PROVIDER}: {name} is {shown}", "it must be a whole number from 0 to 2^64 - 1", "pass such a number"
+    )
 
 
 def _launches(node: Node, known: Collection[str]) -> bool:
@@ -102,7 +105,7 @@ def _version(model: OnnxModel, node: Node) -> int:
 
 
 def follows_from_shapes(graph: Graph, node: Node, version: int, known: Collection[str]) -> bool:
-    """Whether the host can compute a node from shapes and constants alone."""
+    """Return True if the host can compute a node from shapes and constants only."""
     if node.key in _SHAPES:
         return graph.type_of(node.input(0)) is None or isinstance(graph.type_of(node.input(0)), TensorType)
     if node.domain not in STANDARD_DOMAINS or node.op_type in NEW_EACH_TIME or node.subgraphs():
@@ -125,11 +128,12 @@ def _seen(graph: Graph, node: Node, version: int, known: Collection[str]) -> See
 
 
 class CudaPart:
-    """A part of a graph: inputs of a run -> its results, in order.
+    """A compiled part of a graph. A call takes the inputs of a run and returns its results, in order.
 
     Args:
-        known: names of values that follow from shapes; an input among them is part of what a program is made for.
-        stays: per result, whether it is left in device memory.
+        known: names of values that depend only on shapes and constants; if such values are inputs, they are part of the
+            key of a program.
+        stays: per result, True if it remains in device memory.
     """
 
     def __init__(self, device: ArrayDevice, part: OnnxModel, known: Collection[str], stays: Sequence[bool]) -> None:
@@ -152,25 +156,26 @@ class CudaPart:
         self._programs: OrderedDict[Any, ArrayProgram] = OrderedDict()
 
     def __call__(self, values: list[Any]) -> list[Any]:
-        """Results of the part.
+        """Run the part and return its results.
 
         Raises:
-            NodeError: shapes do not fit a node, which the message names.
-            ArgumentError: an index is outside. OutOfMemoryError: the device's memory does not suffice.
+            NodeError: shapes do not fit a node; the message names the node.
+            ArgumentError: an index is out of range.
+            OutOfMemoryError: the device's memory is insufficient.
         """
         values = [self._here(value) for value in values]
         try:
             return list(self._program(values).run(values))
         except DeviceFull as error:
-            nodes = f"{len(self._nodes)} nodes from {self._nodes[0].op_type} {self._nodes[0].name!r} on"
+            nodes = f"{len(self._nodes)} nodes starting at {self._nodes[0].op_type} {self._nodes[0].name!r}"
             raise OutOfMemoryError(
                 f"out of memory on the GPU while running {nodes}: {error}",
                 f"inputs were {', '.join(f'{x.dtype}{list(x.shape)}' for x in values)}",
-                f"use a smaller batch or shorter inputs, raise gpu_mem_limit if set, or leave out {CUDA_PROVIDER}",
+                f"use a smaller batch or shorter inputs, raise gpu_mem_limit if it is set, or omit {CUDA_PROVIDER}",
             ) from None
 
     def _here(self, value: Any) -> Any:
-        """A value of another GPU goes through the host; a NumPy number is an array without axes."""
+        """Move a value from another GPU to the host, and convert a NumPy number to an array without axes."""
         if isinstance(value, np.generic):
             return np.asarray(value)
         elsewhere = isinstance(value, DeviceTensor) and value.region.driver is not self._device.driver
@@ -229,7 +234,7 @@ class CudaPart:
             ) from error
 
     def _constant(self, to: Recorder, found: Mapping[str, Given], name: str, value: NDArray[Any]) -> Array:
-        """A constant of the graph goes to the device once for all programs, what follows from shapes for its own."""
+        """Upload a constant of the graph once for all programs, and any other value for this program only."""
         if name not in self._values and "\0" not in name:
             return to.constant(value)
         if name not in self._uploaded:
@@ -239,7 +244,7 @@ class CudaPart:
 
 
 def _outside(text: str) -> ArgumentError:
-    return ArgumentError(text, "an index chooses what is there, from the front or from the end", "check the indices")
+    return ArgumentError(text, "indices must lie inside the axis, from the front or from the end", "check the indices")
 
 
 def _shape(node: Node, value: Given) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Operators of the user's own: a Python function, and optionally a rule for its outputs' types."""
+"""Custom operators: a Python function, and optionally a rule for the types of its outputs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 def register_op(
     domain: str, name: str, since_version: int = 1, *, shape_rule: ShapeRule | None = None
 ) -> Callable[[F], F]:
-    """Decorator: run an operator by a function of arrays.
+    """Return a decorator that makes a function of arrays run an operator.
 
-    The function gets one array per input (None where absent) and the node's attributes as keywords, and returns an
-    array, or a tuple of one per output. It may be written with NumPy, Numba or CuPy. Sessions made afterwards use it;
-    it takes precedence over an operator of ours of the same name and the same or an older version.
+    The function receives one array per input (None if absent) and the node's attributes as keywords. It returns an
+    array, or a tuple with one array per output. It may use NumPy, Numba or CuPy. Sessions created later use the
+    function. It takes precedence over a built-in operator with the same name and the same or an older version.
 
     Args:
-        domain: of the operator, "" for ONNX's own.
+        domain: the operator's domain; "" is ONNX's standard domain.
+        name: the operator's name.
         since_version: the first version of the domain's operator set that the function implements.
-        shape_rule: from `genai.ops.shape_rules.NodeTypes` to the outputs' types, so that shapes are known further on.
+        shape_rule: function from `genai.ops.shape_rules.NodeTypes` to the types of the outputs, for shape inference.
 
     Raises:
-        OptionError: no name, or a version below 1.
+        OptionError: the name is empty, or the version is below 1.
     """
     if not name or since_version < 1:
         raise OptionError(
@@ -41,7 +42,7 @@ def register_op(
             "correct the decorator",
         )
     key = canonical_domain(domain)
-    load_operator(key, name)  # what is registered later comes first
+    load_operator(key, name)  # load built-in kernels first, because the latest registration wins
 
     def add(function: F) -> F:
         register(name, domain=key, since_version=since_version, source="custom")(_factory(function))
@@ -55,7 +56,7 @@ def register_op(
 def _factory(function: Callable[..., Any]) -> Callable[[NodeSpec], Kernel]:
     def factory(spec: NodeSpec) -> Kernel:
         attributes = dict(spec.attributes)
-        try:  # found out when loading, not in the first run
+        try:  # reports a mismatch at load time, not in the first run
             inspect.signature(function).bind(*spec.inputs, **attributes)
         except TypeError as error:
             raise KernelError(

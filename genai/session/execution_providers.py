@@ -1,7 +1,7 @@
-"""Execution providers: which there are, which nodes of a graph each takes, and the graph divided among them.
+"""Execution providers: finds providers, and divides a graph's nodes among them.
 
-A provider is a plug-in: another package offers it through the entry point group "genai.providers", under the name by
-which sessions ask for it. GPUs of NVIDIA are built in, and so is the CPU, which takes what nobody else takes.
+A provider is a plug-in. Another package registers a provider in the entry point group "genai.providers", under the name
+that sessions use. The providers for NVIDIA GPUs and for the CPU are built in; the CPU computes all remaining nodes.
 """
 
 from __future__ import annotations
@@ -29,31 +29,32 @@ from .partition import keep_apart, partition
 CPU_PROVIDER = "CPUExecutionProvider"
 GROUP = "genai.providers"
 PROVIDED = "Provided"
-"""The operator that stands for a part of the graph that a provider computes."""
+"""The operator that replaces a part of the graph that a provider computes."""
 _PROVIDED = (OURS, PROVIDED)
 ChosenProvider = tuple[str, Mapping[str, Any]]
-"""A provider by name, and its options."""
+"""A provider's name and options."""
 
 
 CompiledNode = Callable[[list[Any]], list[Any]]
 
 
 class Provider(Protocol):
-    """What a plug-in offers. Its entry point is a callable: options (keywords) -> Provider."""
+    """The interface of a plug-in. The entry point is a callable from options (keywords) to a Provider."""
 
     def supports(self, node: Node, graph: Graph, version: int) -> bool:
-        """Whether it can run a node; `version` is of the node's operator set."""
+        """Return True if the provider can run a node; `version` is the version of the node's operator set."""
 
     def compile(self, model: onnx.ModelProto) -> CompiledNode:
-        """Prepare a model of supported nodes: inputs in the order of its graph -> outputs in that order."""
+        """Compile a model of supported nodes to a function from its inputs to its outputs, both in graph order."""
 
 
 class Taker(Protocol):
-    """What takes nodes of a graph, as a session sees it: a plug-in, or a device of ours.
+    """A component that selects nodes of a graph and computes them: a plug-in, or a built-in device.
 
     Attributes:
-        keeps_values: whether what only its own nodes read, and results of the graph, may stay on its device.
-        on_host: once it has taken nodes, those of their values that are computed on the host all the same.
+        keeps_values: True if results of the graph, and values that only this component's nodes read, may remain on its
+            device.
+        on_host: those values of the selected nodes that are computed on the host; available after `taken`.
     """
 
     @property
@@ -63,15 +64,15 @@ class Taker(Protocol):
     def on_host(self) -> Collection[str]: ...
 
     def taken(self, model: OnnxModel) -> Collection[Node]:
-        """The nodes of a model's main graph that it computes."""
+        """Return the nodes of the model's main graph that this component computes."""
 
     def compile(self, part: OnnxModel, stays: Sequence[bool]) -> CompiledNode:
-        """Prepare a part of the graph as a model of its own; `stays`: per output, whether it may stay on the device."""
+        """Compile a part of the graph as a separate model; `stays`: True for outputs that may remain on the device."""
 
 
 @dataclass(frozen=True)
 class _PlugIn:
-    """A plug-in as a taker: what it computes comes back as arrays."""
+    """A plug-in as a taker. Its results are returned as host arrays."""
 
     provider: Provider
     keeps_values = False
@@ -89,17 +90,17 @@ class _PlugIn:
 
 
 def available_providers() -> list[str]:
-    """Names of the providers that sessions can use here, the CPU last."""
+    """Return the names of the providers that sessions can use on this machine; the CPU is last."""
     return [*([] if why_no_gpu(0) else [CUDA_PROVIDER]), *plug_ins(), CPU_PROVIDER]
 
 
 def plug_ins() -> dict[str, EntryPoint]:
-    """Providers of other packages by name."""
+    """Return the providers of other packages, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
-    """A provider by name. Raises ProviderError: it cannot be set up."""
+    """Create a provider by name. Raises ProviderError if it cannot be set up."""
     try:
         if name == CUDA_PROVIDER:
             return CudaProvider(**options)
@@ -108,16 +109,18 @@ def make_provider(name: str, options: Mapping[str, Any]) -> Taker:
         raise ProviderError(
             f"provider {name!r} cannot be set up with {dict(options)}",
             f"{type(error).__name__}: {error!s:.300}",
-            "check its options and its package, or leave it out of `providers`",
+            "check its options and its package, or omit it from `providers`",
         ) from error
 
 
 @dataclass(frozen=True)
 class AssignedNode:
-    """A node of the graph as it is run, after rewriting.
+    """A node of the rewritten graph.
 
     Attributes:
-        name: as in the model, or what a rewrite gave it. domain: "" of the standard one. op_type: of its operator.
+        name: the name in the model, or the name that a rewrite assigned.
+        domain: the operator's domain; "" is ONNX's standard domain.
+        op_type: the operator's name.
     """
 
     name: str
@@ -127,26 +130,26 @@ class AssignedNode:
 
 @dataclass(frozen=True)
 class AssignedPart:
-    """Nodes that a provider computes in one go, in the order in which they are run; the CPU has a part per node."""
+    """Nodes that a provider computes in one call, in the order in which they run; the CPU has one part per node."""
 
     provider: str
     nodes: tuple[AssignedNode, ...]
 
     @staticmethod
     def of(provider: str, nodes: Sequence[Node]) -> AssignedPart:
-        """The description of such nodes."""
+        """Return an `AssignedPart` that describes these nodes."""
         return AssignedPart(provider, tuple(AssignedNode(node.name, node.domain, node.op_type) for node in nodes))
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A model's nodes among the providers.
+    """A model's nodes, divided among the providers.
 
     Attributes:
-        compiled: what computes each node that stands for a provider's, by its attribute `key`; for the kernels' option
-            "provided".
-        parts: of all providers, where they are recorded.
-        on_device: inputs of the model that are read on a device alone, so that they may be given there.
+        compiled: the function for each node that replaces a provider's part, keyed by the node's attribute `key`; this
+            dictionary becomes the kernels' option "provided".
+        parts: the parts of all providers, if they are recorded.
+        on_device: inputs of the model that only a device reads, so they may be passed in device memory.
     """
 
     compiled: dict[int, CompiledNode]
@@ -155,16 +158,16 @@ class Divided:
 
 
 def hand_over(model: OnnxModel, chosen: Sequence[ChosenProvider], *, recording: bool) -> Divided:
-    """Let providers compile what they support, each before the next; the graph then has a node for each part.
+    """Let each provider in turn compile the nodes that it supports, and replace each part by a single node.
 
     Raises:
-        ProviderError: a provider cannot be set up, or cannot compile what it took.
+        ProviderError: a provider cannot be set up, or cannot compile the nodes that it selected.
     """
     compiled: dict[int, CompiledNode] = {}
     recorded: list[AssignedPart] = []
     keeping: list[str] = []
     if chosen:
-        infer_shapes(model)  # of what rewrites have made
+        infer_shapes(model)  # rewrites added values without shapes
     for name, options in chosen:
         provider = make_provider(name, options)
         parts = partition(model.graph, provider.taken(model))
@@ -189,7 +192,7 @@ def hand_over(model: OnnxModel, chosen: Sequence[ChosenProvider], *, recording: 
 def _replace(
     model: OnnxModel, nodes: Sequence[Node], inside: Collection[Node], name: str, provider: Taker, key: int
 ) -> CompiledNode:
-    """A node in the place of these; what only nodes of `inside` read, or nobody, may stay with the provider."""
+    """Replace these nodes with one node. Values may remain on the device if no node outside `inside` reads them."""
     part, graph = _part(model, nodes), model.graph
     inputs, outputs = ([value.name for value in values] for values in (part.graph.inputs, part.graph.outputs))
     stays = [
@@ -200,9 +203,9 @@ def _replace(
         compiled = provider.compile(part, stays)
     except Exception as error:
         raise ProviderError(
-            f"provider {name!r} cannot compile {len(nodes)} nodes from {nodes[0]!r:.100} on",
+            f"provider {name!r} cannot compile {len(nodes)} nodes, starting at {nodes[0]!r:.100}",
             f"{type(error).__name__}: {error!s:.300}",
-            "leave the provider out of `providers`",
+            "remove the provider from `providers`",
         ) from error
     graph.insert_before(nodes[0], make_node(PROVIDED, inputs, outputs, domain=OURS, name=name, provider=name, key=key))
     graph.remove_nodes(nodes)
@@ -210,7 +213,7 @@ def _replace(
 
 
 def _is_read_by(graph: Graph, name: str, providers: Collection[str]) -> bool:
-    """Whether all that read a value are parts of these providers."""
+    """Return True if only parts of these providers read a value."""
     users = graph.consumers(name)
     return bool(users) and not graph.is_output(name) and all(any(_is_own(u, one) for one in providers) for u in users)
 
@@ -220,7 +223,7 @@ def _is_own(node: Node, provider: str) -> bool:
 
 
 def _part(model: OnnxModel, nodes: Sequence[Node]) -> OnnxModel:
-    """The nodes as a model of their own: constants inside, values from outside as inputs."""
+    """Return the nodes as a separate model. Constants are included; outer values become inputs."""
     graph = model.graph
     made = {name for node in nodes for name in node.outputs if name}
     used = dict.fromkeys(name for node in nodes for name in sorted(used_names(node)) if name not in made)
@@ -247,19 +250,19 @@ def _part(model: OnnxModel, nodes: Sequence[Node]) -> OnnxModel:
 def _compiled_part(spec: NodeSpec) -> CompiledNode:
     run: CompiledNode | None = spec.options.get("provided", {}).get(int(spec.attributes["key"]))
     if run is None:
-        raise KernelError("a model that was divided among providers runs only in the session that divided it")
+        raise KernelError("a model that was divided among providers can run only in the session that divided it")
     return run
 
 
 @operator(PROVIDED, domain=OURS, run=_compiled_part)
 def provided(*inputs: Any, provider: str = "", run: CompiledNode) -> Any:
-    """A part of the graph that a provider computes."""
+    """Run a part of the graph that a provider computes."""
     try:
         results = run(list(inputs))
     except GenaiError:
         raise
     except Exception as error:
         raise ProviderError(
-            f"provider {provider!r} failed: {error!s:.300}", type(error).__name__, "leave it out of `providers`"
+            f"provider {provider!r} failed: {error!s:.300}", type(error).__name__, "remove it from `providers`"
         ) from error
     return tuple(np.asarray(value) if isinstance(value, np.generic) else value for value in results)

@@ -1,4 +1,4 @@
-"""Function bodies: the model's own functions, and those by which ONNX defines some of its operators."""
+"""Function bodies: a model's own functions, and the functions by which ONNX defines some operators."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..onnx.type_protos import encode_type
 
 
 def call_key(function: Function, node: Node) -> Any:
-    """Equal for calls whose bodies compile to the same: the function, what attributes are, which inputs are absent.
+    """Return a key that is equal for calls with identical compiled bodies: same function, attributes, absent inputs.
 
-    What holds tensors or graphs is told apart by identity, so whoever keeps the key keeps the call.
+    Tensors and graphs are compared by identity, so the owner of the key must keep the call alive.
     """
     attributes = tuple(
         (name, item.type, repr(item.value) if isinstance(item.value, int | float | bytes) else id(item.value))
@@ -28,7 +28,7 @@ def call_key(function: Function, node: Node) -> Any:
 
 
 def bound_body(function: Function, node: Node) -> Graph:
-    """A copy of a function's body for one call: attributes take the call's values, absent inputs are absent."""
+    """Copy a function's body for one call, with the call's attribute values and absent inputs."""
     body = function.body.copy()
     given = {**function.attribute_defaults, **node.attributes}
     for graph in body.nested():
@@ -43,7 +43,7 @@ def bound_body(function: Function, node: Node) -> Graph:
 
 
 def _bound(attribute: Attribute, given: dict[str, Attribute]) -> Attribute | None:
-    """The attribute with the caller's value in place of a reference; None where the caller gives none."""
+    """Replace a reference with the caller's attribute; None if the caller does not specify it."""
     if not attribute.ref_attr_name:
         return attribute
     value = given.get(attribute.ref_attr_name)
@@ -51,7 +51,7 @@ def _bound(attribute: Attribute, given: dict[str, Attribute]) -> Attribute | Non
 
 
 def schema_function(node: Node, version: int, graph: Graph) -> Function | None:
-    """The body by which ONNX defines an operator, or None if it has none or its types are not known well enough."""
+    """Return ONNX's definition of an operator as a function; None if there is none, or if types are unknown."""
     domain, op_type = node.key
     schema = onnx_schema(domain, op_type, version)
     if schema is None:

@@ -1,4 +1,4 @@
-"""Plans, and the plainest driver of them: their calls in order, in Python, one kernel after another."""
+"""Plans, and the simplest way to run a plan: its kernels are called one after another in Python."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from genai.ops.registry import Kernel
 from ..errors import GenaiError, GraphError, RunStopped
 from ..onnx.external_data import MappedFile, check_unchanged
 
-# A message names so many inputs, and counts the rest.
+# The number of inputs that a message describes; it only counts the remaining inputs.
 _SHOWN = 12
 
 
 @dataclass(frozen=True)
 class OpCall:
-    """One kernel call: slots of its inputs and outputs (-1 = absent), and the slots that die with it.
+    """A kernel call: the slots of its inputs and outputs (-1 = absent), and the slots to release after the call.
 
-    `names` are the graph's names of the outputs ("" = absent).
+    `names` are the names of the outputs in the graph ("" = absent).
     """
 
     label: str
@@ -35,9 +35,9 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Plan:
-    """Calls in order over numbered slots. The last slot is always None, so that index -1 reads as an absent input.
+    """Calls in order over numbered slots. The last slot is always None, so index -1 reads as an absent input.
 
-    Its constants may be views of `files`.
+    Constants may be views of `files`.
     """
 
     calls: tuple[OpCall, ...]
@@ -50,14 +50,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Handed to every kernel; subgraphs ask before each of their runs, so that endless loops end too."""
+    """The context of a run, passed to every kernel. Subgraphs check it before each run; this ends endless loops."""
 
     is_stopped: Callable[[], bool]
 
     def check(self) -> None:
-        """Raise RunStopped if the run is to end."""
+        """Raise RunStopped if the run must stop."""
         if self.is_stopped():
-            raise RunStopped("the run was stopped", "its stop callback says so", "run it again")
+            raise RunStopped("the run was stopped", "its stop callback returned True", "run it again")
 
 
 def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,14 +65,14 @@ def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         plan: the compiled graph.
-        feeds: an array per graph input.
+        feeds: array by input name.
 
     Returns:
-        An array per graph output.
+        Array by output name.
 
     Raises:
-        GraphError: a kernel failed; the message names the node and the shapes it got.
-        ExternalDataError: a file that constants are read from was changed.
+        GraphError: a kernel failed; the message names the node and its input shapes.
+        ExternalDataError: a file that contains constants was changed.
     """
     check_unchanged(plan.files)
     results = run_slots(plan, ((plan.inputs[name], value) for name, value in feeds.items()), None)
@@ -80,7 +80,7 @@ def run(plan: Plan, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
-    """What a call's kernel returns. Raises GraphError: it failed; the message names the node and the shapes it got."""
+    """Return a kernel's results. Raises GraphError if it fails; the message names the node and its input shapes."""
     try:
         return op.kernel(context, inputs)
     except (GenaiError, MemoryError):
@@ -95,7 +95,7 @@ def run_slots(
     context: RunContext | None,
     call: Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]] = call,
 ) -> tuple[Any, ...]:
-    """Run with values given per slot; returns the outputs in order. `call` says what a failing kernel means."""
+    """Run with one value per slot; return the outputs in order. `call` converts a kernel's failure to an error."""
     slots = list(plan.initial)
     for slot, value in feeds:
         slots[slot] = value
@@ -111,10 +111,10 @@ def run_slots(
 
 
 def circumstances(inputs: Sequence[Any], error: Exception) -> tuple[str, str]:
-    """Why a kernel may have failed, and what to do: the last two parts of the error that says so."""
+    """Return the last two parts of an error: a reason why a kernel may have failed, and a fix."""
     kinds = [f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__ for x in inputs[:_SHOWN]]
     shapes = ", ".join(kinds) + f" and {len(inputs) - _SHOWN} more" * (len(inputs) > _SHOWN)
     return (
         f"its inputs were {shapes or 'none'} ({type(error).__name__})",
-        "check that the inputs fit the model; if they do, the model or this kernel is wrong",
+        "check that the inputs fit the model; if they do, the model or this kernel has a bug",
     )

@@ -1,7 +1,7 @@
-"""What a model's nodes must be before anything is made of them: domains imported, attributes and inputs as defined.
+"""Checks of a model's nodes, before any other step: imported domains, and attributes and inputs against definitions.
 
-What kernels would meet as a division by zero, or as a text where a number belongs, ends here, in an error that names
-the node, the attribute and its value.
+Without these checks, faults would surface in kernels, such as a division by zero or text in place of a number. Here, an
+error names the node, the attribute and its value.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ..onnx.types import AttributeType, DataType, TensorType
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 
-# The least number that an attribute of this name may hold, whichever operator has it.
+# The minimum values of attributes with these names, for all operators.
 _LEAST = {
     "blocksize": 1, "dilations": 1, "group": 1, "hidden_size": 1, "kernel_shape": 1, "num_groups": 1, "num_outputs": 1,
     "offset_group": 1, "output_height": 0, "output_padding": 0, "output_shape": 0, "output_width": 0, "pads": 0,
     "pooled_shape": 1, "sample_size": 1, "sampling_ratio": 0, "size": 1, "split": 0, "strides": 1,
 }  # fmt: skip
-# Operators that define such an attribute otherwise: negative pads cut off.
+# Exceptions: Pad crops if its pads are negative.
 _OTHERWISE = {("Pad", "pads")}
-# They name an element type, or are 0 where it follows from the inputs.
+# Attributes that specify an element type; 0 = the type is derived from the inputs.
 _ELEMENT_TYPES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})
 
 
 def check_nodes(model: OnnxModel) -> None:
-    """Every node of the model and its functions: domain imported, attributes and inputs as defined, types agree.
+    """Check that every node's domain is imported, and that its attributes, inputs and types fit its definition.
 
-    Operators that ONNX does not define are left to the compiler.
+    Functions are also checked. Operators that ONNX does not define are left to the compiler.
     """
     _check_versions("the model", model.opset_imports)
     versions = canonical_imports(model.opset_imports)
@@ -49,24 +49,24 @@ def check_nodes(model: OnnxModel) -> None:
 
 
 def check_result_sizes(graph: Graph, most: int) -> None:
-    """Refuse a graph in which a value must become larger than any may, before the first run begins to make it.
+    """Reject a graph with a value that is certain to become too large, before the first run allocates the value.
 
-    Only what a node adds counts: a value that is no larger than what it is made from may be a view of it. Branches and
-    bodies of loops may never run, so their values are measured when they are made.
+    Only growth counts: a value no larger than the inputs of its node may be a view of them. Branches and loop bodies
+    may never run, so their values are checked when they are computed.
 
     Raises:
-        NodeError: the value's extents are known, and it would take more than `most` bytes.
+        NodeError: the value's sizes are known, and it would take more than `most` bytes.
     """
     for node in graph.nodes:
         if node.key[0] not in _MEASURED_DOMAINS:
-            continue  # a provider computes it, with memory of its own
+            continue  # a provider computes the node, with separate memory
         given = [_known_bytes(graph, name) for name in node.inputs if name]
         for name in filter(None, node.outputs):
             wanted = _known_bytes(graph, name)
             if wanted is not None and wanted > most and all(size is not None and size < wanted for size in given):
                 raise NodeError(
-                    f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, allowed are {most}",
-                    f"by the shapes that the model declares it is {graph.type_of(name)}{_extents(graph, name)}",
+                    f"{node.op_type} {node.name!r}: its result {name!r} takes {wanted} bytes, the limit is {most}",
+                    f"the model's shapes result in {graph.type_of(name)}{_extents(graph, name)}",
                     "use smaller inputs or a smaller model; the session's entry session.max_value_bytes sets the limit",
                 )
 
@@ -75,7 +75,7 @@ _MEASURED_DOMAINS = frozenset({"", ML, MS})
 
 
 def _known_bytes(graph: Graph, name: str) -> int | None:
-    """What a value takes, if its extents are known."""
+    """Return the size of a value in bytes, or None if its dimensions are unknown."""
     known = graph.type_of(name)
     if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED or known.num_elements is None:
         return None
@@ -100,7 +100,7 @@ def _check_versions(what: str, imports: Mapping[str, int]) -> None:
 
 @cache
 def _newest_version(domain: str) -> int:
-    """The newest operator set of a domain that ONNX defines; 0 for others, which define themselves."""
+    """Return the newest operator set of a domain that ONNX defines; 0 for other domains."""
     if domain == "":
         return onnx.defs.onnx_opset_version()
     return onnx.defs.onnx_ml_opset_version() if domain == "ai.onnx.ml" else 0
@@ -113,8 +113,8 @@ def _check_graph(model: OnnxModel, graph: Graph, versions: Mapping[str, int]) ->
             continue
         if domain not in versions:
             raise GraphError(
-                f"node {node.name!r} is of {domain}::{op_type}, and the model imports no operator set for {domain!r}",
-                f"imported are {', '.join(name or 'ai.onnx' for name in versions)}",
+                f"node {node.name!r} uses {domain}::{op_type}, but the model imports no operator set for {domain!r}",
+                f"imported: {', '.join(name or 'ai.onnx' for name in versions)}",
                 "export the model again, or add the import",
             )
         schema = onnx_schema(domain, op_type, versions[domain])
@@ -129,19 +129,19 @@ def _check_node(graph: Graph, node: Node, schema: Any) -> None:
         _check_attributes(node, schema)
     if not schema.min_input <= len(node.inputs) <= schema.max_input:
         counts = f"{schema.min_input} to {schema.max_input}"
-        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it takes {counts}")
+        raise _wrong(node, f"it has {len(node.inputs)} inputs", f"it must have {counts}")
     if not schema.min_output <= len(node.outputs) <= schema.max_output:
         counts = f"{schema.min_output} to {schema.max_output}"
-        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it gives {counts}")
+        raise _wrong(node, f"it has {len(node.outputs)} outputs", f"it must have {counts}")
     _check_types(graph, node, schema)
 
 
 def _check_attributes(node: Node, schema: Any) -> None:
-    """Names and types of attributes."""
+    """Check the names and types of attributes."""
     known = _attribute_types(schema)
     unknown = node.attributes.keys() - known.keys()
     if unknown:
-        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it knows {sorted(known)}")
+        raise _wrong(node, f"it has the attributes {sorted(unknown)}", f"it may have only {sorted(known)}")
     missing = [name for name in _required(schema) if name not in node.attributes]
     if missing:
         raise _wrong(node, f"it lacks the attributes {missing}", "they are required")
@@ -150,12 +150,12 @@ def _check_attributes(node: Node, schema: Any) -> None:
             raise _wrong(
                 node,
                 f"its attribute {name!r} is {_shown(attribute)}, {_article(attribute.type)}",
-                f"it is {_article(known[name])}",
+                f"it must be {_article(known[name])}",
             )
 
 
 def _check_values(node: Node) -> None:
-    """Counts and sizes that are too small for any operator, and element types that do not exist."""
+    """Check for counts and sizes that are too small for any operator, and for invalid element types."""
     for name, attribute in node.attributes.items():
         if attribute.type not in (AttributeType.INT, AttributeType.INTS) or attribute.value is None:
             continue
@@ -165,11 +165,11 @@ def _check_values(node: Node) -> None:
             rule = "it must not be negative" if least == 0 else f"it must be at least {least}"
             raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
         if name in _ELEMENT_TYPES and any(number not in _NUMBERS_OF_TYPES for number in numbers):
-            rule = f"it is the number of an element type, from 1 to {max(_NUMBERS_OF_TYPES)}"
+            rule = f"it must be the number of an element type, from 1 to {max(_NUMBERS_OF_TYPES)}"
             raise _wrong(node, f"its attribute {name!r} is {_shown(attribute)}", rule)
 
 
-_NUMBERS_OF_TYPES = frozenset(int(kind) for kind in DataType)  # with 0, which leaves the type open
+_NUMBERS_OF_TYPES = frozenset(int(kind) for kind in DataType)  # includes 0, which leaves the type unspecified
 
 
 def _shown(attribute: Attribute) -> str:
@@ -177,13 +177,13 @@ def _shown(attribute: Attribute) -> str:
 
 
 def _article(kind: AttributeType) -> str:
-    """A type in words that need no table: "an INT", "a list of FLOATs"."""
+    """Return a type in words: "an INT", "a list of FLOATs"."""
     if kind.name.endswith("S"):
         return f"a list of {kind.element}s"
     return f"{'an' if kind.name[0] in 'AEIOU' else 'a'} {kind.name}"
 
 
-# Schemas convert their attributes anew each time they are asked, so what is asked of each node is kept by schema.
+# onnx converts a schema's attributes at every access, so the results are cached by schema.
 _TYPES: dict[Any, dict[str, AttributeType]] = {}
 _REQUIRED: dict[Any, tuple[str, ...]] = {}
 
@@ -207,7 +207,7 @@ def _required(schema: Any) -> tuple[str, ...]:
 
 
 def _check_types(graph: Graph, node: Node, schema: Any) -> None:
-    """Inputs of the same type variable have one element type."""
+    """Check that all inputs with the same type variable have the same element type."""
     bound: dict[str, DataType] = {}
     for index, name in enumerate(node.inputs):
         if not schema.inputs:
@@ -222,8 +222,8 @@ def _check_types(graph: Graph, node: Node, schema: Any) -> None:
         if dtype != known.dtype and not formal.type_str.startswith("tensor("):
             raise _wrong(
                 node,
-                f"its inputs {', '.join(node.inputs)} are of the types {dtype.onnx_name} and {known.dtype.onnx_name}",
-                f"both must be of one type {formal.type_str!r}",
+                f"its inputs {', '.join(node.inputs)} have the types {dtype.onnx_name} and {known.dtype.onnx_name}",
+                f"both must have the same type {formal.type_str!r}",
             )
 
 
@@ -232,6 +232,6 @@ def _wrong(node: Node, what: str, rule: str) -> GraphError:
     operator = f"{domain}::{op_type}" if domain else op_type
     return GraphError(
         f"node {node.name!r} ({operator}): {what}",
-        f"by the definition of the operator, {rule}",
+        f"by the operator's definition, {rule}",
         "export the model again",
     )

@@ -1,4 +1,4 @@
-"""Packed weights, shared: the same bytes wanted in the same layout are packed once."""
+"""Shared packed weights: the same bytes in the same layout are packed only once."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ T = TypeVar("T")
 
 
 class WeightStore:
-    """Keeps packed constants by (where their bytes lie, layout).
+    """A cache of packed constants, keyed by (address of the bytes, layout).
 
-    Keying by address makes views share: a tied embedding that reads the head's weight through a Reshape finds the
-    packed copy that the head made. Pages of the model's files that were packed are given back to the system.
+    Because the key is an address, views share packed copies: a tied embedding that reads the head's weight through a
+    Reshape finds the head's packed copy. After packing, the pages of the model's file are released to the system.
     """
 
     def __init__(self, constants: Mapping[str, Any], on_packed: Callable[[int], None] | None = None) -> None:
-        """`on_packed` hears how many bytes were packed."""
+        """`on_packed` is called with the number of packed bytes."""
         self._constants = constants
         self._on_packed = on_packed
         self._packed: dict[tuple[Any, ...], Any] = {}
-        self._tensors: WeakValueDictionary[int, OnnxTensor] = WeakValueDictionary()  # those of the graph
+        self._tensors: WeakValueDictionary[int, OnnxTensor] = WeakValueDictionary()  # the graph's external tensors
         self._names: dict[tuple[Any, ...], str] = {}
 
     def add_tensors(self, tensors: Iterable[OnnxTensor]) -> None:
-        """Tensors that constants may be views of."""
+        """Add tensors of which constants may be views."""
         self._tensors.update({t.raw().__array_interface__["data"][0]: t for t in tensors if t.is_external})
 
     def packed(self, names: tuple[str, ...], layout: str, make: Callable[[], T]) -> T:
-        """The constants `names` in `layout`; `make` packs them the first time."""
+        """Return the constants `names` in `layout`; the first call packs them with `make`."""
         key = (layout, *(self._address(name) for name in names))
         if key not in self._packed:
             self._packed[key] = make()
@@ -44,7 +44,7 @@ class WeightStore:
         return value
 
     def release(self, array: NDArray[Any]) -> None:
-        """A constant was packed: its pages of the model's file go back to the system."""
+        """Release the file pages of a constant that was packed."""
         tensor = self._tensors.get(array.__array_interface__["data"][0])
         if tensor is not None:
             tensor.release_pages()
@@ -52,7 +52,7 @@ class WeightStore:
             self._on_packed(array.nbytes)
 
     def name_of(self, name: str) -> str:
-        """One name for all constants of the same bytes in the same order; other names are their own."""
+        """Return one name for all constants with the same bytes in the same order; other names are unchanged."""
         if name not in self._constants:
             return name
         array = np.asarray(self._constants[name])
@@ -60,7 +60,7 @@ class WeightStore:
         return self._names.setdefault((self._address(name), str(array.dtype), order), name)
 
     def forget_constants(self) -> None:
-        """Nothing more will be packed: those that no plan holds may go."""
+        """Drop the constants that no plan holds. Call this method when packing is complete."""
         self._constants = {}
 
     def _address(self, name: str) -> tuple[int, int] | None:

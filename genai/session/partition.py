@@ -1,4 +1,4 @@
-"""Which nodes a provider computes together: as few parts of a graph as can be."""
+"""Grouping of a provider's nodes into as few parts of a graph as possible."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from ..onnx.uses import used_names
 
 
 def partition(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
-    """The nodes that a provider takes in as few parts as can be, in the order in which the parts run.
+    """Group the nodes that a provider takes into as few parts as possible, in the order in which they run.
 
-    A part needs nothing that is computed from its own results elsewhere, so that values come in once and leave once.
-    A node's part is the number of times that a way to it from an input leaves the provider and comes back.
+    A part never depends on its own results through nodes outside the part, so each value enters and leaves once. The
+    number of a node's part is the maximum number of times that a path from an input to the node leaves the provider and
+    returns to it.
     """
     graph.topological_sort()
     inside, level = set(taken), dict[Node, int]()
@@ -28,10 +29,10 @@ def partition(graph: Graph, taken: Collection[Node]) -> list[list[Node]]:
 
 
 def keep_apart(graph: Graph, parts: list[list[Node]], on_host: Collection[str]) -> None:
-    """Give values that both other parts of the provider and others read two names, so that one can stay where it is.
+    """Duplicate values that both other parts of the provider and other nodes read, so that one copy can stay in place.
 
     Args:
-        on_host: values that are never elsewhere.
+        on_host: values that are always on the host.
     """
     inside = {node for nodes in parts for node in nodes}
     for nodes in parts:
@@ -45,7 +46,7 @@ def keep_apart(graph: Graph, parts: list[list[Node]], on_host: Collection[str]) 
 
 
 def _renamed(graph: Graph, maker: Node, name: str, users: list[Node]) -> Node:
-    """A node that gives a value a second name, by which these users read it."""
+    """Insert a node that gives a value a second name, and make these users read the second name."""
     twin = graph.fresh_name(name)
     graph.values[twin] = Value(twin, graph.type_of(name))
     same = make_node("Identity", [name], [twin], name=twin)

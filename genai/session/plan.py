@@ -1,4 +1,4 @@
-"""A graph compiled to a plan: kernels chosen, constants computed and packed, lifetimes planned."""
+"""Compilation of a graph to a plan: selects kernels, folds and packs constants, and plans the lifetimes of values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Choices that hold for a whole plan.
+    """Options of a whole plan.
 
     Attributes:
-        kernel: reaches every kernel factory as NodeSpec.options.
-        on_packed: hears how many bytes of weights were packed, each time.
+        kernel: options passed to every kernel factory as NodeSpec.options.
+        on_packed: function called after each packing of weights, with the number of bytes.
     """
 
     kernel: Mapping[str, Any] = field(default_factory=dict)
@@ -39,10 +39,10 @@ class PlanOptions:
 
 
 def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
-    """Compile a model's graph (topologically sorted here).
+    """Compile a model's graph. The graph is first sorted topologically.
 
     Raises:
-        UnsupportedOpError: operators without a kernel, all of them named; or a node outside what its kernel supports.
+        UnsupportedOpError: operators have no kernels (all are named), or a kernel does not support a node.
     """
     options = options or PlanOptions()
     plan = Compiler(checked_scope(model, options)).compile(model.graph, captured={})
@@ -50,33 +50,33 @@ def build_plan(model: OnnxModel, options: PlanOptions | None = None) -> Plan:
 
 
 Known = Callable[[str, str], object]
-"""Says of a domain and an operator whether something besides a kernel runs it."""
+"""A function of (domain, operator) that returns a true value if something other than a kernel runs the operator."""
 
 
 def checked_scope(model: OnnxModel, options: PlanOptions, known: Known | None = None) -> Scope:
-    """What holds for a model's main graph.
+    """Return the scope of a model's main graph, after checking that every operator can run.
 
     Args:
-        known: operators that need no kernel.
+        known: function that returns a true value for operators that need no kernel.
     """
     scope = _scope(model, options)
     if missing := _missing(scope, known):
         raise UnsupportedOpError(
             f"no kernel for {', '.join(missing)}",
-            "the graph uses them and neither this toolkit nor onnx.reference implements them on 'cpu'",
-            "export the model without them, or register a kernel (docs/architecture.md, 'How to add an operator')",
+            "the graph uses these operators, and neither this toolkit nor onnx.reference implements them on 'cpu'",
+            "export the model without these operators, or register a kernel (docs/how-to/onnx-session.md)",
         )
     return scope
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What holds for the main graph and everything in it, or for one function's body.
+    """The context of the main graph and its subgraphs, or of one function's body.
 
     Attributes:
-        versions: operator set version by domain, the standard one as "".
-        nodes_left: one shared number: functions that call functions must not multiply without end.
-        bodies: compiled bodies of functions, and how many nodes each stands for: calls that are alike share one.
+        versions: operator set version by domain; "" is ONNX's standard domain.
+        nodes_left: shared budget of nodes, so that functions that call functions cannot grow without bound.
+        bodies: compiled function bodies, with the number of nodes of each; identical calls share one body.
     """
 
     model: OnnxModel
@@ -89,15 +89,15 @@ class Scope:
         return self.versions.get(domain, 1)
 
     def inside(self, function: Function) -> Scope:
-        """The scope of a function's body."""
+        """Return the scope of a function's body."""
         return replace(self, versions={**self.versions, **canonical_imports(function.opset_imports)})
 
 
 def missing_operators(model: OnnxModel, known: Known | None = None) -> list[str]:
-    """Operators of a model, subgraphs included, that nothing can run: "domain::Op (version n)", sorted.
+    """Return the operators of a model and its subgraphs that cannot run: "domain::Op (version n)", sorted.
 
     Args:
-        known: operators that need no kernel.
+        known: function that returns a true value for operators that need no kernel.
     """
     return _missing(_scope(model, PlanOptions()), known)
 
@@ -132,7 +132,7 @@ def _has_kernel(scope: Scope, node: Node) -> bool:
 
 
 class Compiler:
-    """Builds one plan; subgraphs and functions are compiled by compilers of their own."""
+    """The compiler of one plan. Subgraphs and functions get separate compilers."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -142,7 +142,7 @@ class Compiler:
         self.calls: list[OpCall] = []
 
     def compile(self, graph: Graph, captured: Mapping[str, Any], variables: Sequence[str] = ()) -> Plan:
-        """`captured` and `variables`: constants and computed values that a subgraph takes from outside."""
+        """Compile. `captured`, `variables`: constants and computed values that a subgraph uses from outer graphs."""
         self.graph = graph
         self.constants.update(captured)
         given = {value.name for value in graph.inputs}
@@ -186,7 +186,7 @@ class Compiler:
         self.calls.append(OpCall(label, node.op_type, kernel, read, written, (), tuple(node.outputs)))
 
     def _take(self, node: Node) -> bool:
-        """Whether a node that is not constant becomes something else than a call."""
+        """Return True if a subclass has handled a non-constant node, so that it needs no call in the plan."""
         return False
 
     def _count_nodes(self, count: int = 1) -> None:
@@ -199,9 +199,10 @@ class Compiler:
         return known and self.scope.model.function(node) is None and node.op_type not in NEW_EACH_TIME
 
     def _fold(self, node: Node, kernel: Kernel, names: Sequence[str]) -> bool:
-        """Compute a constant now; moves stay views of the memory map, so nothing is copied.
+        """Compute a constant now. Views of the memory map remain views, so they are not copied.
 
-        False where it fails: the node may stand in a branch that never runs, and fails, if it does, with the others.
+        Return False if the computation fails: the node may be in a branch that never runs. If the node does run, it
+        fails at run time.
         """
         values = [self.constants[name] if name else None for name in names]
         try:
@@ -216,7 +217,7 @@ class Compiler:
         return True
 
     def _kernel(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> Kernel:
-        """Ours, or else the model's own function, or a borrowed one, or the body that the operator is defined by."""
+        """Select our kernel or the model's own function, otherwise a borrowed kernel or the operator's definition."""
         from genai.ops import borrowed
 
         function = self.scope.model.function(node)
@@ -231,16 +232,16 @@ class Compiler:
                 return limited(spec, entry.factory(spec)) if entry.source == "ours" else entry.factory(spec)
             except KernelError as error:
                 refusal = error
-            except Exception as error:  # Attributes of wrong types and lengths fail in many ways.
+            except Exception as error:  # attributes of wrong types or lengths cause many kinds of errors
                 raise unusable(node, error) from error
         if not subgraphs and borrowed.implemented(domain, op_type, spec.version):
             try:
                 return borrowed.make(spec)
-            except Exception as error:  # Borrowed code raises what it likes.
+            except Exception as error:  # borrowed code may raise any exception
                 raise unusable(node, refusal or error) from error
         body = schema_function(node, spec.version, self.graph)
         if body is None:
-            raise unusable(node, refusal or KernelError("its definition needs types that are not known")) from refusal
+            raise unusable(node, refusal or KernelError("its definition needs types that are unknown")) from refusal
         return self._function_kernel(node, body)
 
     def _spec(self, node: Node, subgraphs: Mapping[str, SubplanKernel]) -> NodeSpec:
@@ -260,7 +261,7 @@ class Compiler:
         )
 
     def _function_kernel(self, node: Node, function: Function) -> Kernel:
-        """The body compiled for this call: attributes and absent inputs are known."""
+        """Compile the body for this call, given the call's attributes and absent inputs."""
         scope = self.scope.inside(function)
         key = call_key(function, node), tuple(sorted(scope.versions.items()))
         known = scope.bodies.get(key)
@@ -269,12 +270,12 @@ class Compiler:
             return known[0]
         before, body = scope.nodes_left[0], bound_body(function, node)
         kernel = SubplanKernel(Compiler(scope).compile(body, {}), body)
-        # What the key knows by identity is kept alive with it.
+        # The key contains object identities, so the objects must stay alive as long as the key.
         scope.bodies[key] = kernel, before - scope.nodes_left[0], (function, node)
         return kernel
 
     def _subgraphs(self, node: Node) -> tuple[dict[str, SubplanKernel], list[str]]:
-        """Compile subgraphs; what they capture becomes extra inputs of the node, in order."""
+        """Compile subgraphs. The values that the subgraphs capture become extra inputs of the node, in order."""
         graphs = {name: node.attribute(name) for name, item in node.attributes.items() if isinstance(item.value, Graph)}
         captures = sorted({name for graph in graphs.values() for name in free_names(graph)})
         constants = {name: self.constants[name] for name in captures if name in self.constants}
@@ -307,12 +308,12 @@ def _constant(node: Node) -> Any:
         return sparse.value.array()
     raise malformed(
         f"Constant node {node.name!r} ({node.outputs}) has no value",
-        "it needs one of value, value_float, value_int, value_string, their lists, or sparse_value",
+        "it needs one of value, value_float, value_int, value_string, the list attributes of these, or sparse_value",
     )
 
 
 def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ...]:
-    """Mark, per call, the slots that no later call reads."""
+    """Record, for each call, the slots that no later call reads."""
     alive = set(keep)
     result = []
     for op in reversed(calls):
@@ -324,10 +325,10 @@ def _with_lifetimes(calls: Sequence[OpCall], keep: set[int]) -> tuple[OpCall, ..
 
 
 class SubplanKernel:
-    """A plan as a kernel: inputs in the plan's own order, trailing absent ones may be left out.
+    """A plan as a kernel. Inputs are in the plan's order; trailing absent inputs may be omitted.
 
     Attributes:
-        outputs: per output (dtype, sizes), None where the graph does not say.
+        outputs: (dtype, sizes) per output; None for properties that the graph does not declare.
     """
 
     def __init__(self, plan: Plan, graph: Graph) -> None:
@@ -353,5 +354,5 @@ def unusable(node: Node, error: Exception) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"{node.op_type} {node.name!r} cannot be run",
         str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}",
-        "export the model in another form, or register a kernel for it (docs/session.md)",
+        "export the model in another form, or register a kernel for it (docs/how-to/onnx-session.md)",
     )

@@ -1,4 +1,4 @@
-"""From a source to a plan: read, check the nodes, apply options, rewrite, compile."""
+"""Preparation of a model: reads it, checks the nodes, applies options, rewrites it, and compiles it to a plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .loop import Plan
 from .node_checks import check_nodes, check_result_sizes
 from .plan import PlanOptions, build_plan
 
-# What turns DequantizeLinear, an operator and QuantizeLinear into one operator on integers.
+# Rules that fuse DequantizeLinear, an operator and QuantizeLinear to a single integer operator.
 _QDQ_RULES = frozenset(
     rule.name for rule in (fuse_quantized_nodes, fuse_quantized_arithmetic, move_quantized, tabulate_bytes)
 )
@@ -41,14 +41,16 @@ _QDQ_RULES = frozenset(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model ready to run.
+    """A model that is ready to run.
 
     Attributes:
         header: the model without its nodes and constants.
-        plan: its calls.
-        inputs: required inputs; overridable: those with a default; outputs: with declared types.
-        parts: which provider computes which nodes, where that is recorded.
-        on_device: inputs that may be given in a device's memory as they are.
+        plan: the calls of a run.
+        inputs: the required inputs.
+        overridable: inputs with a default.
+        outputs: the outputs with declared types.
+        parts: the assignment of nodes to providers, if it was requested.
+        on_device: inputs that may be passed in device memory.
     """
 
     header: OnnxModel
@@ -61,7 +63,7 @@ class Prepared:
 
 
 def prepare(source: Any, config: SessionConfig) -> Prepared:
-    """Do everything that happens before the first run."""
+    """Perform all steps that precede the first run."""
     model = read(source, config)
     _check_cancelled(config)
     graph = model.graph
@@ -87,7 +89,7 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
     executor = open_executor(threads=config.threads or None)
     divided = hand_over(model, config.providers, recording=config.record_assignment)
     most = config.max_value_bytes
-    if most is None:  # what this machine has left, at most 16 GiB
+    if most is None:  # the machine's free memory, at most 16 GiB
         most = min(MAX_VALUE_BYTES, available_memory())
     check_result_sizes(graph, most)
     shared = {"threads": executor.host_threads, "executor": executor, "provided": divided.compiled, "arena": Arena()}
@@ -100,23 +102,23 @@ def prepare(source: Any, config: SessionConfig) -> Prepared:
 
 
 def _header(model: OnnxModel) -> OnnxModel:
-    """The model without what it is made of: neither its nodes nor its constants are kept."""
+    """Return the model's metadata, without nodes or constants."""
     graph = Graph(model.graph.name, doc_string=model.graph.doc_string)
     return replace(model, graph=graph, functions={}, training_info=[], files=())
 
 
 def _check_cancelled(config: SessionConfig) -> None:
     if config.is_cancelled():
-        raise LoadCancelledError("loading was called off", "is_cancelled says so", "load the model again")
+        raise LoadCancelledError("loading was cancelled", "is_cancelled returned True", "load the model again")
 
 
 def read(source: Any, config: SessionConfig) -> OnnxModel:
-    """The model behind a path, bytes or protobuf object."""
+    """Read a model from a path, from bytes or from a protobuf object."""
     if not isinstance(source, str | Path | bytes | bytearray | memoryview | onnx.ModelProto):
         raise SourceTypeError(
             f"unable to load from type {type(source)!r}",
             "a model is a path, its bytes, or an onnx.ModelProto",
-            "pass one of these",
+            "pass one of these sources",
         )
     return read_model(
         bytes(source) if isinstance(source, bytearray | memoryview) else source,
@@ -127,7 +129,7 @@ def read(source: Any, config: SessionConfig) -> OnnxModel:
 
 
 def _override_dims(model: OnnxModel, config: SessionConfig) -> None:
-    """Put fixed extents in place of symbols, everywhere that the model names them."""
+    """Replace symbolic dimensions with fixed sizes, everywhere in the model."""
     by_name, by_denotation = config.dims, config.dims_by_denotation
     if not by_name and not by_denotation:
         return
@@ -150,14 +152,14 @@ def _override_initializers(graph: Graph, initializers: Mapping[str, Any]) -> Non
             raise ArgumentError(
                 f"the model has no initializer {name!r}",
                 f"its initializers are {', '.join(list(graph.initializers)[:20]) or 'none'}",
-                "check the name given to add_initializer",
+                "check the name passed to add_initializer",
             )
         array = np.asarray(value)
         if array.shape != old.shape or DataType.from_numpy(array.dtype) is not old.dtype:
             raise ArgumentError(
                 f"initializer {name!r} is {old.dtype.onnx_name}{list(old.shape)}, "
-                f"the value given is {array.dtype}{list(array.shape)}",
-                "an override keeps element type and shape",
+                f"the new value is {array.dtype}{list(array.shape)}",
+                "an override must have the same element type and shape",
                 "convert or reshape the value",
             )
         graph.add_initializer(OnnxTensor.from_array(name, array))

@@ -1,4 +1,4 @@
-"""Calls of a session's plan: the errors of those that fail, and a record of what each took."""
+"""Running the calls of a session's plan: errors from failed calls, and profiling."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .loop import OpCall, RunContext, circumstances
 
 
 class Profiler:
-    """What a run took, call by call: a table per operator, and a trace that Chrome's viewer and Perfetto read.
+    """A record of the time of each call: a table per operator, and a trace for Chrome's trace viewer and Perfetto.
 
     Attributes:
-        start_ns: when recording began (time.perf_counter_ns).
+        start_ns: start of the recording (time.perf_counter_ns).
     """
 
     def __init__(self, prefix: str) -> None:
@@ -28,11 +28,11 @@ class Profiler:
         self.start_ns = time.perf_counter_ns()
 
     def record(self, label: str, op_type: str, begin_ns: int, end_ns: int) -> None:
-        """One call, or "session" for a whole run."""
+        """Record one call, or a whole run under the label "session"."""
         self._events.append((label, op_type, threading.get_ident(), begin_ns, end_ns))
 
     def totals(self) -> dict[str, tuple[int, int]]:
-        """Per operator type: calls and nanoseconds, the longest first."""
+        """Return the number of calls and the nanoseconds for each operator type, longest first."""
         totals: dict[str, tuple[int, int]] = {}
         for _, op_type, _, begin, end in list(self._events):
             calls, spent = totals.get(op_type, (0, 0))
@@ -40,7 +40,7 @@ class Profiler:
         return dict(sorted(totals.items(), key=lambda item: -item[1][1]))
 
     def write(self) -> str:
-        """Write the trace into the working directory; returns its path."""
+        """Write the trace to the working directory and return its path."""
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         path = Path(f"{self._prefix}{stamp}_{os.getpid()}_{self.start_ns % 1_000_000}.json")
         events = [
@@ -63,11 +63,13 @@ class Profiler:
 def run_call(
     profiler: Profiler | None, op: OpCall, context: RunContext | None, inputs: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """What a call's kernel returns.
+    """Run a call's kernel and return its results.
 
     Raises:
-        NodeError, ArgumentError: it failed, or an index was out of range; the message names the node.
-        ProviderError, RunStopped: its provider failed; the run was stopped.
+        NodeError: the kernel failed; the message names the node.
+        ArgumentError: an index was out of range; the message names the node.
+        ProviderError: the node's provider failed.
+        RunStopped: the run was stopped.
     """
     if context is not None:
         context.check()
@@ -78,7 +80,7 @@ def run_call(
         raise
     except Exception as error:
         if op.op_type == PROVIDED and isinstance(error, GenaiError):
-            raise  # it names the node itself
+            raise  # the error already names the node
         kind = ArgumentError if isinstance(error, IndexError) else NodeError
         what = error.what if isinstance(error, GenaiError) else error
         raise kind(f"{op.label} failed: {what!s:.500}", *circumstances(inputs, error)) from error

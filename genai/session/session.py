@@ -1,4 +1,4 @@
-"""Session: any ONNX model, arrays in, arrays out."""
+"""Session: runs any ONNX model on arrays."""
 
 from __future__ import annotations
 
@@ -33,41 +33,44 @@ from .running import Profiler, run_call
 from .tensors import on_host
 
 Stop = Callable[[], bool]
-"""Asked before each node of a run, which ends with RunStopped where it says True."""
+"""A function called before each node of a run; if it returns True, the run stops and raises RunStopped."""
 Observer = Callable[[str, Any], None]
-"""Gets the name and the value of an input, or of what a node has computed."""
+"""A function called with the name and value of an input or of a node's result."""
 Feeds = list[tuple[int, Any]]
-"""Checked inputs: the plan's slots, and their values."""
+"""Checked inputs: pairs of a plan's slot and a value."""
 RunCall = Callable[[OpCall, RunContext | None, Sequence[Any]], tuple[Any, ...]]
 
 
 class Session(Single):
-    """A model that is ready to run. Several threads may run one session at once.
+    """A model that is ready to run. Several threads may run one session at the same time.
 
     Args:
         source: a path, the bytes of a model, or an onnx.ModelProto.
         config: see `SessionConfig`.
 
     Attributes:
-        inputs: those that every run needs. overridable: those that have a default. outputs: in order.
+        inputs: the required inputs.
+        overridable: inputs with a default.
+        outputs: the outputs, in order.
         header: the model without its nodes and constants.
         plan: the calls of a run.
-        providers: those in use, in order of preference; the CPU, which takes the rest, is not among them.
-        assignment: which provider computes which nodes, where `SessionConfig.record_assignment` asks for it.
-        profiler: None where nothing is recorded.
-        falls_back: where a provider fails in a run, warn, and from then on use the CPU alone; else ProviderError.
+        providers: the providers in use, in order of preference, without the CPU, which computes the remaining nodes.
+        assignment: the nodes that each provider computes, if `SessionConfig.record_assignment` is set.
+        profiler: the profiler; None if nothing is recorded.
+        falls_back: If a provider fails in a run: True to warn and continue on the CPU alone, False to raise
+            ProviderError.
 
     Raises:
         SourceTypeError, ModelFolderError, ProtobufError, GraphError, ExternalDataError, UnsupportedOpError: the model
-            cannot be read, is malformed, or needs what is not there.
-        ArgumentError: `SessionConfig.initializers` do not fit the model.
-        NodeError: a value would take more memory than one may.
+            cannot be read, is malformed, or uses features that are not supported.
+        ArgumentError: `SessionConfig.initializers` does not fit the model.
+        NodeError: a value would exceed the maximum size.
         ProviderError, OutOfMemoryError, LoadCancelledError, InternalError: see their descriptions.
     """
 
     def __init__(self, source: Any, config: SessionConfig | None = None) -> None:
         self.config = config or SessionConfig()
-        # Needed again only if a provider fails.
+        # The source is only needed again if a provider fails.
         self._source = source if self.config.providers else None
         self.providers = [name for name, _ in self.config.providers]
         self.falls_back, self._fallback_lock = True, threading.Lock()
@@ -92,17 +95,18 @@ class Session(Single):
         """Run the model.
 
         Args:
-            feeds: per input an array; also lists and numbers (taken as the input's element type), and anything with
-                DLPack. Sequences are lists, empty optionals None.
-            outputs: which to return; None or [] = all.
+            feeds: array by input name. Also accepted: lists and numbers (converted to the input's element type), and
+                objects that support DLPack. Sequences are lists; empty optionals are None.
+            outputs: names of the outputs to return; None or [] = all.
+            stop: function called before each node; if it returns True, the run stops and raises RunStopped.
 
         Returns:
-            Arrays of their own memory by the outputs' names; lists for sequences, lists of dicts for sequences of
-            maps, None for empty optionals.
+            Arrays by output name, which do not share memory with the session. Sequences are returned as lists,
+            sequences of maps as lists of dicts, and empty optionals as None.
 
         Raises:
-            ArgumentError, InputError: names, element types, shapes or values that do not fit.
-            NodeError: a node cannot compute what it got; the message names it.
+            ArgumentError, InputError: names, element types, shapes or values do not fit.
+            NodeError: a node fails on its inputs; the message names the node.
             ExternalDataError: a file of the model was changed.
             ProviderError, DeviceError, OutOfMemoryError, RunStopped, InternalError: see their descriptions.
         """
@@ -121,15 +125,17 @@ class Session(Single):
         return {self.outputs[index].name: value for index, value in zip(positions, found, strict=True)}
 
     def observe(self, feeds: Mapping[str, Any], observer: Observer, *, stop: Stop | None = None) -> None:
-        """Run the model, and show each value as soon as it is computed, so that nothing needs to be kept.
+        """Run the model and pass each value to a function as soon as it is computed; no values need be stored.
 
-        The session should be made with `Level.NONE`: what rewrites joined is not seen.
+        Create the session with `Level.NONE`, because values within fused nodes are not observed.
 
         Args:
-            observer: called with each input given, and with each result of a node of the main graph, in the order in
-                which they come about.
+            feeds: see `run`.
+            observer: function called with each input that is passed, and with each result of a node of the main graph,
+                in the order of computation.
+            stop: see `run`.
 
-        Raises: see `run`. A provider that fails is not left.
+        Raises: see `run`. If a provider fails, the run does not fall back to the CPU.
         """
 
         def call(op: OpCall, context: RunContext | None, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -149,10 +155,10 @@ class Session(Single):
         except DeviceFailed as error:
             raise gpu_failed("Session.observe", error) from error
 
-    # What `run` is made of
+    # The parts of `run`
 
     def positions(self, outputs: Sequence[str] | None) -> list[int]:
-        """Where outputs stand among all; None or [] = all. Raises ArgumentError: there is no such output."""
+        """Return the indices of outputs; None or [] = all. Raises ArgumentError if an output does not exist."""
         known = self._positions
         if not outputs:
             return list(known.values())
@@ -163,17 +169,17 @@ class Session(Single):
             raise ArgumentError(
                 f"invalid output name: {', '.join(unknown)}",
                 f"the model's outputs are {', '.join(known)}",
-                "ask for one of these",
+                "use one of these names",
             ) from None
 
     def checked(self, feeds: Mapping[str, Any]) -> Feeds:
-        """Feeds as `compute` takes them. Raises ArgumentError, InputError: see `run`."""
+        """Check feeds for `compute`. Raises ArgumentError and InputError as `run` does."""
         return self._feed_check(feeds)
 
     def compute(self, feeds: Feeds, stop: Stop | None = None) -> list[Any]:
-        """Run the model; returns all outputs in order, wherever they lie: also in a device's memory.
+        """Run the model and return all outputs in order, in host or device memory.
 
-        Raises: see `run`.
+        Raises: the same errors as `run`.
         """
         plan = self.plan
         try:
@@ -189,13 +195,13 @@ class Session(Single):
         return self._result_check(results, feeds)
 
     def _leave_providers(self, plan: Plan, error: ProviderError) -> None:
-        """Compile for the CPU alone; other runs in progress end with the plan that they began with."""
+        """Compile the model for the CPU alone. Runs that are in progress finish with their previous plan."""
         with self._fallback_lock:
             if self.plan is not plan:
-                return  # another run has done so
+                return  # another run has already done this
             if not self.providers:
                 raise error
-            warn_caller(f"{error.what} ({error.why}); from now on the session uses the CPU alone")
+            warn_caller(f"{error.what} ({error.why}); the session continues on the CPU alone")
             prepared = _loaded(self._source, replace(self.config, providers=()))
             self.providers = []
             self.plan, self.assignment = prepared.plan, prepared.parts
@@ -210,7 +216,7 @@ def _loaded(source: Any, config: SessionConfig) -> Prepared:
         raise
     except RecursionError:
         raise UnsupportedModelError(
-            "the model nests too deeply", "hundreds of graphs in each other", "export it again"
+            "the model nests too deeply", "it nests hundreds of graphs", "export it again"
         ) from None
     except MemoryError as error:
         raise out_of_memory("while loading the model", error) from error
@@ -220,17 +226,19 @@ def _loaded(source: Any, config: SessionConfig) -> Prepared:
 
 def _unforeseen(what: str, error: Exception) -> InternalError:
     return InternalError(
-        what, f"{type(error).__name__}: {error!s:.300}", "check the model and its inputs; if they are right, report it"
+        what,
+        f"{type(error).__name__}: {error!s:.300}",
+        "check the model and its inputs; if they are correct, report a bug",
     )
 
 
 def _known(values: Iterable[Value]) -> list[Value]:
-    """What is known of values now, whatever becomes of the graph."""
+    """Copy values as they are now, so that later changes of the graph do not affect them."""
     return [replace(value) for value in values]
 
 
 def _run(plan: Plan, feeds: Feeds, stop: Stop | None, call: RunCall) -> tuple[Any, ...]:
-    """Outputs of a plan, in order."""
+    """Run a plan and return its outputs in order."""
     try:
         check_unchanged(plan.files)
         with BLAS_THREADS.single():

@@ -1,4 +1,4 @@
-"""Values on their way into and out of a session: DLPack, memory of GPUs, names of types."""
+"""Conversion of values that enter or leave a session: DLPack, GPU memory, names of types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..onnx.types import DataType
 
 
 def on_host(values: Sequence[Any]) -> list[Any]:
-    """Values as they are, but those in a device's memory as arrays: one transfer for what lies together."""
+    """Copy values in device memory to host arrays, with one transfer per memory region; other values are unchanged."""
     found = list(values)
     if away := [index for index, value in enumerate(found) if isinstance(value, DeviceTensor)]:
         for index, copy in zip(away, to_host([found[index] for index in away]), strict=True):
@@ -27,11 +27,11 @@ def on_host(values: Sequence[Any]) -> list[Any]:
 
 
 def value_from_dlpack(value: Any) -> Any:
-    """An array, or a tensor in a GPU's memory, over the memory of a DLPack producer or capsule.
+    """Return an array, or a tensor in GPU memory, that shares the memory of a DLPack producer or capsule.
 
     Raises:
-        InputError: it is of a type that NumPy does not know, or on a device that is not here.
-        DeviceError: it is on a GPU that cannot be used here.
+        InputError: NumPy does not support the value's type, or its device does not exist on this machine.
+        DeviceError: the value is on a GPU that cannot be used on this machine.
     """
     number = 0
     try:
@@ -46,14 +46,14 @@ def value_from_dlpack(value: Any) -> Any:
         raise no_gpu(f"{type(value).__name__} on GPU {number} cannot be read through DLPack", error) from error
     except (MemoryError, DeviceFailed):
         raise
-    except Exception as error:  # producers raise what they like
+    except Exception as error:  # producers may raise any exception
         raise InputError(
             f"{type(value).__name__} cannot be read through DLPack", str(error), "pass a NumPy array"
         ) from error
 
 
 class _Capsule:
-    """A DLPack capsule as its producer would offer it."""
+    """A DLPack capsule with the interface of a DLPack producer."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule
@@ -66,7 +66,7 @@ class _Capsule:
 
 
 class _Writable:
-    """Memory of an array that NumPy holds for read-only since a capsule of the old form does not say."""
+    """An array's memory, marked writable. NumPy treats old-style capsules as read-only: they carry no such flag."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
@@ -75,12 +75,12 @@ class _Writable:
 
 
 def tensor_over(driver: Driver, array: Any) -> DeviceTensor:
-    """A device's own array, which is dense, as a tensor."""
+    """Return a dense array in a device's own format as a tensor."""
     return DeviceTensor(Region(driver, array.reshape(-1).view(np.uint8)), 0, array.shape, np.dtype(array.dtype))
 
 
 def type_name(value: Any) -> str:
-    """The ONNX type of a value, as in "tensor(float)"."""
+    """Return the ONNX type of a value, such as "tensor(float)"."""
     if isinstance(value, np.ndarray | np.generic | DeviceTensor):
         try:
             return f"tensor({DataType.from_numpy(value.dtype).onnx_name})"

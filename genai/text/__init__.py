@@ -1,6 +1,6 @@
-"""Text to tokens and back: the tokenizer, its files, its chat templates, ids to whole characters; replies in parts.
+"""Text processing: tokenizers and their files, chat templates, incremental decoding, and parsing of replies.
 
-It knows the files that Hugging Face and SentencePiece write and what transformers makes of them, not models or
-generation; `tokenizer` is the face of it all, `parsing/` takes replies apart. Nothing is imported here, so that
-`import genai` stays cheap: the tokenizers library and jinja2 are loaded when a file or template is first used.
+The package implements the file formats of Hugging Face and SentencePiece with the semantics of transformers. The
+package does not depend on models or generation. `tokenizer` is the main interface, and `parsing/` splits replies. This
+module imports nothing, so that `import genai` stays fast: the tokenizers library and jinja2 are imported at first use.
 """

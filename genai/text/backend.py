@@ -1,4 +1,4 @@
-"""The tokenizer of a folder as an object of the tokenizers library, and its work done where it can be interrupted."""
+"""Loads a folder's tokenizer as an object of the tokenizers library, and makes its calls interruptible."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedTokenizer:
-    """A tokenizer, and the texts of its special tokens by role, such as {"eos_token": "</s>"}."""
+    """A tokenizer, and its special tokens by role, such as {"eos_token": "</s>"}."""
 
     backend: tokenizers.Tokenizer
     special: Mapping[str, str]
 
 
 def load_tokenizer(folder: Path) -> LoadedTokenizer:
-    """The tokenizer of tokenizer.json, else of another format; without truncation, padding or dropout.
+    """Load tokenizer.json, or else a tokenizer in another format, without truncation, padding or dropout.
 
     Raises:
-        TokenizerError: there is none, or it cannot be used, or tokenizer_config.json contradicts it.
+        TokenizerError: there is no tokenizer, the tokenizer cannot be used, or tokenizer_config.json contradicts it.
     """
     from tokenizers import Tokenizer as Backend
 
@@ -51,7 +51,7 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
         _mark_special(backend, {*names.values(), *files.further_special_tokens(folder)})
         if conversion is not None:
             _surround(backend, facts, conversion)
-    # Files may carry settings of their own, which would cut texts silently, fill them, or encode them at random.
+    # The settings in a file could silently truncate or pad texts, or encode texts randomly.
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None) is not None:
@@ -60,10 +60,10 @@ def load_tokenizer(folder: Path) -> LoadedTokenizer:
 
 
 def first_difference(folder: Path, other: Path) -> str | None:
-    """How the vocabularies of two folders differ: the first id with another text; None if they do not.
+    """Return the first difference (by token id) between the vocabularies of two folders; None if there is none.
 
     Raises:
-        TokenizerError: one of them cannot be read.
+        TokenizerError: a tokenizer cannot be read.
     """
     mine, theirs = (
         {id_: text for text, id_ in load_tokenizer(one).backend.get_vocab(with_added_tokens=True).items()}
@@ -78,7 +78,7 @@ def first_difference(folder: Path, other: Path) -> str | None:
 
 
 def _surround(backend: tokenizers.Tokenizer, facts: files.FolderFacts, conversion: Conversion) -> None:
-    """Let add_bos_token and add_eos_token of tokenizer_config.json act where special tokens are added."""
+    """Apply add_bos_token and add_eos_token of tokenizer_config.json to encoding with special tokens."""
     from tokenizers import processors
 
     names = {**conversion.special, **facts.special}
@@ -104,7 +104,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
         if id_ != (next_id if token_id is None else token_id):
             raise TokenizerError(
                 f"{folder}: the added token {token['content']!r} has the id {id_} in {files.CONFIG_NAME}",
-                f"the tokenizer gives it {f'the next free id, {next_id}' if token_id is None else token_id}",
+                f"the tokenizer assigns {f'the next free id, {next_id}' if token_id is None else token_id}",
                 "copy both files again from the same model",
             )
         next_id += token_id is None
@@ -113,7 +113,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, declared: Mapping[i
 
 
 def _mark_special(backend: tokenizers.Tokenizer, contents: Collection[str]) -> None:
-    """What the files call special is special even where the tokenizer only has it as a word."""
+    """Mark the files' special tokens as special, including tokens that are only plain entries of the tokenizer."""
     from tokenizers import AddedToken
 
     words = sorted(set(contents) - _added_contents(backend))
@@ -128,18 +128,18 @@ def _added_contents(backend: tokenizers.Tokenizer) -> set[str]:
 
 @contextmanager
 def library_errors(subject: str) -> Iterator[None]:
-    """Turns whatever the tokenizers library raises into a TokenizerError that begins with `subject`, or into a
-    StateError where the system gives it no threads.
+    """Convert exceptions of the tokenizers library to a TokenizerError with `subject` as its first part, or to a
+    StateError if the system cannot start threads.
     """
     try:
         yield
     except TokenizerError:
         raise
     except BaseException as error:
-        # The library raises bare Exceptions; a panic of its Rust code is not even that.
+        # The library raises plain Exceptions, and a panic of its Rust code is only a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        why = f"the tokenizers library says: {error}"
+        why = f"error of the tokenizers library: {error}"
         if "ThreadPoolBuildError" in why:
             raise no_threads(RuntimeError(why)) from error
         raise TokenizerError(
@@ -148,44 +148,44 @@ def library_errors(subject: str) -> Iterator[None]:
 
 
 SECONDS = 2.0
-"""Time for any text, however short."""
+"""The time limit for a text of any length, in seconds."""
 ITEMS_PER_SECOND = 20_000
-"""Characters or tokens: a fiftieth of what slow tokenizers reach on slow machines."""
+"""The minimum speed in characters or tokens per second: 1/50 of a slow tokenizer on a slow machine."""
 
 
 class Encoder:
-    """Encodes and decodes on a thread of its own: who waits can be interrupted, and does not wait without end.
+    """Encodes and decodes on a separate thread, so that calls can be interrupted and have a time limit.
 
-    The tokenizers library holds Python's interpreter lock while it encodes one text, so that nothing else runs, Ctrl-C
-    included; while it encodes a list of texts, it does not. A regular expression of a tokenizer.json may take ages.
-    Safe to use from several threads.
+    The tokenizers library holds the GIL while it encodes a single text, which blocks all other Python code, even
+    Ctrl-C. The library releases the GIL while it encodes a list of texts. A regular expression in a tokenizer.json can
+    run practically forever. An Encoder is safe to use from several threads.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
         self._stuck: threading.Thread | None = None
-        # Decoders without regular expressions take no time, and streams bring few tokens at a time.
+        # Decoders without regular expressions are fast, and streams decode few tokens at a time.
         self._decodes_at_once = backend.decoder is None or b'"Regex"' not in backend.decoder.__getstate__()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of a text.
+        """Return the ids of a text.
 
         Raises:
-            TokenizerError: it takes too long, or an earlier text still does.
-            BaseException: what the library raises, a panic of its Rust code included.
+            TokenizerError: encoding takes too long, or an earlier text is still being encoded.
+            BaseException: any exception of the library, including a panic of its Rust code.
         """
         (ids,) = self.encode_all([text], add_special_tokens=add_special_tokens)
         return ids
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """The ids of several texts, at the price of one start of a thread; raises as encode does, for all of them."""
+        """Return the ids of several texts, with a single thread start. An error in one text is raised for all."""
         encodings = self._run(
             lambda: self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens), sum(map(len, texts))
         )
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of ids; raises as encode does."""
+        """Return the text of ids. Raises the same errors as `encode`."""
         if self._decodes_at_once:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
         (text,) = self._run(
@@ -213,7 +213,7 @@ class Encoder:
 
 
 def _leave_the_pool() -> None:
-    """Work that was given up goes on in the library's pool of threads; what comes after it must not wait there."""
+    """Disable the library's thread pool, because abandoned work still occupies it and later calls must not wait."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

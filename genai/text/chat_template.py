@@ -1,4 +1,4 @@
-"""Chat messages to prompt text: the folder's template is chosen, and rendered within limits."""
+"""Converts chat messages to prompt text: selects the folder's template, and renders it within limits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _MAX_TEMPLATE_CHARACTERS = 2**20
-# Of the times that file systems keep (FAT: two seconds), in nanoseconds.
+# The coarsest resolution of file times, in nanoseconds (FAT: two seconds).
 _LONGEST_TICK = 2 * 10**9
 
 
 class ChatTemplates:
-    """The chat templates of a folder; see folder_templates for where they come from.
+    """The chat templates of a folder; see folder_templates for their sources.
 
     Args:
-        folder: where the tokenizer files are; read when first needed.
-        special: the tokenizer's special tokens by role; what the files name comes first.
+        folder: the folder with the tokenizer files, which are read at first use.
+        special: the tokenizer's special tokens by role; the special tokens in the files take precedence.
     """
 
     def __init__(self, folder: Path, special: Mapping[str, str] | None = None) -> None:
@@ -38,19 +38,20 @@ class ChatTemplates:
         self._read: _FolderTemplates | None = None
 
     def render(self, messages: object, **arguments: Any) -> str:
-        """The prompt text of a conversation; see Tokenizer.apply_chat_template, and chat_prompt for `complete`.
+        """Return the prompt text of a conversation; see Tokenizer.apply_chat_template (and chat_prompt for `complete`).
 
         Raises:
-            InputError: messages, tools or variables are not what a template can read.
-            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
+            InputError: messages, tools or variables are of a type that templates cannot read.
+            ChatTemplateError: there is no template, or the template is invalid, rejected the messages, failed, or took
+                too long.
         """
         return self._prepared(messages, **arguments).finished()
 
     def render_all(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
-        """`render` of several conversations, given by its arguments: what it returns for each, or raises.
+        """Call `render` for several conversations, given as arguments of `render`. Return each prompt or error.
 
-        Those of one template are one request to the process that renders. If that is stopped, or ends early, it is not
-        known for which one: then each is rendered by itself.
+        Conversations with the same template are sent to the template process together. If that request fails, the cause
+        is unknown, so each conversation is rendered again on its own.
         """
         prepared = [_attempt(self._prepared, **conversation) for conversation in conversations]
         groups: dict[TemplateSource, list[_Rendering]] = {}
@@ -86,7 +87,7 @@ class ChatTemplates:
         if len(source.text) > _MAX_TEMPLATE_CHARACTERS:
             raise ChatTemplateError(
                 f"the chat template ({source.origin}) has {len(source.text)} characters",
-                f"at most {_MAX_TEMPLATE_CHARACTERS} are allowed",
+                f"the limit is {_MAX_TEMPLATE_CHARACTERS}",
                 "check that the file is a chat template",
             )
         values = {
@@ -108,7 +109,9 @@ class ChatTemplates:
     def source(
         self, template_str: object = None, template_name: object = None, *, with_tools: bool = False
     ) -> TemplateSource:
-        """The template given, the one asked for by name, "tool_use" for tools where it exists, or "default".
+        """Return `template_str`, the template named `template_name`, or the default.
+
+        The default is "tool_use" if there are tools and the folder has that template, else "default".
 
         Raises:
             InputError: template_str or template_name is not a text, or both are given.
@@ -120,7 +123,9 @@ class ChatTemplates:
         if isinstance(template_str, str):
             if template_name is not None:
                 raise InputError(
-                    f"template_str and template_name = {template_name!r}", "one template is rendered", "leave one out"
+                    f"template_str and template_name = {template_name!r}",
+                    "only one template can be rendered",
+                    "leave one out",
                 )
             return TemplateSource(template_str, "template_str")
         named = self._folder_templates().templates
@@ -129,20 +134,20 @@ class ChatTemplates:
         if template_name not in named:
             raise ChatTemplateError(
                 f"{self._folder}: there is no chat template named {template_name!r}",
-                f"its names are {', '.join(sorted(named))}",
+                f"the templates are {', '.join(sorted(named))}",
                 "pass one of them as template_name, or a template's text as template_str",
             )
         return named[str(template_name)]
 
     def _folder_templates(self) -> _FolderTemplates:
-        """What the folder's files say now; they are read again when one of them has changed."""
+        """Return the templates in the folder's files. If the files have changed, they are read again."""
         known = self._read
         if known is None or known.stamp is None or known.stamp != _stamp(self._folder)[1]:
             known = self._read = _FolderTemplates(self._folder)
         return known
 
     def text(self) -> str:
-        """The source of the template for conversations without tools; "" if there is none."""
+        """Return the source of the template for conversations without tools; "" if there is no such template."""
         try:
             return self.source().text
         except ChatTemplateError:
@@ -151,14 +156,17 @@ class ChatTemplates:
 
 @dataclass
 class _Rendering:
-    """A conversation on its way to its prompt.
+    """A conversation that is being rendered.
 
     Attributes:
-        values: of the template's variables but for the messages.
-        field: of the last message, which the prompt ends inside of; None where it is whole.
-        complete: whether the template has to write something of everything.
-        changes: of the values: first what the prompt is made of, then what shows whether it is complete.
-        results: what the template makes of each; none where it was not asked, or not for this conversation alone.
+        source: the template.
+        values: the template's variables except the messages.
+        conversation: the messages.
+        field: the field of the last message in which the prompt ends; None if the message is complete.
+        complete: True if the template must write every message and the tools.
+        changes: changed variables of each rendering: first the prompt, then the checks for completeness.
+        results: the template's result for each change; empty if the conversation is not rendered yet, or failed as part
+            of a group.
     """
 
     source: TemplateSource
@@ -177,14 +185,14 @@ class _Rendering:
         self.changes = [{"messages": self.conversation, **change} for change in [{}, *others]]
 
     def ask(self, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """What the template makes of values with each of the changes."""
+        """Return the template's result for each change."""
         try:
             return SHARED.render(self.source.text, values, changes)
         except TemplateStopped as error:
             raise _stopped(self.source.origin, str(error)) from error
 
     def finished(self) -> str:
-        """The prompt."""
+        """Return the prompt."""
         first, *others = self.results or self.ask(self.values, self.changes)
         prompt = _text(first, self.source.origin)
         if self.complete:
@@ -193,7 +201,7 @@ class _Rendering:
 
 
 def _ask_together(group: Sequence[_Rendering]) -> None:
-    """Ask for conversations of one template at once; where that fails, it is not known because of which."""
+    """Render conversations with the same template in one request. If the request fails, their results stay empty."""
     changes = [{**rendering.values, **change} for rendering in group for change in rendering.changes]
     with suppress(InputError, ChatTemplateError):
         results = iter(group[0].ask({}, changes))
@@ -203,7 +211,7 @@ def _ask_together(group: Sequence[_Rendering]) -> None:
 
 
 def _attempt(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T | GenaiError:
-    """What it returns, or the error that it raises."""
+    """Return the result of `work`, or the GenaiError that it raises."""
     try:
         return work(*arguments, **named)
     except GenaiError as error:
@@ -211,7 +219,7 @@ def _attempt(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T |
 
 
 def _text(result: Mapping[str, Any], origin: str) -> str:
-    """The prompt, or the error that says why there is none."""
+    """Return the prompt of a result, or raise its error."""
     if "text" in result:
         return str(result["text"])
     kind, message, line, it = result["kind"], result["message"], result["line"], f"the chat template ({origin})"
@@ -219,29 +227,29 @@ def _text(result: Mapping[str, Any], origin: str) -> str:
         raise _stopped(origin, f"it wrote {message}")
     known = {
         "syntax": (
-            f"{it} is not valid in line {line}",
+            f"{it} is invalid in line {line}",
             message,
-            "correct the template, or give template_str in Python",
+            "correct the template, or pass template_str in Python",
         ),
         "compile": (
             f"{it} cannot be compiled",
             message,
-            "simplify the template, or give template_str in Python",
+            "simplify the template, or pass template_str in Python",
         ),
         "refusal": (
-            f"the chat template refused these messages: {message}",
+            f"the chat template rejected these messages: {message}",
             f"a rule of {origin}",
-            "change the messages as it says",
+            "change the messages accordingly",
         ),
     }
-    fix = "check that the messages have the fields it reads, or give template_str in Python"
+    fix = "check that the messages have the fields that the template reads, or pass template_str in Python"
     raise ChatTemplateError(*known.get(kind, (f"{it} failed: {message}", f"{kind} in line {line}", fix)))
 
 
 def _stopped(origin: str, reason: str) -> ChatTemplateError:
     return ChatTemplateError(
         f"the chat template ({origin}) was stopped: {reason}",
-        "a template comes with a model, so it may not run or grow without end",
+        "a template is untrusted code from a model folder, so its time and output are limited",
         "shorten the messages; if they are short, correct the template",
     )
 
@@ -253,29 +261,29 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 
 @dataclass(frozen=True)
 class TemplateSource:
-    """A template and where it came from."""
+    """A template and its origin."""
 
     text: str
     origin: str
 
 
 class _FolderTemplates:
-    """What the files of a folder say, read when it is first asked for.
+    """The templates and special tokens in the files of a folder, read at first use.
 
     Attributes:
-        stamp: differs once one of the files has changed; None where one was written just now, and may change again
-            within a clock tick.
+        stamp: a value that changes when one of the files changes. The value is None if a file has only just been
+            written, because a second change within the same clock tick would not be visible.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # Before the files are read, which may change meanwhile.
+        # The stamp is taken before the files are read, because the files may change while they are read.
         newest, stamp = _stamp(folder)
         self.stamp = stamp if time.time_ns() - newest > _LONGEST_TICK else None
 
     @cached_property
     def special(self) -> Mapping[str, str]:
-        """Special tokens by role."""
+        """The special tokens by role."""
         return special_tokens(self._folder)
 
     @cached_property
@@ -285,7 +293,7 @@ class _FolderTemplates:
 
 
 def _stamp(folder: Path) -> tuple[int, tuple[object, ...]]:
-    """When a file that says something of templates was written last, and what differs once one has changed."""
+    """Return the latest modification time of the template files, and a value that changes when one of them changes."""
     names = (TEMPLATE_NAME, CONFIG_NAME, SPECIAL_TOKENS_NAME, NAMED_FOLDER)
     newest, stamp = 0, list[object]()
     for path in (*(folder / name for name in names), *(folder / NAMED_FOLDER).glob("*.jinja")):
@@ -300,20 +308,20 @@ def _stamp(folder: Path) -> tuple[int, tuple[object, ...]]:
 
 
 def folder_templates(folder: Path) -> dict[str, TemplateSource]:
-    """All templates of a folder by name; a single one is named "default".
+    """Return all templates of a folder by name; a single template is named "default".
 
-    Template files, where there are any, replace the entry of tokenizer_config.json.
+    Template files override the entry in tokenizer_config.json.
 
     Raises:
-        ChatTemplateError: there is none, or the entry is malformed.
+        ChatTemplateError: there is no template, or the entry is malformed.
         TokenizerError: a file cannot be read.
     """
     named = _template_files(folder) or _configured_templates(folder / CONFIG_NAME)
     if not named:
         raise ChatTemplateError(
             f"{folder}: there is no chat template",
-            f"neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME} exists; the model may be a base model",
-            "pass one in Python, as template_str, or give the model a text that is no conversation",
+            f"there is neither {TEMPLATE_NAME} nor chat_template in {CONFIG_NAME}; the model may be a base model",
+            "pass template_str in Python, or pass the prompt as plain text instead of messages",
         )
     return named
 
@@ -339,7 +347,7 @@ def _configured_templates(path: Path) -> dict[str, TemplateSource]:
             raise ChatTemplateError(
                 f"{path}: chat_template has an entry of type {type(entry).__name__} that is not a named template",
                 "a text, or a list of objects with name and template, is expected",
-                "correct the file, or give template_str in Python",
+                "correct the file, or pass template_str in Python",
             )
         named[name] = TemplateSource(text, f"{path}, template {name!r}")
     return named

@@ -1,8 +1,9 @@
-"""Tokens to text, one token at a time: whole characters only, and the pieces add up to the full decode exactly.
+"""Incremental decoding of single tokens to whole characters. The pieces add up to exactly the full decoded text.
 
-A tokenizer.json names a chain of decoders. Each becomes a stage that keeps just the state it needs (bytes of an
-unfinished character, whether a token is the first), so a token costs the same however long the text is. The stages
-state what the decoders of the `tokenizers` library do; tests compare the two on every kind.
+A tokenizer.json defines a chain of decoders. Each decoder becomes a stage with minimal state (the bytes of an
+unfinished character, or a flag for the first token), so the cost per token does not depend on the length of the text.
+The stages reimplement the decoders of the `tokenizers` library; tests compare both implementations for every kind of
+decoder.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ _RULES_OF_WORD_PIECE: Rules = (*RULES[:7], (" do not", " don't"), *RULES[7:])
 
 
 def clean_up(text: str, rules: Rules = RULES) -> str:
-    """The text without the spaces English does not want; the rules act one after the other, as in transformers."""
+    """Remove spaces around English punctuation and contractions, with the rules in the order of transformers."""
     for old, new in rules:
         text = text.replace(old, new)
     return text
 
 
 class Detokenizer:
-    """Turns a stream of vocabulary entries into text.
+    """Decodes a stream of vocabulary entries to text.
 
     Args:
-        decoder: the "decoder" object of a tokenizer.json; None joins tokens with spaces.
-        cleanup: whether the text is cleaned up as `clean_up` does it.
+        decoder: the "decoder" object of a tokenizer.json; None = tokens are joined with spaces.
+        cleanup: True if `clean_up` applies to the text.
 
     Raises:
-        TokenizerError: a decoder that cannot work token by token.
+        TokenizerError: a decoder does not support incremental decoding.
     """
 
     def __init__(self, decoder: Mapping[str, Any] | None, *, cleanup: bool = False) -> None:
@@ -56,11 +57,11 @@ class Detokenizer:
         self._stages = self._new_stages()
 
     def feed(self, token: str) -> str:
-        """The text that has become certain with this token: whole characters, often none."""
+        """Return the text that later tokens cannot change, which is a number of whole characters, often 0."""
         return "".join(_run(self._stages, [token]))
 
     def flush(self) -> str:
-        """The rest of the text (an unfinished character becomes U+FFFD); the next token starts a new text."""
+        """Return the rest of the text, with U+FFFD for an unfinished character. The next token starts a new text."""
         tokens: list[str] = []
         for index, stage in enumerate(self._stages):
             tokens += _run(self._stages[index + 1 :], stage.end())
@@ -78,24 +79,25 @@ def _run(stages: list[Stage], tokens: Iterable[str]) -> Iterable[str]:
 
 
 class Stage(ABC):
-    """One decoder of the chain."""
+    """One decoder of a chain."""
 
     @abstractmethod
     def feed(self, token: str) -> Iterable[str]:
-        """Take one token; give the tokens for the next stage that nothing later can change."""
+        """Process one token, and return those tokens for the next stage that later input cannot change."""
 
     def end(self) -> Iterable[str]:
-        """Give what was held back; nothing is fed afterwards."""
+        """Return the output that was held back. To be called after the last token."""
         return []
 
 
 class ByteLevel(Stage):
-    """Characters stand for bytes, bytes for UTF-8.
+    """Decodes characters to bytes, and bytes to UTF-8.
 
-    GPT-2's printable stand-in for each byte: printable Latin-1 stands for itself, the rest for U+0100 onwards.
+    The alphabet is GPT-2's byte-level alphabet: printable Latin-1 characters represent their own bytes, and characters
+    from U+0100 upwards represent the other bytes.
     """
 
-    # One table for all: every request has a chain of its own.
+    # A class attribute, because every request has its own chain of stages.
     _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
     BYTES: ClassVar[dict[str, int]] = {chr(byte): byte for byte in _PRINTABLE} | {
         chr(0x100 + index): byte for index, byte in enumerate(sorted(set(range(256)).difference(_PRINTABLE)))
@@ -108,7 +110,7 @@ class ByteLevel(Stage):
         try:
             data = bytes([self.BYTES[character] for character in token])
         except KeyError:
-            # An added token with other characters stands for itself.
+            # An added token may contain other characters, and represents itself.
             data = token.encode()
         return [self._utf8.decode(data)]
 
@@ -117,7 +119,7 @@ class ByteLevel(Stage):
 
 
 class ByteFallback(Stage):
-    """A run of tokens like <0xE2> is UTF-8 as a whole, or else one U+FFFD per byte: it must end to become text."""
+    """Decodes a run of tokens like <0xE2>, when it ends, as UTF-8, or to one U+FFFD per byte if the run is invalid."""
 
     def __init__(self) -> None:
         self._run = bytearray()
@@ -141,7 +143,7 @@ class ByteFallback(Stage):
 
 @dataclass
 class Metaspace(Stage):
-    """A mark stands for a space; in the first token, for `first`: nothing where it is the prepended one."""
+    """Replaces a marker with a space; in the first token, with `first` ("" if the tokenizer prepends the marker)."""
 
     mark: str
     first: str
@@ -154,7 +156,8 @@ class Metaspace(Stage):
 
 @dataclass
 class WordPiece(Stage):
-    """Tokens with the prefix continue a word, others start one; cleanup removes the spaces English does not want."""
+    """Joins a token with the prefix to the previous word, and starts a new word with any other token. `cleanup` applies
+    `clean_up` with the rules of WordPiece."""
 
     prefix: str
     cleanup: bool
@@ -169,7 +172,7 @@ class WordPiece(Stage):
 
 
 class Replace(Stage):
-    """Replaces a text or a regular expression inside each token; the library itself does it, for its regex dialect."""
+    """Replaces a string or regular expression within each token, by the library because of its regex dialect."""
 
     def __init__(self, pattern: Mapping[str, str], content: str) -> None:
         from tokenizers import Regex, decoders
@@ -180,13 +183,13 @@ class Replace(Stage):
         return [self._decoder.decode([token])]
 
     def __deepcopy__(self, memo: object) -> Replace:
-        # Without state there is nothing to copy, and the library's objects cannot be.
+        # The stage has no state to copy, and the library's objects cannot be copied.
         return self
 
 
 @dataclass
 class Strip(Stage):
-    """Takes up to `start` and `stop` characters like `content` off the ends of each token, or of the whole text."""
+    """Strips up to `start` leading and `stop` trailing characters `content` from each token, or from the whole text."""
 
     content: str
     start: int
@@ -198,7 +201,7 @@ class Strip(Stage):
         head = min(len(token) - len(token.lstrip(self.content)), self.start)
         token = token[head:]
         if self.whole:
-            # Any other character ends the head.
+            # Any other character ends the leading run.
             self.start = 0 if token else self.start - head
             token = self.held + token
         tail = len(token) - min(len(token) - len(token.rstrip(self.content)), self.stop)
@@ -208,7 +211,8 @@ class Strip(Stage):
 
 @dataclass
 class WordSuffix(Stage):
-    """A suffix ends a word: it stands for a space, except in the last token, which is therefore held back."""
+    """Replaces the suffix at the end of a word with a space, or with nothing in the last token. So a token is held back
+    until the next token arrives."""
 
     suffix: str
     held: str | None = None
@@ -223,7 +227,7 @@ class WordSuffix(Stage):
 
 @dataclass
 class JoinWords(Stage):
-    """Without a decoder, tokens are words."""
+    """Joins tokens as words, for tokenizers without a decoder."""
 
     separator: str = ""
 
@@ -235,7 +239,7 @@ class JoinWords(Stage):
 
 @dataclass
 class ReplaceText(Stage):
-    """Replaces a text wherever it stands in the whole text; what may begin it at the end is held back."""
+    """Replaces a string in the whole text. The stage holds back an end of the text that may start an occurrence."""
 
     old: str
     new: str
@@ -254,14 +258,14 @@ class ReplaceText(Stage):
 
 _LONGEST_RULE = 4
 
-# A rule begins with a space, and no rule but " ' " holds another. So no rule, nor one that acts on the result of
-# another, reaches across the end of a word in front of a space, unless the word ends like a rule goes on behind it.
+# Every rule starts with a space, and only " ' " has a second space. So no rule crosses the boundary between a word and
+# the space after it, unless the word ends in ' (the start of " ' ") or in n (" n ' t" first becomes " n't").
 _CERTAIN = re.compile(r".*[^ 'n](?= )", re.DOTALL)
 
 
 @dataclass
 class CleanUp(Stage):
-    """Cleans up what no rule can reach any more, and holds the rest back."""
+    """Applies `clean_up` to the text that no later rule can change, and holds back the rest."""
 
     held: str = ""
 
@@ -288,7 +292,7 @@ _STAGES: Mapping[str, Callable[[Mapping[str, Any]], Stage]] = {
     "Replace": lambda part: Replace(part["pattern"], part["content"]),
     "Strip": lambda part: Strip(part["content"], part["start"], part["stop"], whole=False),
 }
-# Behind "Fuse" and "ByteLevel" the text is one single token, which arrives here in pieces.
+# After "Fuse" and "ByteLevel", the whole text is one token, which arrives at these stages in pieces.
 _FUSING = ("Fuse", "ByteLevel")
 _STAGES_BEHIND: Mapping[str, Callable[[Mapping[str, Any]], Stage | None]] = {
     "Replace": lambda part: (
@@ -311,8 +315,8 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
             stages.append(stage)
         elif kind != "Fuse":
             raise TokenizerError(
-                f"the decoder {kind!r} of tokenizer.json cannot work token by token",
-                "it needs the whole text" + (" behind a decoder that joins tokens" if fused else ""),
+                f"the decoder {kind!r} of tokenizer.json does not support incremental decoding",
+                "the decoder needs the whole text" + (" after a decoder that joins tokens" if fused else ""),
                 "decode() the complete token list instead of streaming it",
             )
         fused = fused or kind in _FUSING
@@ -320,7 +324,7 @@ def _build_stages(decoder: Mapping[str, Any] | None) -> list[Stage]:
 
 
 def decoder_parts(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The decoders of a chain, in order."""
+    """Yield the decoders of a chain in order."""
     if decoder["type"] == "Sequence":
         for part in decoder["decoders"]:
             yield from decoder_parts(part)

@@ -1,4 +1,4 @@
-"""What a folder says about its tokenizer: its files, the tokens that they declare, and ids with a role."""
+"""The tokenizer files of a folder: their contents, the tokens that they declare, and the ids with special roles."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 
 
 def read_text(path: Path) -> str | None:
-    """A UTF-8 text file, with line breaks as "\\n"; None if there is none. Raises TokenizerError: it cannot be read."""
+    """Return a UTF-8 file's text with "\\n" line breaks; None if it is missing. Raise TokenizerError if unreadable."""
     text = file_text(path, TokenizerError, TokenizerError)
     return None if text is None else text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file. Raises TokenizerError: unreadable, not JSON, or not an object."""
+    """Return a JSON object; empty if the file is missing. Raise TokenizerError if it is unreadable or malformed."""
     text = read_text(path)
     return {} if text is None else json_object(text, path, TokenizerError)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens a folder names, such as {"eos_token": "<|im_end|>"}: every key that ends in _token."""
+    """Return the special tokens of a folder, such as {"eos_token": "<|im_end|>"}: all keys that end in _token."""
     tokens: dict[str, str] = {}
     for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
         named = ((name, _content(value)) for name, value in source.items() if name.endswith("_token"))
@@ -44,7 +44,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def further_special_tokens(folder: Path) -> list[str]:
-    """Special tokens without a role: additional_special_tokens, or extra_special_tokens as newer files call them."""
+    """Return the special tokens without a role: additional_special_tokens, or extra_special_tokens in newer files."""
     tokens: list[str] = []
     for source in (read_object(folder / SPECIAL_TOKENS_NAME), read_object(folder / CONFIG_NAME)):
         for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -60,7 +60,7 @@ def _content(value: object) -> str | None:
 
 
 def find_folder(source: object) -> tuple[Path, Config | None]:
-    """The folder of the tokenizer files of a Model, a Config or a folder, and the model's configuration if any."""
+    """Return the tokenizer folder of a Model, a Config or a folder, and the model's configuration if there is any."""
     config = getattr(source, "config", source)
     if not isinstance(config, Config):
         if not isinstance(source, (str, Path)):
@@ -72,7 +72,7 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
         folder = expanded(source)
         if not folder.is_dir():
             reason = "it is a file" if folder.exists() else "there is no such folder"
-            raise ModelFolderError(f"{folder}: not a folder", reason, f"give the folder that holds {TOKENIZER_NAME}")
+            raise ModelFolderError(f"{folder}: not a folder", reason, f"pass the folder that contains {TOKENIZER_NAME}")
         if not (folder / GENAI_CONFIG_NAME).exists():
             return folder, None
         config = Config(folder)
@@ -80,26 +80,26 @@ def find_folder(source: object) -> tuple[Path, Config | None]:
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(
             f"model.tokenizer_dir = {name!r} in {GENAI_CONFIG_NAME}",
-            "the tokenizer must lie inside the model folder",
-            "give a relative folder name",
+            "the tokenizer must be inside the model folder",
+            "use a relative folder name",
         )
     return config.folder / name, config
 
 
 def cleans_up(folder: Path, backend: tokenizers.Tokenizer) -> bool:
-    """Whether decoded texts are cleaned up: as in transformers, BPE ignores the setting, which would spoil it."""
+    """Return True if decoded text is cleaned up. As in transformers, BPE ignores the setting, to keep text intact."""
     setting = read_object(folder / CONFIG_NAME).get("clean_up_tokenization_spaces", False)
     return bool(setting) and type(backend.model).__name__ != "BPE"
 
 
 @dataclass(frozen=True)
 class FolderFacts:
-    """What the files beside a tokenizer say about it.
+    """The contents of the files beside a tokenizer.
 
     Attributes:
-        folder: where it lies.
+        folder: the folder.
         config: tokenizer_config.json.
-        declared: the arguments of tokenizers.AddedToken by id.
+        declared: arguments of tokenizers.AddedToken by id.
         special: special tokens by role, such as {"eos_token": "</s>"}.
     """
 
@@ -110,19 +110,19 @@ class FolderFacts:
 
     @property
     def model_type(self) -> str:
-        """That of config.json; "" where there is none. Raises TokenizerError: it is malformed."""
+        """The model_type in config.json; "" if there is none. Raises TokenizerError if the file is malformed."""
         model_type = read_object(self.folder / MODEL_CONFIG_NAME).get("model_type")
         return model_type if isinstance(model_type, str) else ""
 
     @property
     def tokenizer_class(self) -> str:
-        """Such as "Qwen2Tokenizer", without the "Fast" that some have behind it; "" where none is named."""
+        """The tokenizer class, such as "Qwen2Tokenizer", without the suffix "Fast"; "" if no class is named."""
         name = self.config.get("tokenizer_class")
         return name.removesuffix("Fast") if isinstance(name, str) else ""
 
 
 def read_facts(folder: Path) -> FolderFacts:
-    """What the files of a folder say about its tokenizer. Raises TokenizerError: one of them is malformed."""
+    """Read the files that describe a folder's tokenizer. Raise TokenizerError if one of the files is malformed."""
     return FolderFacts(folder, read_object(folder / CONFIG_NAME), declared_tokens(folder), special_tokens(folder))
 
 
@@ -131,7 +131,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def declared_tokens(folder: Path) -> dict[int, dict[str, Any]]:
-    """By id the arguments of a tokenizers.AddedToken, from added_tokens_decoder or the older added_tokens.json.
+    """Return the arguments of tokenizers.AddedToken by id, from added_tokens_decoder or the older added_tokens.json.
 
     Raises:
         TokenizerError: an entry is malformed.
@@ -190,7 +190,7 @@ _MAX_ID = 2**31
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids with a role: begin a text, end a generation, fill short rows (with the first that ends one, if not said)."""
+    """Token ids with roles: the start of a text, the end of a generation, and padding (default: the first end id)."""
 
     bos: int | None
     eos: tuple[int, ...]
@@ -203,21 +203,22 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What generation_config.json says: ids, and the values of SAMPLING_NAMES that are set."""
+    """The contents of generation_config.json: ids, and those values of SAMPLING_NAMES that are set."""
 
     ids: SpecialIds
     sampling: Mapping[str, bool | int | float]
 
 
 def configured_ids(config: Config) -> SpecialIds:
-    """The special ids that genai_config.json gives."""
+    """Return the special ids in genai_config.json."""
     return SpecialIds.padded(config.model.bos_token_id, config.model.eos_token_ids, config.model.pad_token_id)
 
 
 def folder_ids(folder: Path, names: Mapping[str, str], backend: tokenizers.Tokenizer) -> SpecialIds:
-    """The special ids of a folder without genai_config.json.
+    """Return the special ids of a folder without genai_config.json.
 
-    generation_config.json comes first, as it lists every id that ends a reply; then the special tokens by name.
+    generation_config.json takes precedence, because it lists every id that ends a reply. Otherwise, the special tokens
+    by name are used.
     """
     bos, eos, pad = (
         backend.token_to_id(names[name]) if name in names else None for name in ("bos_token", "eos_token", "pad_token")
@@ -231,7 +232,9 @@ def folder_ids(folder: Path, names: Mapping[str, str], backend: tokenizers.Token
 
 
 def generation_defaults(folder: Path) -> GenerationDefaults:
-    """The ids and the sampling of generation_config.json; empty without it, TokenizerError if it is malformed."""
+    """Return the ids and sampling options in generation_config.json; empty if it is missing. Raise TokenizerError if
+    it is malformed.
+    """
     path = folder / GENERATION_NAME
     values = read_object(path)
 
@@ -243,7 +246,7 @@ def generation_defaults(folder: Path) -> GenerationDefaults:
         return value
 
     def ids(name: str) -> list[int]:
-        declared, expected = values.get(name), "a token id, which is a whole number and not negative,"
+        declared, expected = values.get(name), "a token id, a non-negative whole number,"
         declared = declared if isinstance(declared, list) and name == "eos_token_id" else [declared]
         sound = ((id_, type(id_) is int and 0 <= id_ < _MAX_ID) for id_ in declared if id_ is not None)
         return [check(name, id_, is_sound, expected) for id_, is_sound in sound]

@@ -1,12 +1,12 @@
-"""What a template may read, in plain JSON types; and marks in messages, which show what a template makes of them.
+"""Converts messages to plain JSON types for templates, and adds marks that reveal which parts a template writes.
 
-A template that has no tools, or does not know a role, drops them without a word. So the conversation is rendered again
-with a mark behind the last message of each role, and without its tools: a mark that does not appear, or a prompt that
-stays the same, tells what was left out.
+A template that does not support tools or a role silently drops the tools or the messages of that role. So the
+conversation is rendered again with a mark after the last message of each role, and without its tools. A missing mark or
+an unchanged prompt reveals the parts that the template left out.
 
-A prompt may end inside the last message, so that the model continues it (transformers' continue_final_message). That
-message is rendered with a mark at its end, and the prompt is cut there. The mark ends in a space, which tells whether
-the template trims: if it does, the space before the mark goes too.
+A prompt may end inside the last message, so that the model continues it (continue_final_message in transformers). That
+message is rendered with a mark at its end, and the prompt is cut off there. The mark ends in a space, which reveals
+whether the template trims messages: if it does, the space before the mark is also removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
 
 def from_json(name: str, value: object) -> object:
-    """The value itself, or what it is as JSON text."""
+    """Return the value; if it is a text, parse it as JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -32,7 +32,9 @@ def from_json(name: str, value: object) -> object:
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Copies of the messages, with reasoning under each name that templates know; InputError if they cannot be read."""
+    """Return copies of the messages, with reasoning under every name that templates use. Raise InputError if a message
+    is malformed.
+    """
     if not isinstance(messages, (list, tuple)):
         raise InputError(
             f"messages is {kind_of(messages)}",
@@ -45,18 +47,18 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
 
 
 def _checked_message(message: object, where: str) -> dict[str, Any]:
-    """A copy without keys whose value is None: templates ask whether a key is there."""
+    """Return a copy without the keys whose value is None, because templates test whether a key exists."""
     if not isinstance(message, Mapping):
         raise InputError(f"{where} is {kind_of(message)}", "an object is expected", 'with "role" and "content"')
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(
-            f"{where} has the role {role!r}", "a role is a text", 'add a "role", such as "user" or "assistant"'
+            f"{where} has the role {role!r}", "a role must be a text", 'add a "role", such as "user" or "assistant"'
         )
     content = message.get("content")
     if content is None and not any(message.get(name) for name in ("tool_calls", *REASONING_NAMES)):
         raise InputError(
-            f"{where} has no content", "only a message with tool_calls or reasoning may lack it", 'add a "content"'
+            f"{where} has no content", "only messages with tool_calls or reasoning may omit it", 'add a "content"'
         )
     if content is not None and not isinstance(content, (str, list, tuple)):
         raise InputError(
@@ -74,12 +76,12 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
             )
     copy = {name: value for name, value in plain(message, where).items() if value is not None}
     reasoning = next((copy[name] for name in REASONING_NAMES if name in copy), None)
-    # Servers and templates disagree about the name: every template finds the one it reads.
+    # Servers and templates use different names, so all names are set, and every template finds the name that it reads.
     return copy if reasoning is None else {"thinking": reasoning, **copy, "reasoning_content": reasoning}
 
 
 def checked_tools(tools: object) -> list[Any] | None:
-    """Copies of the tools. Raises InputError: they are not a list of objects."""
+    """Return copies of the tools. Raise InputError if they are not a list of objects."""
     if tools is None:
         return None
     if isinstance(tools, (list, tuple)):
@@ -100,19 +102,20 @@ def checked_tools(tools: object) -> list[Any] | None:
 
 
 def plain(value: object, where: str) -> Any:
-    """A copy made of plain JSON types: an untrusted template must not meet objects with methods of their own."""
+    """Return a copy in plain JSON types, because an untrusted template must not get objects with custom methods."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
         copy = {}
         for key, item in value.items():
             if not isinstance(key, str):
-                raise InputError(f"{where} has the key {key!r}", "keys are texts", "convert the key to a str")
+                raise InputError(f"{where} has the key {key!r}", "keys must be texts", "convert the key to a str")
             copy[str(key)] = plain(item, f"{where}.{key}")
         return copy
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    # Subclasses (enumerations, numpy.float64) become the plain type; str() would call a method of theirs.
+    # Instances of subclasses (enumerations, numpy.float64) are converted to the plain type. str() would call their own
+    # method.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -120,9 +123,9 @@ def plain(value: object, where: str) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     raise InputError(
-        f"{where} holds {kind_of(value)}",
-        "a template reads JSON types only",
-        "convert it to text, number or list",
+        f"{where} contains {kind_of(value)}",
+        "templates support only JSON types",
+        "convert it to a text, number or list",
     )
 
 
@@ -131,7 +134,7 @@ _HEARD = "8305172964{:03d}1726394850"
 
 
 def variations(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """What to change for the further renderings: the messages marked; tool calls and tools left out where some are."""
+    """Return the changes for further renderings: marked messages and, if any, messages without tool calls or tools."""
     marked = list(messages)
     for index in _last_of_each_role(messages):
         marked[index] = _with_mark(messages[index], _HEARD.format(index)) or messages[index]
@@ -143,31 +146,31 @@ def variations(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | Non
 def check_heard(
     messages: Sequence[Mapping[str, Any]], prompt: str, others: Sequence[Mapping[str, Any]], origin: str
 ) -> None:
-    """Check the further renderings (`others`, of `variations`) beside the prompt of the unmarked conversation.
+    """Compare further renderings (`others`, from `variations`) with the prompt of the unmarked conversation.
 
-    One that failed says that the template looked at what was changed.
+    A rendering that failed shows that the template read the changed part.
 
     Raises:
-        ChatTemplateError: something was left out.
+        ChatTemplateError: the template left out a message, the tools or their calls.
     """
     marked, *without = others
     for index in _last_of_each_role(messages) if "text" in marked else []:
         if _HEARD.format(index) not in marked["text"]:
             raise ChatTemplateError(
                 f"the chat template leaves out messages[{index}], whose role is {messages[index]['role']!r}",
-                f"{origin} writes nothing of it, so the model would never see it",
-                "use a role that the template knows, such as user, in a place where it reads it",
+                f"{origin} does not write it, so the model would never see it",
+                "use a role that the template supports, such as user, in a supported position",
             )
     if any(result.get("text") == prompt for result in without):
         raise ChatTemplateError(
             "the chat template leaves out the tools or their calls",
-            f"{origin} gives the same prompt without them, so the model would never see them",
-            "leave tools and tool_calls out, describe them in a message, or use a model whose template has tools",
+            f"{origin} writes the same prompt without them, so the model would never see them",
+            "leave tools and tool_calls out, describe them in a message, or use a model with a template for tools",
         )
 
 
 def _last_of_each_role(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Where texts stand that must appear. Beside tool calls many templates leave the text out."""
+    """Return the indices of messages that must appear. Many templates omit the text of a message with tool calls."""
     last = {
         message["role"]: index
         for index, message in enumerate(messages)
@@ -177,7 +180,7 @@ def _last_of_each_role(messages: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _with_mark(message: Mapping[str, Any], mark: str, field: str = "content") -> dict[str, Any] | None:
-    """The message with a mark behind its text, or the last part of it; None if it has no text."""
+    """Return the message with a mark after its text or its last part; None if it has no text."""
     value = message.get(field)
     if isinstance(value, str):
         return {**message, field: value + mark}
@@ -186,25 +189,26 @@ def _with_mark(message: Mapping[str, Any], mark: str, field: str = "content") ->
     return {**message, field: [*value[:-1], {**value[-1], "text": value[-1]["text"] + mark}]}
 
 
-# Its quotes change where a list of parts is written as it is, as Python or JSON does.
+# The quotes are escaped if a template writes a list of parts as a whole, in Python or JSON syntax.
 _READ = _HEARD + "'\""
 
 
 def has_parts(message: Mapping[str, Any]) -> bool:
-    """Whether its content is a list."""
+    """Return True if the message's content is a list of parts."""
     return isinstance(message.get("content"), list)
 
 
 def parts_marked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with marks in their texts, for `parts_as_read`."""
+    """Return the messages with marks in their texts, for `parts_as_read`."""
     return [_with_mark(message, _READ.format(index)) or message for index, message in enumerate(messages)]
 
 
 def parts_as_read(messages: Sequence[dict[str, Any]], seen: str) -> list[dict[str, Any]]:
-    """The messages with lists of parts joined to texts, but for those that the template wrote part by part.
+    """Return the messages with each list of parts joined into one text, unless the template writes it part by part.
 
     Args:
-        seen: what it made of parts_marked; "" if it failed.
+        messages: the messages.
+        seen: the template's output for parts_marked(messages); "" if the template failed.
     """
     return [
         {**message, "content": "\n".join(part["text"] for part in message["content"])}
@@ -218,14 +222,16 @@ MARK = "CONTINUE_FROM_HERE_MARK "
 
 
 def mark_final(messages: list[dict[str, Any]], field: str) -> tuple[list[dict[str, Any]], str]:
-    """The messages with a mark behind the last one's `field`, and the text to continue; InputError if it has none."""
+    """Return the messages with a mark after the `field` of the last message, and the text to continue. Raise InputError
+    if the field has no text.
+    """
     final = messages[-1]
     marked = _with_mark(final, MARK, field)
     if marked is None:
         raise InputError(
             f"continue_final_message: the last message has no text in {field!r}",
-            "that is the text to continue",
-            f"end the messages with one that has a {field!r}, or pass the name of another field",
+            "this field holds the text to continue",
+            f"end with a message that has a {field!r}, or pass the name of another field",
         )
     value = final[field]
     copies = {name: marked[field] for name in REASONING_NAMES if final.get(name) == value}
@@ -233,13 +239,13 @@ def mark_final(messages: list[dict[str, Any]], field: str) -> tuple[list[dict[st
 
 
 def cut_at_mark(prompt: str, text: str, origin: str) -> str:
-    """The prompt up to the end of the text to continue; ChatTemplateError if the template left it out or changed it."""
+    """Return the prompt up to the end of the text to continue. Raise ChatTemplateError if the template changed it."""
     mark = MARK.strip()
     if mark not in prompt or text.strip() not in prompt:
         raise ChatTemplateError(
             "continue_final_message: the last message does not appear in the prompt",
             f"{origin} drops or changes it",
-            "continue another message, or write the prompt yourself",
+            "continue another message, or build the prompt text yourself",
         )
     start = prompt.rindex(mark)
     beginning = prompt[:start]
@@ -247,7 +253,9 @@ def cut_at_mark(prompt: str, text: str, origin: str) -> str:
 
 
 def check_mode(continue_final_message: object, add_generation_prompt: object) -> tuple[str | None, bool]:
-    """The field to continue (or None), and whether a new reply is begun; InputError if these are wrong or both."""
+    """Return the field to continue or None, and True to start a new reply. Raise InputError if an argument is invalid
+    or both are set.
+    """
     if not isinstance(continue_final_message, (bool, str)) or continue_final_message == "":
         raise InputError(
             f"continue_final_message = {continue_final_message!r}",
@@ -263,7 +271,7 @@ def check_mode(continue_final_message: object, add_generation_prompt: object) ->
     if continue_final_message and add_generation_prompt:
         raise InputError(
             "continue_final_message and add_generation_prompt are both set",
-            "the prompt ends inside the last message or begins a new one",
+            "the prompt either ends inside the last message or starts a new one",
             "leave one of them out",
         )
     field = "content" if continue_final_message is True else continue_final_message

@@ -1,8 +1,8 @@
-"""The program of the process that renders chat templates, as Hugging Face's transformers does, in jinja2's sandbox.
+"""The program of the process that renders chat templates in jinja2's sandbox, like Hugging Face's transformers.
 
-It reads requests line by line and answers each. A template comes with a model, so it is untrusted code: the sandbox
-keeps it from reaching Python. What it may use of the processor and of memory the operating system counts, also inside a
-single operation of Python: a process that goes beyond is ended, and nothing else is.
+The program reads requests line by line and answers each. A template comes with a model, so it is untrusted code: the
+sandbox keeps it away from Python's internals. The operating system limits its processor time and memory, even within a
+single Python operation, by killing only the process that exceeds a limit.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _LONGEST_MESSAGE = 2000
 _OUT_OF_MEMORY = b'[{"kind": "memory", "message": "", "line": 0}]\n'
 
 Result = dict[str, Any]
-"""{"text": …}, or {"kind", "message", "line"} of what went wrong."""
+"""{"text": …}, or {"kind", "message", "line"} of an error."""
 
 
 def serve(cpu_seconds: float, memory_bytes: int) -> None:
     """Answer requests until the input ends.
 
-    A request is a JSON object with `source` (a template), `values` (its variables), `changes` (a list of variables
-    that replace some of them) and `most_characters` (of a prompt); the answer is a list with one Result for each
-    change, or with that of the first alone if it failed.
+    A request is a JSON object with `source` (a template), `values` (its variables), `changes` (a list of sets of
+    variables that override some of the values) and `most_characters` (the length limit of a prompt). The answer is a
+    list with one Result per change, or with only the first Result if that is an error.
 
-    An empty list comes first, when the process is ready.
+    The process first writes an empty list to signal that it is ready.
 
     Args:
-        cpu_seconds: processor time of one request; a request that takes more ends the process with SIGPROF.
-        memory_bytes: address space of the process.
+        cpu_seconds: processor time per request; the process ends with SIGPROF if a request exceeds this limit.
+        memory_bytes: limit of the process's address space.
     """
     _lock_up(memory_bytes)
     compiled: dict[str, Template] = {}
@@ -53,7 +53,7 @@ def serve(cpu_seconds: float, memory_bytes: int) -> None:
         _end_after(0)
         _write(answer or _OUT_OF_MEMORY)
         if answer is None:
-            return  # what was left behind might be missing in the next request
+            return  # the memory in use might not be available to the next request
 
 
 def _write(line: bytes) -> None:
@@ -62,13 +62,13 @@ def _write(line: bytes) -> None:
 
 
 def _end_after(cpu_seconds: float) -> None:
-    """End this process after so much processor time; 0 = never. Where no timer does it (Windows), the parent does."""
+    """End this process after this processor time; 0 = never. Without timers (Windows), the parent process ends it."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
 
 
 def _lock_up(memory_bytes: int) -> None:
-    """No more memory than this, no file written, no process started, no core left behind."""
+    """Limit memory, and forbid file writes, new processes and core dumps."""
     try:
         import resource
     except ImportError:  # Windows has no such limits
@@ -82,12 +82,12 @@ def _lock_up(memory_bytes: int) -> None:
             try:
                 resource.setrlimit(kind, (most, most))
             except (OSError, ValueError):
-                if sys.platform == "linux":  # others may refuse some: macOS that of memory
+                if sys.platform == "linux":  # other systems may reject some limits: macOS rejects the memory limit
                     raise
 
 
 def _answer(line: bytes, compiled: dict[str, Template]) -> bytes | None:
-    """One Result per change, as a line of JSON; None where memory ran out."""
+    """Return one Result per change, as a line of JSON; None if memory ran out."""
     results: list[Result] = []
     try:
         request = json.loads(line)
@@ -114,7 +114,7 @@ def _result(source: str, values: Mapping[str, Any], compiled: dict[str, Template
         return _failure("syntax", error.message or "", error.lineno)
     except MemoryError:
         raise
-    except Exception as error:  # the parser and Python's compiler have limits of their own
+    except Exception as error:  # the parser and Python's compiler also have limits
         return _failure("compile", f"{type(error).__name__}: {error}", 0)
     try:
         text = template.render(values)
@@ -136,18 +136,18 @@ class TemplateRefusal(TemplateError):
 
 
 def compile_template(source: str) -> Template:
-    """A template whose `render` gives the text. Raises jinja2.TemplateSyntaxError: with the line."""
+    """Compile a template, whose `render` returns the text. Raise jinja2.TemplateSyntaxError, which has the line."""
     return _ChatEnvironment().from_string(source)
 
 
 def failed_line(error: BaseException) -> int | str:
-    """The template's line in a traceback; jinja2 puts the template there as a file of its own."""
+    """Return the template's line in a traceback, in which jinja2 represents the template as a separate file."""
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
     return lines[-1] if lines else "unknown"
 
 
 class _Generation(Extension):
-    """{% generation %} marks the assistant's words for training; when rendering it changes nothing."""
+    """{% generation %} marks the assistant's text for training. It does not change the rendered text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
@@ -161,7 +161,7 @@ class _Generation(Extension):
 
 
 class _TemplateDict:
-    """What a template may do with `dict`: not the type itself, behind which Python's internals lie."""
+    """The `dict` of templates, because the type itself would give access to Python's internals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -171,7 +171,7 @@ class _TemplateDict:
 
 
 class _TemplateNamespace(Namespace):
-    """Jinja's namespace without underscore names, behind which Python's internals lie."""
+    """Jinja's namespace without names that begin with an underscore, which give access to Python's internals."""
 
     def __init__(self, /, *args: Any, **attributes: Any) -> None:
         for name in dict(*args, **attributes):
@@ -189,7 +189,7 @@ def _check_attribute(name: object) -> None:
 
 
 class _ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox, with transformers' settings, filters and globals."""
+    """The sandbox with the settings, filters and globals of transformers."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
@@ -210,7 +210,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: jinja2's own filter escapes for HTML."""
+    """Return plain JSON; jinja2's own filter would escape it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

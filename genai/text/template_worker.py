@@ -1,4 +1,4 @@
-"""The process in which chat templates are rendered: started once, reused, and replaced when a template ends it."""
+"""The process that renders chat templates, which is started once, reused, and replaced after a template ends it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from genai.common.interrupts import InterruptsDeferred, Task, uninterrupted
 from ..errors import ChatTemplateError, InputError
 
 T = TypeVar("T")
-# Of a prompt.
+# Maximum length of a prompt.
 _MOST_CHARACTERS = 4 * 2**20
-# Some prompts of 4 Mi characters, at most twelve bytes for one that JSON escapes.
+# Room for several prompts of 4 Mi characters; a character occupies at most 12 bytes when JSON escapes it.
 _MOST_ANSWER_BYTES = 2**28
 _PROGRAM = (
     "import sys; sys.path[:0] = sys.argv[3:]; from genai.text.template_server import serve;"
@@ -35,7 +35,7 @@ _PROGRAM = (
 
 
 def _characters(value: Any) -> int:
-    """Characters of all texts in lists and objects."""
+    """Return the total length of all texts in nested lists and objects."""
     count, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -50,9 +50,13 @@ def _characters(value: Any) -> int:
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one request may use: processor time, the process's memory, and time until it answers.
+    """Limits of one request.
 
-    The last is for machines that give a process little of their time; and the process has long to start.
+    Attributes:
+        cpu_seconds: processor time.
+        memory_bytes: memory of the process.
+        seconds: wall-clock time, longer than cpu_seconds to allow for busy machines.
+        seconds_to_start: wall-clock time until the process is ready.
     """
 
     cpu_seconds: float = 1.0
@@ -62,14 +66,14 @@ class RenderLimits:
 
 
 class TemplateStopped(Exception):
-    """A template used up what it may use, or ended its process."""
+    """A template exceeded a limit, or ended its process."""
 
 
 class TemplateWorker:
-    """Renders templates in a process of its own. Safe to use from several threads, which take turns.
+    """Renders templates in a separate process. Several threads can use it safely; requests run one at a time.
 
-    The process ends when this one does, however that ends: its input ends then, and while it renders, the system counts
-    its processor time. After a fork the child starts a process of its own.
+    The process ends when this process ends for any reason, because its input is then closed, and its processor time is
+    limited while it renders. After a fork, the child starts a new process.
     """
 
     def __init__(self, limits: RenderLimits | None = None) -> None:
@@ -79,27 +83,27 @@ class TemplateWorker:
         self._is_ready = False
 
     def start(self) -> None:
-        """Start the process, unless it runs: the caller may go on meanwhile. ChatTemplateError if it cannot."""
+        """Start the process if it is not running, without waiting for it. Raise ChatTemplateError if that fails."""
         with self._lock:
             self._running()
 
     def render(
         self, source: str, values: Mapping[str, Any], changes: Sequence[Mapping[str, Any]] = ({},)
     ) -> list[dict[str, Any]]:
-        """What a template gives with `values`, each of `changes` replacing some of them.
+        """Return a template's results for `values`, with each of `changes` overriding some of them.
 
         Returns:
-            For each change {"text": …} or {"kind", "message", "line"}; if the first failed, its result alone.
+            For each change, {"text": …} or {"kind", "message", "line"}; if the first change failed, only its result.
 
         Raises:
-            InputError: the values cannot be passed on.
-            TemplateStopped: it was stopped.
+            InputError: the values cannot be passed to the process.
+            TemplateStopped: the template was stopped.
             ChatTemplateError: the process cannot be started.
         """
         if (count := max(map(_characters, [values, *changes]))) > _MOST_CHARACTERS:
             raise InputError(
                 f"a conversation of {count:,} characters",
-                f"a prompt has at most {_MOST_CHARACTERS:,} characters, and the context holds less",
+                f"a prompt can have at most {_MOST_CHARACTERS:,} characters, and the context holds fewer",
                 "shorten the messages",
             )
         try:
@@ -107,7 +111,7 @@ class TemplateWorker:
             line = json.dumps(request).encode() + b"\n"
         except (ValueError, RecursionError) as error:
             raise InputError(
-                "messages, tools or variables cannot be passed to a template", str(error), "make them plainer"
+                "messages, tools or variables cannot be passed to a template", str(error), "simplify them"
             ) from error
         with self._lock:
             process = self._running()
@@ -116,7 +120,7 @@ class TemplateWorker:
                 results: list[dict[str, Any]] = json.loads(answer)
                 if any(result.get("kind") == "memory" for result in results):
                     raise TemplateStopped(f"it needed more than {self.limits.memory_bytes >> 20} MiB of memory")
-            except BaseException:  # an interrupt too: what it would answer later belongs to no request
+            except BaseException:  # also after an interrupt: the next request would read a late answer as its own
                 self._stop()
                 raise
         return results
@@ -127,23 +131,23 @@ class TemplateWorker:
             self._stop()
 
     def forget(self) -> None:
-        """After a fork, in the child: the process belongs to the parent, and a thread that held the lock is gone."""
+        """Drop the process in a forked child: the parent owns it, and the lock's owner may not exist in the child."""
         self._lock = threading.Lock()
         process, self._process = self._process, None
         if process is not None:
             _close_pipes(process)
-            process.returncode = 0  # so that nobody waits for it, nor warns that nobody did
+            process.returncode = 0  # prevents Popen from waiting for it, and from warning that it still runs
 
     @property
     def pid(self) -> int | None:
-        """The id of the process; None if it does not run."""
+        """The id of the process; None if it is not running."""
         return None if self._process is None else self._process.pid
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
             self._stop()
         if self._process is None:
-            with InterruptsDeferred():  # a process that was started and is not known would not be ended
+            with InterruptsDeferred():  # an interrupt before the assignment would leak the process
                 self._process, self._is_ready = _started(self.limits), False
         return self._process
 
@@ -156,7 +160,7 @@ class TemplateWorker:
             process.wait()
 
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes) -> bytes:
-        """The answer to a request; both are one line."""
+        """Return the answer to a request. Request and answer are one line each."""
         stdin = process.stdin
         assert stdin is not None
         if not self._is_ready:
@@ -164,7 +168,7 @@ class TemplateWorker:
             self._is_ready = True
         deadline = time.monotonic() + self.limits.seconds
         try:
-            # What fits into a pipe that has room; without poll, a thread waits until all of it is written.
+            # poll guarantees that PIPE_BUF bytes do not block. Without poll, a thread writes the whole request.
             size = select.PIPE_BUF if hasattr(select, "poll") else len(request)
             rest = memoryview(request)
             while rest:
@@ -175,7 +179,7 @@ class TemplateWorker:
         return self._line(process, self.limits.seconds)
 
     def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """The next line that the process writes."""
+        """Return the next line that the process writes."""
         stdout = process.stdout
         assert stdout is not None
         line = bytearray()
@@ -190,7 +194,7 @@ class TemplateWorker:
         return bytes(line)
 
     def _reason(self, process: subprocess.Popen[bytes]) -> str:
-        """Why the process ended in the middle of a request."""
+        """Return the reason why the process ended during a request."""
         status = process.wait()
         if hasattr(signal, "SIGPROF") and status == -signal.SIGPROF:
             return f"it took longer than {self.limits.cpu_seconds:g} seconds of processor time"
@@ -199,7 +203,7 @@ class TemplateWorker:
 
 
 def _started(limits: RenderLimits) -> subprocess.Popen[bytes]:
-    """A process that serves: without the user's site, environment or files, and out of reach of Ctrl-C."""
+    """Start a serving process without the user's site packages, environment or files, and shielded from Ctrl-C."""
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(limits.cpu_seconds), str(limits.memory_bytes)]
     try:
         return subprocess.Popen(
@@ -213,27 +217,27 @@ def _started(limits: RenderLimits) -> subprocess.Popen[bytes]:
     except (OSError, ValueError) as error:
         raise ChatTemplateError(
             "the process that renders chat templates cannot be started",
-            f"{sys.executable or 'no Python program is known here'}: {error}",
-            "let this process start Python, or format the prompt yourself and pass it as a text",
+            f"{sys.executable or 'sys.executable is empty'}: {error}",
+            "allow this process to start Python, or format the prompt yourself and pass it as text",
         ) from error
 
 
 def _import_paths() -> list[str]:
-    """Where this package, jinja2 and what it needs are installed."""
+    """Return the folders that contain this package, jinja2 and its dependencies."""
     origins = [spec.origin for name in ("jinja2", "markupsafe") if (spec := importlib.util.find_spec(name)) is not None]
     files = [Path(__file__).parent.parent / "__init__.py", *(Path(origin) for origin in origins if origin)]
     return list(dict.fromkeys(str(file.resolve().parent.parent) for file in files))
 
 
 def _in_time(work: Callable[[], T], pipe: IO[bytes], event: str, deadline: float, seconds: float) -> T:
-    """What `work` returns, which waits for nothing once the pipe reports the event."""
+    """Return the result of `work`, which does not block after the pipe has reported the event."""
     left = max(0.0, deadline - time.monotonic())
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(pipe, getattr(select, event))
         if poll.poll(left * 1000):
             return work()
-    else:  # Windows waits so for sockets only
+    else:  # on Windows, select supports only sockets
         task = Task(work, "genai-template")
         if task.wait(left):
             return task.result()
@@ -247,11 +251,11 @@ def _close_pipes(process: subprocess.Popen[bytes]) -> None:
 
 
 SHARED = TemplateWorker()
-"""The worker of this process, for all its templates."""
+"""The worker that renders all templates of this process."""
 
 
 def _close_at_exit() -> None:
-    with contextlib.suppress(KeyboardInterrupt):  # nobody is left to whom it could be raised
+    with contextlib.suppress(KeyboardInterrupt):  # at exit, no caller could handle it
         SHARED.close()
 
 

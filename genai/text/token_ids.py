@@ -1,4 +1,4 @@
-"""Rows of token ids, as callers give them: lists, arrays, or whatever NumPy makes an array of."""
+"""Checks rows of token ids from callers: lists, arrays, or anything that NumPy converts to an array."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from ..errors import InputError
 
 
 def token_row(tokens: Any, vocab_size: int) -> list[int]:
-    """The ids of one sequence.
+    """Return the ids of one sequence.
 
     Args:
         tokens: a list, or an array [L] or [1, L].
-        vocab_size: ids must lie below it.
+        vocab_size: the upper bound of ids, exclusive.
 
     Raises:
-        InputError: not whole numbers, ids outside the vocabulary, several rows, or none.
+        InputError: the tokens are not whole numbers, are outside the vocabulary, are empty, or have several rows.
     """
     return checked_rows(split_rows(tokens, 1), 1, vocab_size)[0]
 
 
 def split_rows(tokens: Any, count: int) -> list[NDArray[np.int64]]:
-    """Rows of ids as int64.
+    """Return rows of ids as int64.
 
     Args:
-        tokens: a list of `count` rows of any lengths; an array [L], [count, L], or flat [count * L].
+        tokens: a list of `count` rows of any lengths, or an array [L], [count, L] or flat [count * L].
+        count: the number of rows.
 
     Raises:
-        InputError: not whole numbers, or an array that is no such rows.
+        InputError: the tokens are not whole numbers, or an array that cannot be split into rows.
     """
     if holds_rows(tokens):
         return [_ids(row) for row in tokens]
@@ -48,15 +49,15 @@ def split_rows(tokens: Any, count: int) -> list[NDArray[np.int64]]:
 
 
 def holds_rows(tokens: Any) -> bool:
-    """Whether it is a list of rows, which says how long each is."""
+    """Return True if `tokens` is a list of rows, which may have different lengths."""
     return isinstance(tokens, (list, tuple)) and any(isinstance(row, (list, tuple, np.ndarray)) for row in tokens)
 
 
 def checked_rows(rows: Sequence[NDArray[np.int64]], count: int, vocab_size: int) -> list[list[int]]:
-    """The rows as lists.
+    """Return the rows as lists.
 
     Raises:
-        InputError: their number is not `count`, a row is not one-dimensional, or ids lie outside the vocabulary.
+        InputError: the number of rows is not `count`, a row is not one-dimensional, or an id is outside the vocabulary.
     """
     if len(rows) != count:
         raise InputError(f"got {len(rows)} rows of tokens", f"batch_size is {count}", "pass one row per sequence")
@@ -71,17 +72,19 @@ def _ids(value: Any) -> NDArray[np.int64]:
     except ValueError as error:
         raise InputError("the tokens are ragged", str(error), "pass a list of lists, one per sequence") from error
     if array.size == 0:
-        raise InputError("there are no tokens", "a sequence needs at least one", "give a text, or tokens for each")
+        raise InputError(
+            "there are no tokens", "a sequence needs at least one token", "pass a text or tokens per sequence"
+        )
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"token ids of type {array.dtype}", "ids are whole numbers", "pass what Tokenizer.encode returned"
+            f"token ids of type {array.dtype}", "ids are whole numbers", "pass the result of Tokenizer.encode"
         )
     return array.astype(np.int64)
 
 
 def _check(row: NDArray[np.int64], index: int, vocab_size: int) -> None:
     if row.ndim != 1:
-        raise InputError(f"row {index} has shape {list(row.shape)}", "a row is a list of ids", "flatten it")
+        raise InputError(f"row {index} has shape {list(row.shape)}", "a row must be a list of ids", "flatten it")
     bad = row[(row < 0) | (row >= vocab_size)]
     if bad.size:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to prompts, on Hugging Face's tokenizer.json."""
+"""The tokenizer: text to token ids and back, and conversations to prompts, based on Hugging Face's tokenizer.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..models.model import Model
 
 
-# Characters of a text's beginning for each token that may be: common texts have four or five in one.
+# Length of the first prefix that is encoded, in characters per token of the limit. Common texts have four or five
+# characters per token.
 _CHARACTERS_JUDGED = 16
 
 
@@ -32,14 +33,14 @@ class Tokenizer:
     """Encodes text, decodes token ids, and formats chats.
 
     Args:
-        source: a Model, a Config, or a folder with tokenizer.json or another format of it (docs/text.md). A folder's
-            genai_config.json, where there is one, gives the special ids; otherwise generation_config.json and
-            tokenizer_config.json do.
+        source: a Model, a Config, or a folder with tokenizer.json or another format (docs/reference/text.md). The
+            special ids are read from the folder's genai_config.json if there is one, else from generation_config.json
+            and tokenizer_config.json.
 
     Raises:
         ModelFolderError: the folder does not exist.
         TokenizerError: the tokenizer's files are missing or cannot be used.
-        ConfigError: genai_config.json is wrong.
+        ConfigError: genai_config.json is invalid.
     """
 
     def __init__(self, source: Model | Config | str | Path) -> None:
@@ -55,7 +56,8 @@ class Tokenizer:
         added = self._backend.get_added_tokens_decoder()
         self._special = frozenset(token.content for token in added.values() if token.special)
         sizes = (config.model.vocab_size if config is not None else 0, self.vocab_size, *(id_ + 1 for id_ in added))
-        # A model's vocabulary is often padded beyond its tokenizer's; ids in between are valid and have no text.
+        # A model's vocabulary is often padded beyond the tokenizer's vocabulary. The additional ids are valid and have
+        # no text.
         self._num_ids = max(sizes)
         self._cleanup = cleans_up(self.folder, self._backend)
         self._templates = ChatTemplates(self.folder, names)
@@ -68,33 +70,33 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the tokenizer's vocabulary, special tokens included. The model's may be padded to more."""
+        """The number of entries in the tokenizer's vocabulary, with special tokens. The model's count may be larger."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def bos_token_id(self) -> int | None:
-        """The id that begins a text; None if the model has none."""
+        """The id at the start of a text; None if the model has no such id."""
         return self._ids.bos
 
     @property
     def eos_token_ids(self) -> NDArray[np.int32]:
-        """The ids that end a generation; may be empty."""
+        """The ids that end a generation; the array may be empty."""
         return np.asarray(self._ids.eos, np.int32)
 
     @property
     def pad_token_id(self) -> int | None:
-        """The id that fills short rows of a batch: the configured one, else the first of eos_token_ids, else None."""
+        """The padding id for short rows of a batch: the configured id, else the first of eos_token_ids, else None."""
         return self._ids.pad
 
     def update_options(self, **options: bool) -> None:
-        """Change how later calls work.
+        """Change options of later calls.
 
         Args:
-            options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
-                False), skip_special_tokens (decode leaves special tokens out; default True).
+            options: add_special_tokens (encode adds the special tokens of the tokenizer's post-processor, such as BOS;
+                default False), skip_special_tokens (decode omits special tokens; default True).
 
         Raises:
-            OptionError: no option, an unknown one, or a value that is not a boolean.
+            OptionError: no option is given, an option is unknown, or a value is not a boolean.
         """
         if not options:
             raise OptionError("update_options: no option given", "there is nothing to change", self._known_options())
@@ -102,7 +104,7 @@ class Tokenizer:
         for name, value in options.items():
             if name not in self._options:
                 raise OptionError(
-                    f"unknown tokenizer option {name!r} = {value!r}", "it is not part of the API", self._known_options()
+                    f"unknown tokenizer option {name!r} = {value!r}", "there is no such option", self._known_options()
                 )
             if not isinstance(value, bool):
                 raise OptionError(f"{name} = {value!r}", "True or False is expected", "pass a bool")
@@ -113,11 +115,11 @@ class Tokenizer:
         return f"the options are {', '.join(self._options)}"
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """Token ids int32 [L] of a text; special tokens written in it become their ids.
+        """Return the token ids of a text, int32 [L]. Special tokens in the text become their ids.
 
         Raises:
-            InputError: not a str, or text that is not valid (lone surrogates, NUL).
-            TokenizerError: the tokenizer has no ids for the text, or takes too long.
+            InputError: the text is not a str, or is invalid (lone surrogates, NUL).
+            TokenizerError: the tokenizer has no ids for the text, or encoding takes too long.
         """
         _check_text(text, "encode")
         with library_errors(f"encode: {self.folder} cannot encode this text"):
@@ -125,10 +127,10 @@ class Tokenizer:
         return np.asarray(ids, np.int32)
 
     def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """`encode` of several texts, in less time than one by one. An error of one is raised for all.
+        """Encode several texts, faster than one by one. If one text causes an error, the error is raised.
 
         Raises:
-            As encode.
+            GenaiError: as for encode.
         """
         for text in texts:
             _check_text(text, "encode_all")
@@ -137,13 +139,14 @@ class Tokenizer:
         return [np.asarray(ids, np.int32) for ids in rows]
 
     def too_many_tokens(self, text: str, limit: int) -> int:
-        """The tokens in the beginning of a text that has far more than `limit`; 0 if it is to be encoded to know.
+        """Return the number of tokens in a prefix of the text if it has far more than `limit`; else 0.
 
-        A long text is not encoded as a whole only to learn that it is too long: beginnings of it are, each twice as
-        long as the one before. Where one has more than twice the tokens allowed, no rest makes fewer of them.
+        If the result is 0, the whole text must be encoded to count its tokens. This method avoids encoding a long text
+        only to learn that it is too long: it encodes prefixes of doubling length. A prefix with more than twice the
+        limit is conclusive, whatever the rest of the text.
 
         Raises:
-            As encode.
+            GenaiError: as for encode.
         """
         length = _CHARACTERS_JUDGED * limit
         while length < len(text):
@@ -154,10 +157,10 @@ class Tokenizer:
         return 0
 
     def decode(self, tokens: ArrayLike) -> str:
-        """The text of token ids [L] (a list, a NumPy array of integers, or one id).
+        """Return the text of token ids [L] (a list, a NumPy array of integers, or one id).
 
         Raises:
-            InputError: not integers, not one-dimensional, or an id that the model does not have.
+            InputError: the ids are not integers, are not one-dimensional, or are not in the model's vocabulary.
         """
         return self._decode(self._checked_ids(tokens, "decode"))
 
@@ -167,11 +170,11 @@ class Tokenizer:
         return clean_up(text) if self._cleanup else text
 
     def encode_batch(self, texts: Sequence[str]) -> NDArray[np.int32]:
-        """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
+        """Return the token ids of several texts, int32 [B, L]. Short rows are padded on the right with pad_token_id.
 
         Raises:
-            InputError: not a list of texts, or an empty one.
-            TokenizerError: rows differ in length and there is no id to fill them with.
+            InputError: `texts` is not a list of texts, or empty.
+            TokenizerError: the rows have different lengths, and there is no padding id.
         """
         return self._filled(self._encoded_rows(texts))
 
@@ -186,8 +189,8 @@ class Tokenizer:
         length = max(map(len, rows))
         if self._ids.pad is None and any(len(row) < length for row in rows):
             raise TokenizerError(
-                "encode_batch: the texts differ in length and there is no pad_token_id",
-                "short rows must be filled with something",
+                "encode_batch: the texts have different lengths and there is no pad_token_id",
+                "short rows must be padded",
                 "set model.pad_token_id in genai_config.json, or encode() the texts one by one",
             )
         batch = np.full((len(rows), length), self._ids.pad or 0, np.int32)
@@ -196,10 +199,10 @@ class Tokenizer:
         return batch
 
     def decode_batch(self, batch: ArrayLike | Sequence[ArrayLike]) -> list[str]:
-        """The texts of token ids [B, L], or of a list of rows of different lengths.
+        """Return the texts of token ids [B, L], or of a list of rows of different lengths.
 
         Raises:
-            InputError: as decode, or not a batch.
+            InputError: as for decode, or `batch` is not a batch.
         """
         rows: Any = np.asarray(batch) if hasattr(batch, "__array__") else batch
         if not isinstance(rows, (np.ndarray, list, tuple)) or (isinstance(rows, np.ndarray) and rows.ndim != 2):
@@ -210,20 +213,20 @@ class Tokenizer:
         return [self._decode(self._checked_ids(row, f"decode_batch, row {index}")) for index, row in enumerate(rows)]
 
     def to_token_id(self, token: str) -> int:
-        """The id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
+        """Return the id of a vocabulary entry such as "<|im_end|>"; -1 if there is none."""
         _check_text(token, "to_token_id")
         token_id = self._backend.token_to_id(token)
         return -1 if token_id is None else int(token_id)
 
     def is_special(self, token: str) -> bool:
-        """Whether a text is a special token, which decode leaves out."""
+        """Return True if a text is a special token, which decode omits."""
         return token in self._special
 
     def token_text(self, token: int) -> str:
-        """The vocabulary entry of an id, as the tokenizer's files write it; "" if it has none.
+        """Return the vocabulary entry of an id, as written in the tokenizer's files; "" if there is no entry.
 
         Raises:
-            InputError: an id that the model does not have.
+            InputError: the id is not in the model's vocabulary.
         """
         self._check_id(token, "token_text")
         return self._backend.id_to_token(token) or ""
@@ -239,23 +242,25 @@ class Tokenizer:
         continue_final_message: bool | str = False,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation, as the model's chat template writes it.
+        """Return the prompt text of a conversation, written by the model's chat template.
 
         Args:
-            messages: a list of {"role", "content"}, or its JSON text.
-            template_str: a jinja2 template to use instead of the folder's; "" means none.
-            template_name: one of the folder's named templates; None chooses "tool_use" where there are tools and the
-                folder has it, else "default".
-            tools: tools the model may call: a list of JSON schemas, or its JSON text; empty means none.
-            add_generation_prompt: whether the text ends with the beginning of the assistant's reply; None means
-                unless continue_final_message is set.
-            continue_final_message: whether the text ends inside the last message, so that the model continues it;
-                a field's name (such as "reasoning_content") continues that field instead of "content".
-            variables: further names for the template, such as documents or enable_thinking.
+            messages: a list of {"role", "content"} messages, or its JSON text.
+            template_str: a jinja2 template that replaces the folder's; "" = none.
+            template_name: name of a template of the folder; None = "tool_use" if there are tools and the folder has a
+                template with this name, else "default".
+            tools: tools that the model may call: a list of JSON schemas, or its JSON text; empty = none.
+            add_generation_prompt: True to end the text with the start of the assistant's reply; None = True unless
+                continue_final_message is set.
+            continue_final_message: True to end the text inside the last message, so that the model continues the
+                message. If the value is the name of a field (such as "reasoning_content"), that field is continued
+                instead of "content".
+            variables: further variables of the template, such as documents or enable_thinking.
 
         Raises:
-            InputError: messages, tools or variables are not what a template can read.
-            ChatTemplateError: there is no template, or it is invalid, refused the messages, failed, or ran too long.
+            InputError: messages, tools or variables are of a type that templates cannot read.
+            ChatTemplateError: there is no template, or the template is invalid, rejected the messages, failed, or took
+                too long.
         """
         return self._templates.render(
             messages,
@@ -274,23 +279,23 @@ class Tokenizer:
         tools: str | Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """apply_chat_template, which renders what the template makes of it, but nothing may be left out in silence.
+        """Call apply_chat_template, and raise an error if the template leaves out a message or the tools.
 
         Args:
             messages, tools, variables: as for apply_chat_template.
 
         Raises:
-            ChatTemplateError: as apply_chat_template; also where the template has no tools, or writes nothing of a
-                message, as templates do with roles that they do not know.
-            InputError: as apply_chat_template.
+            ChatTemplateError: as for apply_chat_template; also if the template does not support tools, or omits a
+                message, as templates do for unknown roles.
+            InputError: as for apply_chat_template.
         """
         return self._templates.render(messages, tools=tools or None, variables=variables, complete=True)
 
     def chat_prompts(self, conversations: Sequence[Mapping[str, Any]]) -> list[str | GenaiError]:
-        """`chat_prompt` of several conversations, in less time than one by one: a prompt, or an error, for each.
+        """Call `chat_prompt` for several conversations, faster than one by one. Return each prompt or error.
 
         Args:
-            conversations: the arguments of each by name: messages, tools, variables.
+            conversations: the arguments of each call by name: messages, tools, variables.
         """
         return self._templates.render_all([{**one, "complete": True} for one in conversations])
 
@@ -300,24 +305,24 @@ class Tokenizer:
         return self._templates.text()
 
     def template_text(self, *, template_name: str | None = None, with_tools: bool = False) -> str:
-        """The jinja2 source of the chat template that apply_chat_template would use, for `genai.text.parsing.detect`.
+        """Return the jinja2 source that apply_chat_template would use, for `genai.text.parsing.detect`.
 
         Raises:
-            ChatTemplateError: there is none of that name, or none at all.
+            ChatTemplateError: the folder has no template with this name, or no template at all.
         """
         return self._templates.source(None, template_name, with_tools=with_tools).text
 
     def create_stream(self, *, keep: Collection[str] = (), cleans_up: bool = True) -> TokenizerStream:
-        """A stream that decodes one token at a time, with the options as they are now.
+        """Return a stream that decodes one token at a time, with the current options.
 
         Args:
-            keep: special tokens that are shown even where skip_special_tokens leaves them out, such as the markers of
-                a reply parser. Texts that are no special token of this tokenizer change nothing.
-            cleans_up: whether spaces are removed that tokenizer_config.json wants removed; a text that must match
-                something keeps them.
+            keep: special tokens that are kept even if skip_special_tokens is set, such as the markers of a reply
+                parser. Texts that are not special tokens of this tokenizer are ignored.
+            cleans_up: True to apply the clean-up of spaces that tokenizer_config.json requests; pass False for text
+                that must match a grammar.
 
         Raises:
-            InputError: keep is not a list of texts.
+            InputError: `keep` is not a list of texts.
             TokenizerError: the tokenizer's decoder needs the whole text.
         """
         is_list = isinstance(keep, (list, tuple, set, frozenset))
@@ -342,7 +347,7 @@ class Tokenizer:
         return ids.astype(np.int64)
 
     def _check_id(self, id_: int, call: str) -> None:
-        # Vocabularies may have gaps, so a count of entries alone does not say which ids exist.
+        # Vocabularies can have gaps, so the number of entries on its own does not determine the valid ids.
         if not (0 <= id_ < self._num_ids or (0 <= id_ < 2**32 and self._backend.id_to_token(id_) is not None)):
             raise InputError(
                 f"{call}: token id {id_}", f"ids are 0 to {self._num_ids - 1}", "pass ids of this model's vocabulary"
@@ -353,7 +358,7 @@ class Tokenizer:
 
 
 class TokenizerStream:
-    """Decodes a generation token by token; made by Tokenizer.create_stream()."""
+    """Decodes a generation token by token. Tokenizer.create_stream creates it."""
 
     def __init__(self, tokenizer: Tokenizer, keep: frozenset[str] = frozenset(), *, cleans_up: bool = True) -> None:
         decoder = tokenizer._backend.decoder
@@ -363,18 +368,18 @@ class TokenizerStream:
         self._detokenizer = Detokenizer(state, cleanup=cleans_up and tokenizer._cleanup)
 
     def copy(self) -> TokenizerStream:
-        """A stream in the same state that goes its own way."""
+        """Return an independent stream in the same state."""
         other = copy.copy(self)
         other._detokenizer = copy.deepcopy(self._detokenizer)
         return other
 
     def decode(self, token: SupportsIndex) -> str:
-        """The text that has become certain with this token: whole characters, or "" until one is complete.
+        """Return the text that later tokens cannot change: whole characters, or "" until one is complete.
 
-        All pieces and the flush() behind them are together what Tokenizer.decode() gives for all the tokens.
+        All pieces and the result of the final flush() together equal the result of Tokenizer.decode() for all tokens.
 
         Raises:
-            InputError: not an integer, or an id that the model does not have.
+            InputError: the token is not an integer, or not in the model's vocabulary.
         """
         try:
             id_ = operator.index(token)
@@ -387,7 +392,7 @@ class TokenizerStream:
         return "" if text is None or text in self._skipped else self._detokenizer.feed(text)
 
     def flush(self) -> str:
-        """The rest of the text: an unfinished character becomes U+FFFD. The next token starts a new text."""
+        """Return the rest of the text; an unfinished character becomes U+FFFD. The next token starts a new text."""
         return self._detokenizer.flush()
 
 
@@ -405,6 +410,6 @@ def _check_text(text: object, call: str) -> None:
     except UnicodeEncodeError as error:
         raise InputError(
             f"{call}: the text has half a surrogate pair at position {error.start}",
-            "it is not valid Unicode, usually because bytes were decoded with errors='surrogateescape'",
+            "that is not valid Unicode, usually because bytes were decoded with errors='surrogateescape'",
             "decode the bytes with errors='replace'",
         ) from error

@@ -1,7 +1,7 @@
-"""What a tokenizer.json may do to a text: its rules are written by strangers, and a few short ones make gigabytes.
+"""Limits on the rules of a tokenizer.json. Rules are untrusted, and a few short rules can expand a text to gigabytes.
 
-How much longer a text can become is known from the rules themselves; the tokenizers library would try, and end the
-process where memory runs out.
+The maximum growth of a text is computed from the rules. The tokenizers library would simply apply them, and the process
+would be killed when memory runs out.
 """
 
 from __future__ import annotations
@@ -20,47 +20,53 @@ from ..common.reading import json_object
 from ..errors import TokenizerError
 
 MAX_FACTOR = 128
-"""So many times longer may a text become; the longest expansion in Unicode's normal forms is 18, that to bytes 4."""
+"""Maximum factor by which a text may grow. The largest factor of Unicode's normal forms is 18, and of bytes it is 4."""
 MAX_ADDED = 2**16
-"""So many characters may be put before or behind a text."""
+"""Maximum number of characters that may be added before or after a text."""
 MAX_STAGES = 64
 MAX_VALUES = 2**21
-"""So many commas may the file have; a vocabulary of 262,000 with 515,000 merges has 1.3 million."""
+"""Maximum number of commas in the file; a vocabulary of 262,000 tokens with 515,000 merges has 1.3 million."""
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
-# A byte of UTF-8 becomes a character.
+# Each UTF-8 byte becomes a character.
 _BYTES_PER_CHARACTER = 4
-# One of the parts, or a letter of ASCII that is written as an escape, which may hide one.
+# A key of a part, or an escaped ASCII letter, which may hide such a key.
 _PARTS_BEHIND = re.compile(rf'"({"|".join(_PARTS)})"\s*:\s*[{{n]|\\u00[4-7]', re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """The most characters that n become: factor * n + added; and the number of rules behind that."""
+    """The maximum growth of a text by rules: n characters become at most factor * n + added.
+
+    Attributes:
+        factor: the factor.
+        added: the number of added characters.
+        stages: the number of rules.
+    """
 
     factor: float = 1.0
     added: float = 0.0
     stages: int = 1
 
     def then(self, other: Growth) -> Growth:
-        """Both, one after the other."""
+        """Return the growth by these rules followed by the other rules."""
         added = self.added * other.factor + other.added
         return Growth(self.factor * other.factor, added, self.stages + other.stages)
 
 
 def check_rules(text: str, path: Path) -> None:
-    """Check how far the rules of a tokenizer.json can blow up a text: before the library reads it, which applies them.
+    """Check how much the rules of a tokenizer.json can expand a text before the library reads and applies the rules.
 
     Raises:
-        TokenizerError: too far; or a table that the library cannot even read.
+        TokenizerError: the growth exceeds a limit, or a table is malformed.
     """
     if (count := text.count(",")) > MAX_VALUES:
-        why = "the library would take many seconds to read it"
-        raise TokenizerError(f"{path}: has {count} commas", why, f"give one with at most {MAX_VALUES}")
+        why = "the library would need many seconds to read the file"
+        raise TokenizerError(f"{path}: has {count} commas", why, f"use a file with at most {MAX_VALUES}")
     parts = _parts(text, path)
     growth = Growth(stages=0)
     for name in _PARTS:
-        # The decoder begins anew, with ids.
+        # The decoder is counted separately, because it starts from ids.
         growth = Growth(stages=0) if name == "decoder" else growth
         for stage in _stages(parts.get(name)):
             growth = growth.then(_growth_of_stage(stage, path))
@@ -68,13 +74,13 @@ def check_rules(text: str, path: Path) -> None:
             raise TokenizerError(
                 f"{path}: its {name} can make a text {growth.factor:.6g} times longer and add {growth.added:.6g} "
                 f"characters, with {growth.stages} rules",
-                f"at most {MAX_FACTOR} times, {MAX_ADDED} characters and {MAX_STAGES} rules are allowed",
+                f"the limits are {MAX_FACTOR} times, {MAX_ADDED} characters and {MAX_STAGES} rules",
                 "copy the file again from the original model",
             )
 
 
 def _parts(text: str, path: Path) -> Mapping[str, Any]:
-    """The file without its vocabulary where that is possible: it is large, stands last, and is read by the library."""
+    """Return the file, if possible without its vocabulary, which is large and last and which the library reads."""
     end = text.find('"model"')
     if end >= 0 and not _PARTS_BEHIND.search(text, end):
         with contextlib.suppress(TokenizerError):
@@ -83,7 +89,7 @@ def _parts(text: str, path: Path) -> Mapping[str, Any]:
 
 
 def _stages(rule: Any) -> Iterator[Mapping[str, Any]]:
-    """The single rules of a nested sequence of them. Rules may lack their type, and are known by what they have."""
+    """Yield the individual rules of nested sequences. A rule without a type is identified by its fields."""
     if not isinstance(rule, Mapping):
         return
     if rule.get("type") != "Sequence":
@@ -96,7 +102,7 @@ def _stages(rule: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth_of_stage(stage: Mapping[str, Any], path: Path) -> Growth:
-    """What is malformed is left to the library, which refuses it."""
+    """Return the growth by one rule. Malformed rules are accepted here, because the library rejects them."""
     if "precompiled_charsmap" in stage:
         return Growth(_checked_table(stage["precompiled_charsmap"], path))
     if "prepend" in stage:
@@ -115,7 +121,7 @@ def _growth_of_stage(stage: Mapping[str, Any], path: Path) -> Growth:
 
 def _growth_of_replacement(pattern: Any, content: str) -> Growth:
     literal = pattern.get("String") if isinstance(pattern, Mapping) else None
-    if not isinstance(literal, str) or not literal:  # one that matches the empty text does so beside every character
+    if not isinstance(literal, str) or not literal:  # the empty string matches beside every character
         return Growth(1 + len(content)) if len(content) > 1 else Growth()
     return Growth(max(1.0, len(content) / len(literal)))
 
@@ -125,14 +131,14 @@ def _checked_table(table: Any, path: Path) -> int:
     if longest is None:
         raise TokenizerError(
             f"{path}: precompiled_charsmap of the normalizer is damaged",
-            "it is the length of a table, the table and the texts that it leads to, as base64",
+            "it must be base64 of the length of a table, the table, and the texts that it refers to",
             "copy the file again from the original model",
         )
     return max(longest, 1)
 
 
 def _longest_entry(table: str) -> int | None:
-    """Characters of the longest text in a table of a SentencePiece normalizer; None if it is no such table."""
+    """Return the length of the longest text in a SentencePiece normalizer's table; None if the table is malformed."""
     try:
         data = base64.b64decode(table, validate=True)
         (size,) = struct.unpack_from("<I", data)

@@ -1,4 +1,4 @@
-"""A tokenizer's vocabulary as bytes: what each token adds to a text, as grammars need it."""
+"""A tokenizer's vocabulary as the bytes that each token adds to a text, for grammars."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
     from ..models.model import Model
 
 _BYTE_TOKEN = len("<0x00>")
-# Texts of which the ids are kept: so many, and so many characters of each at most.
+# Cache of encoded texts: the maximum number of texts, and of characters in each.
 _MOST_KEPT, _LONGEST_KEPT = 4096, 256
-# Stands before a text that a tokenizer would otherwise begin with a space of its own; no text holds it.
+# A prefix for texts, for tokenizers that otherwise add a space at the start. No text contains the prefix.
 _BEFORE = "\x02"
 
 
 def guidance_of(model: Model, tokenizer: Tokenizer | None = None) -> Guidance:
-    """What compiles grammars for a model; one for all that use it.
+    """Return the grammar compiler of a model, which all users of the model share.
 
     Args:
-        tokenizer: that of its folder; None: it is loaded when the first grammar comes.
+        model: the model.
+        tokenizer: the tokenizer of the model's folder; None = the tokenizer is loaded for the first grammar.
     """
     guidance = _KNOWN.get(model)
     if guidance is None:
         known = model.config.model
-        # The model itself must not be held: it is the key, and would never be collected.
+        # A reference to the model would keep it alive forever, because it is the key of a weak dictionary.
         loaded, config = tokenizer, model.config
         make = partial(token_bytes, loaded) if loaded is not None else lambda: token_bytes(Tokenizer(config))
         guidance = _KNOWN[model] = Guidance(make, known.vocab_size, known.eos_token_ids)
@@ -45,10 +46,10 @@ _KNOWN: weakref.WeakKeyDictionary[Single, Guidance] = weakref.WeakKeyDictionary(
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
-    """The bytes of each token in the middle of a text. What a decoder does with a text's first token is left out.
+    """Return the bytes of each token in the middle of a text, without special treatment of a text's first token.
 
     Raises:
-        TokenizerError: they depend on the tokens beside it.
+        TokenizerError: the bytes of a token depend on the adjacent tokens.
     """
     backend = tokenizer.backend
     special = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
@@ -61,12 +62,12 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
 
 
 class Encoding:
-    """The ids of a text that is part of a longer one: as the tokenizer has them, where they are the text again."""
+    """Encodes a part of a longer text, with the tokenizer if the ids decode to the same text, else greedily."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: Sequence[bytes], special: set[int]) -> None:
         self._tokenizer, self._tokens, self._special = tokenizer, tokens, special
         self._by_bytes: dict[bytes, int] | None = None
-        # Requests with one grammar are forced to write the same, and a tokenizer takes its time.
+        # Requests with the same grammar are forced to write the same texts, and encoding is slow, so texts are cached.
         self._known: OrderedDict[str, list[int]] = OrderedDict()
 
     def __call__(self, text: str) -> list[int]:
@@ -84,13 +85,13 @@ class Encoding:
             try:
                 ids = self._tokenizer.encode(before + text).tolist()
             except GenaiError:
-                break  # too slow, or a text that it refuses
+                break  # the tokenizer is too slow, or rejects the text
             if (rest := self._rest(ids, before.encode(), text.encode())) is not None:
                 return rest
         return self._greedy(text.encode())
 
     def _rest(self, ids: list[int], before: bytes, text: bytes) -> list[int] | None:
-        """The ids behind those of `before`, if they are what is wanted."""
+        """Return the ids that follow the ids of `before`, if they decode to exactly `text`."""
         if self._special.intersection(ids):
             return None
         start, prefix = 0, b""
@@ -101,7 +102,7 @@ class Encoding:
         return ids[start:] if exact else None
 
     def _greedy(self, text: bytes) -> list[int]:
-        """The longest token at each place; nothing from where there is none on."""
+        """Return the longest matching token at each position, up to the first position without a match."""
         if self._by_bytes is None:
             pairs = ((token, id_) for id_, token in enumerate(self._tokens) if token and id_ not in self._special)
             self._by_bytes = dict(pairs)
@@ -117,7 +118,7 @@ class Encoding:
 
 
 def _reader(decoder: Any) -> Callable[[str], bytes]:
-    """From a vocabulary entry to its bytes, by the decoder of a tokenizer.json."""
+    """Return a function from vocabulary entries to bytes, according to the decoder of a tokenizer.json."""
     if decoder is None:
         return lambda text: f" {text}".encode()
     parts = [*decoder_parts(json.loads(decoder.__getstate__()))]
@@ -128,14 +129,14 @@ def _reader(decoder: Any) -> Callable[[str], bytes]:
         if _changes_text(part) or (index > fused and part["type"] == "Replace"):
             raise TokenizerError(
                 f"grammars cannot be used with this tokenizer: its decoder {part['type']!r} changes the text",
-                "what a token adds to the text depends on the tokens beside it",
+                "the text of a token depends on the adjacent tokens",
                 "leave the grammar out, or use a model with a byte-level or SentencePiece tokenizer",
             )
     return partial(_from_parts, parts)
 
 
 def _changes_text(part: Mapping[str, Any]) -> bool:
-    """Whether a decoder does more than to give each token its text."""
+    """Return True if a decoder does more than map each token to the token's text."""
     return (part["type"] == "Replace" and "String" not in part["pattern"]) or (
         part["type"] == "WordPiece" and part["cleanup"]
     )

@@ -1,1 +1,1 @@
-"""Files of tensors: safetensors and GGUF, read through memory maps, and adapters of onnxruntime."""
+"""Files of tensors: memory-mapped safetensors and GGUF files, and onnxruntime's adapters."""

@@ -1,7 +1,7 @@
-"""A GGUF file (llama.cpp's): metadata by key, and tensors read through a memory map. All of it is untrusted.
+"""Reader for GGUF files (llama.cpp): metadata by key, and memory-mapped tensors. Files are untrusted.
 
-Every count and length is compared with the bytes that are left before anything is made for it, so a file can take no
-more memory than a few times its own header. The format: docs/gguf.md of the ggml repository.
+Every count and length is compared with the number of remaining bytes before memory is allocated, so reading a file
+needs at most a few times the size of its header. Specification: docs/gguf.md of the ggml repository.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT, _MOST_ALIGNMENT = 32, 1 << 20
-# Longer headers than any file has: a token takes some tens of bytes, a chat template some thousands.
+# Limits above the sizes of any real header: a token needs tens of bytes, a chat template thousands of bytes.
 _MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 18, 1 << 22
 _MOST_KEY, _MOST_NAME, _MOST_DIMS, _MOST_TEXT = 65535, 64, 4, 1 << 26
-# The least bytes that an entry takes: lengths, a type, a value or an offset.
+# Minimum sizes in bytes of the header's entries: lengths, a type, a value or an offset.
 _LEAST_ENTRY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 _MOST_PARTS = 4096
 
@@ -41,7 +41,7 @@ _NUMBERS: Final = {
 }  # fmt: skip
 _FLOATS: Mapping[int, Any] = {0: np.float32, 1: np.float16, 28: np.float64, 30: ml_dtypes.bfloat16}
 _FLOAT_NAMES = {0: "F32", 1: "F16", 28: "F64", 30: "BF16"}
-# Types that ggml had or has, and that hold no weights which are read here.
+# Types in current and past versions of ggml that do not hold weights or are not supported.
 _OTHER_TYPES = {
     4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 31: "Q4_0_4_4",
     32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 41: "Q1_0", 42: "Q2_0",
@@ -52,14 +52,15 @@ _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gg
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor lies.
+    """The type, shape and location of a tensor.
 
     Attributes:
-        kind: its type's name, such as "F16" or "Q4_K".
-        dtype: of its elements, or of its blocks; see `quant.ggml`.
-        shape: [..., rows, columns], the columns counted in weights.
-        stored: the same, the columns counted in elements of `dtype`.
-        first: byte of the file. nbytes: of the tensor.
+        kind: name of the tensor's type, such as "F16" or "Q4_K".
+        dtype: dtype of the tensor's elements or blocks; see `quant.ggml`.
+        shape: [..., rows, columns], with columns counted in weights.
+        stored: the same shape, with columns counted in elements of `dtype`.
+        first: offset of the first byte in the file.
+        nbytes: size in bytes.
     """
 
     kind: str
@@ -71,17 +72,21 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One file; `open_gguf` joins those that belong together.
+    """One GGUF file. `GgufModel` joins the files of one model.
 
     Attributes:
-        path: of it. metadata: by key; arrays of numbers are NumPy's, of strings lists. tensors: by name.
+        path: path of the file.
+        metadata: values by key; arrays of numbers are NumPy arrays, arrays of strings are lists.
+        tensors: tensors by name.
 
     Args:
-        copied: whether to read all of it at once: whoever cuts a mapped file short ends the process that reads it.
+        copied: True to read the whole file into memory, because truncating a mapped file kills the process that reads
+            it.
 
     Raises:
-        ModelFolderError: there is no such file, or it cannot be read. InputError: it is malformed.
-        CacheCapacityError: there is no memory for a copy.
+        ModelFolderError: the file does not exist or cannot be read.
+        InputError: the file is malformed.
+        CacheCapacityError: there is not enough memory for a copy.
     """
 
     def __init__(self, path: Path, *, copied: bool = False) -> None:
@@ -107,18 +112,18 @@ class GgufFile:
         self.tensors = _tensors(cursor, tensor_count, _alignment(cursor, self.metadata))
 
     def single(self, key: str, default: Any = None) -> Any:
-        """A value of the metadata; InputError if it is an array."""
+        """Return a metadata value. Raise InputError if the value is an array."""
         value = self.metadata.get(key, default)
         if isinstance(value, np.ndarray | list):
             raise InputError(
                 f"{self.path}: {key} is a list, {np.asarray(value[:9]).tolist()!r:.40}",
-                "one value is expected",
+                "it must be a single value",
                 "convert the model again",
             )
         return value
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor as a view of the file: of floats, or of blocks."""
+        """Return a tensor of floats or blocks as a view of the file."""
         tensor = self.tensors[name]
         cut = self._bytes[tensor.first : tensor.first + tensor.nbytes]
         view: NDArray[Any] = cut.view(tensor.dtype).reshape(tensor.stored)
@@ -126,7 +131,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """Reads a header from its beginning on; never beyond the file."""
+    """A sequential reader of a header, which never reads beyond the end of the file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
         self.path, self._data, self.offset = path, memoryview(data.data), 0
@@ -137,12 +142,12 @@ class _Cursor:
 
     def fail(self, why: str) -> NoReturn:
         raise InputError(
-            f"{self.path}: is not a sound GGUF file", f"at byte {self.offset}: {why}", "download or convert it again"
+            f"{self.path} is not a valid GGUF file", f"at byte {self.offset}: {why}", "download it or convert it again"
         )
 
     def take(self, count: int, subject: str) -> memoryview:
         if count > self.left:
-            self.fail(f"{subject} takes {count} bytes, the file has {self.left} more")
+            self.fail(f"reading {subject} needs {count} bytes, but only {self.left} are left in the file")
         self.offset += count
         return self._data[self.offset - count : self.offset]
 
@@ -150,10 +155,12 @@ class _Cursor:
         return struct.unpack(struct_format, self.take(struct.calcsize(struct_format), "a number"))[0]
 
     def count(self, least: int, most: int, subject: str) -> int:
-        """A number of things of at least so many bytes each."""
+        """Read a number of items, each of which needs at least `least` bytes."""
         number = int(self.number("<Q"))
         if number > most or number * least > self.left:
-            self.fail(f"{number} {subject}, and the file has {self.left} more bytes (at most {most} are read)")
+            self.fail(
+                f"{number} {subject} do not fit in the remaining {self.left} bytes, or exceed the limit of {most}"
+            )
         return number
 
     def text(self, most: int, subject: str) -> str:
@@ -169,7 +176,7 @@ class _Cursor:
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _NUMBERS:
-            self.fail(f"key {key!r:.100} has a value of type {kind}, which GGUF does not have")
+            self.fail(f"key {key!r:.100} has a value of type {kind}, which GGUF does not define")
         number = self.number(_NUMBERS[kind])
         return bool(number) if kind == _BOOL else number
 
@@ -179,40 +186,42 @@ class _Cursor:
             count = self.count(8, _MOST_STRINGS, f"strings in {key!r:.100}")
             return self._texts(count, key)
         if kind not in _NUMBERS:
-            self.fail(f"key {key!r:.100} has an array of type {kind}; arrays of numbers and of strings are read")
+            self.fail(f"key {key!r:.100} has an array of type {kind}; only numbers and strings are supported")
         dtype = np.dtype(_NUMBERS[kind])
         count = self.count(dtype.itemsize, len(self._data), f"numbers in {key!r:.100}")
         return np.frombuffer(self.take(count * dtype.itemsize, key), dtype)
 
     def _texts(self, count: int, key: str) -> list[str]:
-        """Several texts, one behind the other. Bytes that are not UTF-8 are kept as surrogates."""
+        """Read consecutive strings. Bytes that are not UTF-8 become surrogates."""
         data, offset, end, texts = self._data, self.offset, len(self._data), []
         for _ in range(count):
             first = offset + 8
             size = int.from_bytes(data[offset:first], "little")
             offset = first + size
             if offset > end or size > _MOST_TEXT:
-                self.fail(f"a text in {key!r:.100} has {size} bytes, the file has {max(end - first, 0)} more")
+                self.fail(
+                    f"a string in {key!r:.100} has {size} bytes, but only {max(end - first, 0)} are left in the file"
+                )
             texts.append(str(data[first:offset], "utf-8", "surrogateescape"))
         self.offset = offset
         return texts
 
 
 def _counts(cursor: _Cursor) -> tuple[int, int]:
-    """Numbers of tensors and of keys, after the magic bytes and the version."""
+    """Read the magic bytes and the version, and return the numbers of tensors and of keys."""
     if bytes(cursor.take(min(4, cursor.left), "the magic bytes")) != MAGIC:
         raise InputError(
-            f"{cursor.path}: is not a GGUF file", "it does not begin with the letters GGUF",
-            "give a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
+            f"{cursor.path} is not a GGUF file", "it does not start with the letters GGUF",
+            "use a file that llama.cpp's convert_hf_to_gguf.py or llama-quantize wrote",
         )  # fmt: skip
     version = int(cursor.number("<I"))
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        why = f"it has version {version}; versions {_VERSIONS[0]} and {_VERSIONS[1]} are read"
+        why = f"it has version {version}; only versions {_VERSIONS[0]} and {_VERSIONS[1]} are supported"
         if swapped in _VERSIONS:
             why = f"it is big-endian (version {swapped} with its bytes swapped)"
         raise InputError(
-            f"{cursor.path}: this GGUF file cannot be read", why,
+            f"{cursor.path}: unsupported GGUF file", why,
             "convert the model again with a current convert_hf_to_gguf.py, without --bigendian",
         )  # fmt: skip
     tensors = cursor.count(_LEAST_TENSOR, _MOST_TENSORS, "tensors")
@@ -227,7 +236,7 @@ def _alignment(cursor: _Cursor, metadata: Mapping[str, Any]) -> int:
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTensor]:
-    """The table of tensors; their data lies behind it, each from a multiple of the alignment on, without overlaps."""
+    """Read the table of tensors. The data of the tensors follows the table, aligned and without overlaps."""
     entries: dict[str, tuple[Any, int]] = {}
     for _ in range(count):
         name = cursor.text(_MOST_NAME, "a tensor's name")
@@ -241,7 +250,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
         if not all(shape) or math.prod(shape) > 1 << 48:
             cursor.fail(f"tensor {name!r} has the shape {list(shape)}")
         if offset % alignment:
-            cursor.fail(f"tensor {name!r} begins at {offset}, which is no multiple of the alignment {alignment}")
+            cursor.fail(f"tensor {name!r} starts at {offset}, which is not a multiple of the alignment {alignment}")
         entries[name] = (_sized(cursor, name, kind, shape), offset)
     begin = -(-cursor.offset // alignment) * alignment
     end, tensors = begin, {}
@@ -249,10 +258,10 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
         kind_name, dtype, stored, nbytes = sized
         first = begin + offset
         if first < end:
-            cursor.fail(f"tensor {name!r} overlaps the one before it, which ends at {end - begin}")
+            cursor.fail(f"tensor {name!r} overlaps the preceding tensor, which ends at {end - begin}")
         end = first + nbytes
         if end > cursor.offset + cursor.left:
-            cursor.fail(f"tensor {name!r} ends at byte {end}, and the file is cut off before")
+            cursor.fail(f"tensor {name!r} ends at byte {end}, beyond the end of the file")
         columns = stored[-1] * (_BLOCKS[kind_name].columns if kind_name in _BLOCKS else 1)
         tensors[name] = GgufTensor(kind_name, dtype, (*stored[:-1], columns), stored, first, nbytes)
     return {name: tensors[name] for name in entries}
@@ -261,7 +270,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, GgufTenso
 def _sized(
     cursor: _Cursor, name: str, kind: int, shape: tuple[int, ...]
 ) -> tuple[str, np.dtype[Any], tuple[int, ...], int]:
-    """A type's name, the dtype, the shape in elements of it, and the bytes."""
+    """Return the name of the type, the dtype, the shape in elements of that dtype, and the size in bytes."""
     if kind in _FLOATS:
         dtype = np.dtype(_FLOATS[kind])
         return _FLOAT_NAMES[kind], dtype, shape, math.prod(shape) * dtype.itemsize
@@ -270,28 +279,31 @@ def _sized(
         known = ", ".join([*_FLOAT_NAMES.values(), *_BLOCKS])
         raise InputError(
             f"{cursor.path}: tensor {name!r} has the type {_OTHER_TYPES.get(kind, '')} ({kind})".replace("  ", " "),
-            f"known are {known}",
-            "take another quantisation of the same model, such as Q4_K_M or Q8_0",
+            f"the supported types are {known}",
+            "use another quantisation of the same model, such as Q4_K_M or Q8_0",
         )
     if shape[-1] % ggml_type.columns:
         cursor.fail(
-            f"tensor {name!r} of type {ggml_type.name} has rows of {shape[-1]}, no multiple of {ggml_type.columns}"
+            f"tensor {name!r} of type {ggml_type.name} has rows of {shape[-1]}, not a multiple of {ggml_type.columns}"
         )
     stored = (*shape[:-1], shape[-1] // ggml_type.columns)
     return ggml_type.name, ggml_type.dtype, stored, math.prod(stored) * ggml_type.nbytes
 
 
 class GgufModel(TensorFiles[GgufFile]):
-    """The files of one model as one: tensors by name, and the metadata of the first file.
+    """The files of one model: tensors by name, and the metadata of the first file.
 
     Attributes:
-        path: the file that was given. files: all of them, in order. metadata: see GgufFile.
+        path: the path as the caller passed it.
+        files: all files, in order.
+        metadata: see GgufFile.
 
     Args:
         copied: see GgufFile.
 
     Raises:
-        ModelFolderError: a file of several is missing. InputError: one is malformed, or they do not fit together.
+        ModelFolderError: one of several files is missing.
+        InputError: a file is malformed, or the files do not belong together.
     """
 
     def __init__(self, path: str | Path, *, copied: bool = False) -> None:
@@ -303,31 +315,31 @@ class GgufModel(TensorFiles[GgufFile]):
             stated = file.single("split.count", 1), file.single("split.no", 0)
             if stated != (len(self.files), number) and not (len(self.files) == 1 and stated[0] in (0, 1)):
                 raise InputError(
-                    f"{file.path}: it says that it is file {stated[1]!r:.20} of {stated[0]!r:.20}",
-                    f"by its name it is file {number} of {len(self.files)}, counted from 0",
-                    "give the files the names under which they were published",
+                    f"{file.path}: the metadata describes file {stated[1]!r:.20} of {stated[0]!r:.20}",
+                    f"according to the name, it is file {number} of {len(self.files)}, counting from 0",
+                    "give the files their original names",
                 )
             self._add(file, "download the files again")
 
     @property
     def architecture(self) -> str:
-        """general.architecture, such as "llama"; InputError if the file does not say it."""
+        """The value of general.architecture, such as "llama"; raises InputError if the key is missing or malformed."""
         architecture = self.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise InputError(
                 f"{self.path}: general.architecture is {architecture!r:.40}",
-                "without it nothing else can be understood",
+                "no other key can be interpreted without it",
                 "convert the model again",
             )  # fmt: skip
         return architecture
 
     def info(self, name: str) -> GgufTensor:
-        """Type and shape of a tensor."""
+        """Return the type and shape of a tensor."""
         return self._file_of[name].tensors[name]
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a path is a file that is meant to be GGUF: by its name, or by its first bytes."""
+    """Return True if a path is a GGUF file, by its name or by its first bytes."""
     try:
         if not path.is_file():
             return False
@@ -340,20 +352,20 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """The files of a model by the name of one of them: those of NAME-00001-of-00003.gguf, or that file alone."""
+    """Return all files of a model, given one of them (NAME-00001-of-00003.gguf). Other names belong to one file."""
     match = _PART_NAME.fullmatch(path.name)
     if match is None:
         return [path]
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= _MOST_PARTS:
         raise InputError(
-            f"{path}: its name says file {match['number']} of {match['count']}", "there is no such part",
-            "give the files the names under which they were published",
+            f"{path}: the name states file {match['number']} of {match['count']}", "that number is out of range",
+            "give the files their original names",
         )  # fmt: skip
     parts = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
     if missing := [part.name for part in parts if not part.is_file()]:
         raise ModelFolderError(
-            f"{path}: of {count} files {len(missing)} are missing, first {missing[0]}",
-            "the model's tensors are spread over all of them", "download all of them into one folder",
+            f"{path}: {len(missing)} of {count} files are missing, first {missing[0]}",
+            "all of the files hold tensors of the model", "download all files to one folder",
         )  # fmt: skip
     return parts

@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file, read through a memory map."""
+"""Memory-mapped tensors of a safetensors file."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ TensorEntry = tuple[np.dtype[Any], tuple[int, ...], int, int]
 
 
 class SafetensorsFile:
-    """Tensors by name; reading one maps its bytes and copies nothing.
+    """The tensors of a safetensors file by name. Reading a tensor maps its bytes without a copy.
 
-    The safetensors library reads the header, and checks that the tensors lie one behind the other, without gaps, up to
-    the file's end. Its own way to read one would copy it. Of two tensors of one name it keeps the second only.
+    The safetensors library reads the header and checks that the tensors are contiguous and end at the end of the file.
+    The library is not used to read tensors, because it would copy them. If two tensors had the same name, the library
+    would keep only the second.
 
     Raises:
-        InputError: the file cannot be read, its header is malformed, or a tensor is of a type that is not known here.
+        InputError: the file cannot be read, its header is malformed, or a tensor has an unsupported type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,21 +69,22 @@ class SafetensorsFile:
             raise InputError(f"{path}: cannot be read", str(error), "check the file and its permissions") from error
         except SafetensorError as error:
             raise _malformed(path, str(error)) from error
-        # An empty file cannot be mapped, and a file of the header alone holds empty tensors only.
+        # An empty range cannot be mapped; a file that ends with its header has only empty tensors.
         self._bytes = np.memmap(path, np.uint8, "r", first) if end else np.empty(0, np.uint8)
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor as a view of the file."""
+        """Return a tensor as a view of the file."""
         dtype, shape, start, end = self.tensors[name]
         view: NDArray[Any] = self._bytes[start:end].view(dtype).reshape(shape)
         return view
 
 
 def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a small file, copied: whoever cuts a mapped file short ends the process that reads it.
+    """Read all tensors of a small file into memory, because truncating a mapped file kills the process that reads it.
 
     Raises:
-        InputError: as SafetensorsFile. CacheCapacityError: there is no memory for it.
+        InputError: see SafetensorsFile.
+        CacheCapacityError: there is not enough memory.
     """
     try:
         data = whole_file(path)
@@ -96,23 +98,23 @@ def read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     )
     return {
         name: np.frombuffer(tensor["data"], _dtype(path, name, tensor["dtype"])).reshape(tensor["shape"])
-        for name, tensor in sorted(tensors, key=lambda item: item[0])  # the library's order is another every time
+        for name, tensor in sorted(tensors, key=lambda item: item[0])  # the library's order varies between calls
     }
 
 
 def _dtype(path: Path, name: str, kind: str) -> np.dtype[Any]:
     if kind not in _DTYPES:
-        raise _malformed(path, f"{name!r:.200} has type {kind!r}; known are {', '.join(_DTYPES)}")
+        raise _malformed(path, f"{name!r:.200} has type {kind!r}; the supported types are {', '.join(_DTYPES)}")
     dtype: np.dtype[Any] = np.dtype(_DTYPES[kind])
     return dtype
 
 
 def _each_once(path: Path, pairs: list[tuple[str, Any]]) -> None:
-    """Whether an object of the header has each of its names once."""
+    """Raise InputError if a name occurs twice in an object of the header."""
     if len({name for name, _ in pairs}) < len(pairs):
         name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise _malformed(path, f"its header has {name!r:.200} twice")
+        raise _malformed(path, f"{name!r:.200} occurs twice in its header")
 
 
 def _malformed(path: Path, why: str) -> InputError:
-    return InputError(f"{path} is not a sound safetensors file", why, "download or save it again")
+    return InputError(f"{path} is not a valid safetensors file", why, "download or save it again")

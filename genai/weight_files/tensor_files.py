@@ -1,4 +1,4 @@
-"""Tensors of the files of one model, by name."""
+"""The tensors of several files of one model, by name."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..errors import InputError
 
 
 class TensorFile(Protocol):
-    """A file of tensors; `tensors` has what its header says of each."""
+    """A file of tensors; `tensors` holds the header's entry for each tensor."""
 
     path: Path
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """By name."""
+        """The header's entries, by the names of the tensors."""
 
     def read(self, name: str) -> NDArray[Any]:
-        """A tensor; nothing is copied."""
+        """Return a tensor without a copy."""
 
 
 File = TypeVar("File", bound=TensorFile)
 
 
 class TensorFiles(Mapping[str, NDArray[Any]], Generic[File]):
-    """Several files as one; each look-up maps memory and copies nothing."""
+    """Several files as one mapping. Looking up a tensor memory-maps it without a copy."""
 
     def __init__(self) -> None:
         self._file_of: dict[str, File] = {}
 
     def _add(self, file: File, fix: str) -> None:
-        """One more file; `fix` is for a name that another has, too, which is an InputError."""
+        """Add a file. Raise InputError with this `fix` if another file has a tensor of the same name."""
         for name in file.tensors:
             if name in self._file_of:
                 raise InputError(
                     f"tensor {name!r} is in {self._file_of[name].path.name} and in {file.path.name}",
-                    "there is no telling which of them counts",
+                    "tensor names must be unique among the files of a model",
                     fix,
                 )
             self._file_of[name] = file

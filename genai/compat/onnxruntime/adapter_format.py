@@ -1,4 +1,4 @@
-"""AdapterFormat and LoraAdapter: onnxruntime's names for adapter files (`.onnx_adapter`)."""
+"""AdapterFormat and LoraAdapter: onnxruntime's classes for adapter files (`.onnx_adapter`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .values import OrtValue
 
 
 class AdapterFormat:
-    """The contents of an adapter file; as in onnxruntime."""
+    """The contents of an adapter file, as in onnxruntime."""
 
     _file: AdapterFile
 
@@ -29,32 +29,32 @@ class AdapterFormat:
         """Read a file.
 
         Raises:
-            InputError: there is no such file, or it is damaged or no adapter.
+            InputError: the file does not exist, is damaged, or is not an adapter.
         """
         return _holding(read_adapter_file(Path(file_path)))
 
     def export_adapter(self, file_path: str | os.PathLike[str]) -> None:
-        """Write a file. Raises InputError: the system refuses it."""
+        """Write a file. Raises InputError if the file cannot be written."""
         write_adapter_file(Path(file_path), self._file)
 
     def get_format_version(self) -> int:
-        """The version of the file's form: 1."""
+        """Return the version of the file format: 1."""
         return self._file.format_version
 
     def set_adapter_version(self, adapter_version: int) -> None:
-        """A number of the caller's, in the range of int32."""
+        """Set a version number of the caller's choice, in the range of int32."""
         self._file.adapter_version = _int32("adapter_version", adapter_version)
 
     def get_adapter_version(self) -> int:
-        """What `set_adapter_version` set; 0 if nothing did."""
+        """Return the number from `set_adapter_version`; 0 if it was not set."""
         return self._file.adapter_version
 
     def set_model_version(self, model_version: int) -> None:
-        """A number of the caller's, in the range of int32."""
+        """Set a version number of the caller's choice, in the range of int32."""
         self._file.model_version = _int32("model_version", model_version)
 
     def get_model_version(self) -> int:
-        """What `set_model_version` set; 0 if nothing did."""
+        """Return the number from `set_model_version`; 0 if it was not set."""
         return self._file.model_version
 
     def set_parameters(self, params: Mapping[str, OrtValue]) -> None:
@@ -62,7 +62,7 @@ class AdapterFormat:
         self._file.arrays = {name: value.numpy() for name, value in params.items()}
 
     def get_parameters(self) -> dict[str, OrtValue]:
-        """The named tensors."""
+        """Return the named tensors."""
         return {name: OrtValue(array) for name, array in self._file.arrays.items()}
 
     @property
@@ -72,7 +72,7 @@ class AdapterFormat:
 
     @staticmethod
     def of(arrays: Mapping[str, NDArray[Any]], adapter_version: int = 1, model_version: int = 1) -> AdapterFormat:
-        """What `export_adapter` is to write, from arrays."""
+        """Create the contents for `export_adapter` from arrays."""
         return _holding(AdapterFile(dict(arrays), adapter_version, model_version))
 
 
@@ -83,17 +83,17 @@ def _holding(file: AdapterFile) -> AdapterFormat:
 
 
 class LoraAdapter:
-    """Values for inputs of a model, for `RunOptions.add_active_adapter`; as in onnxruntime."""
+    """An adapter: values for inputs of a model. Pass it to `RunOptions.add_active_adapter`, as in onnxruntime."""
 
     def __init__(self) -> None:
         self.arrays: Mapping[str, NDArray[Any]] | None = None
 
     def Load(self, file_path: str | os.PathLike[str]) -> None:
-        """Read an adapter file. Raises InputError: there is no such file, or it is damaged or no adapter."""
+        """Read an adapter file. Raises InputError if the file does not exist, is damaged, or is not an adapter."""
         self.arrays = read_adapter_file(Path(file_path)).arrays
 
 
 def _int32(name: str, value: Any) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or not -(2**31) <= value < 2**31:
-        raise InputError(f"{name} = {value!r}", "a whole number that fits 32 bits is expected", "pass one")
+        raise InputError(f"{name} = {value!r}", "a whole number that fits in 32 bits is expected", "pass an int32")
     return int(value)

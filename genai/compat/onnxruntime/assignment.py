@@ -1,4 +1,4 @@
-"""Which provider computes which node of a session."""
+"""The assignment of a session's nodes to providers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from ...session.execution_providers import AssignedNode, AssignedPart
 
 @dataclass(frozen=True)
 class OrtEpAssignedNode(AssignedNode):
-    """A node of the graph as it is run, after rewriting.
+    """A node of the rewritten graph.
 
     Attributes:
-        name: as in the model, or what a rewrite gave it. domain: "" of the standard one. op_type: of its operator.
+        name: the node's name in the model, or the name that a rewrite assigned.
+        domain: the operator's domain; "" is the standard domain.
+        op_type: the operator's name.
     """
 
 
 @dataclass(frozen=True)
 class OrtEpAssignedSubgraph:
-    """Nodes that a provider computes in one go; the CPU has a subgraph per node.
+    """The nodes that a provider computes in one call; on the CPU, each node is a separate subgraph.
 
     Attributes:
-        ep_name: the provider.
+        ep_name: the provider's name.
+        nodes: the nodes, in the order in which they run.
     """
 
     ep_name: str
@@ -29,10 +32,10 @@ class OrtEpAssignedSubgraph:
 
     @staticmethod
     def of(part: AssignedPart) -> OrtEpAssignedSubgraph:
-        """The description of such a part."""
+        """Describe a part."""
         nodes = (OrtEpAssignedNode(node.name, node.domain, node.op_type) for node in part.nodes)
         return OrtEpAssignedSubgraph(part.provider, tuple(nodes))
 
     def get_nodes(self) -> list[OrtEpAssignedNode]:
-        """Its nodes, in the order in which they are run."""
+        """Return the nodes in the order in which they run."""
         return list(self.nodes)

@@ -1,4 +1,4 @@
-"""ONNX's interface for backends (onnx.backend.base) over sessions, as onnxruntime.backend has it.
+"""ONNX's backend interface (onnx.backend.base) for sessions, as in onnxruntime.backend.
 
 >>> from genai.compat.onnxruntime import backend
 >>> backend.supports_device("CPU")
@@ -24,54 +24,58 @@ class SessionRep(BackendRep):
         self.session = session
 
     def run(self, inputs: Any, **options: Any) -> list[Any]:  # type: ignore[override]
-        """Results in the order of the model's outputs.
+        """Run the model and return its outputs in order.
 
         Args:
-            inputs: arrays by name, a list or tuple of them in the order of the model's inputs, or the only one.
+            inputs: arrays by name, a list or tuple of arrays in the order of the model's inputs, or a single array.
             options: attributes of RunOptions.
 
         Raises:
-            InputError: there are more or fewer than the model has. OptionError: an option that is not known.
+            InputError: the number of inputs is wrong.
+            OptionError: an option is unknown.
         """
         names = [value.name for value in self.session.get_inputs()]
         if not isinstance(inputs, Mapping):
             given: Sequence[Any] = inputs if isinstance(inputs, list | tuple) else [inputs]
             if len(given) != len(names):
                 raise InputError(
-                    f"{len(given)} inputs were given", f"the model has {len(names)}: {', '.join(names)}", "give each"
+                    f"{len(given)} inputs were given",
+                    f"the model has {len(names)}: {', '.join(names)}",
+                    "pass every input",
                 )
             inputs = dict(zip(names, given, strict=True))
         return self.session.run(None, inputs, _with(RunOptions(), options))
 
 
 class SessionBackend(Backend):
-    """Makes sessions of models."""
+    """A backend that creates sessions."""
 
     @classmethod
     def is_compatible(cls, model: Any, device: str | None = None, **options: Any) -> bool:
-        """Whether models can be run on a device; about the model nothing is said, as in onnxruntime."""
+        """Return True if the device is supported. As in onnxruntime, the model is not checked."""
         return device is None or cls.supports_device(device)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether a device can be named: the CPU."""
+        """Return True if the device is the CPU."""
         return device.partition(":")[0].upper() == "CPU"
 
     @classmethod
     def prepare(cls, model: Any, device: str | None = None, **options: Any) -> SessionRep:
-        """A model, ready to run.
+        """Load a model.
 
         Args:
-            model: a path, bytes, a ModelProto, a session, or what this returned.
+            model: a path, bytes, a ModelProto, a session, or a result of this method.
+            device: "CPU" or None.
             options: attributes of SessionOptions.
 
         Raises:
-            OptionError: a device or an option that is not known. As InferenceSession.
+            OptionError: the device or an option is unknown. Other errors: see InferenceSession.
         """
         if isinstance(model, SessionRep):
             return model
         if device is not None and not cls.supports_device(device):
-            raise OptionError(f"device = {device!r}", "a backend of sessions computes on the CPU", "leave device out")
+            raise OptionError(f"device = {device!r}", "a session backend computes on the CPU", "omit device")
         if isinstance(model, InferenceSession):
             return SessionRep(model)
         if hasattr(model, "SerializeToString"):
@@ -82,20 +86,22 @@ class SessionBackend(Backend):
     def run_model(  # type: ignore[override]
         cls, model: Any, inputs: Any, device: str | None = None, **options: Any
     ) -> list[Any]:
-        """Results of one run. See `prepare` and `SessionRep.run`."""
+        """Run a model once and return its outputs. See `prepare` and `SessionRep.run`."""
         return cls.prepare(model, device, **options).run(inputs)
 
     @classmethod
     def run_node(cls, *arguments: Any, **options: Any) -> Any:
-        """Raises OptionError: a node has no version of the operator set, so that it says too little."""
-        raise OptionError("run_node was called", "a node by itself names no operator set", "run a model of that node")
+        """Raises OptionError, because a single node does not specify its operator set."""
+        raise OptionError(
+            "run_node was called", "a single node names no operator set", "run a model that contains the node"
+        )
 
 
 def _with(object_: Any, options: Mapping[str, Any]) -> Any:
     for name, value in options.items():
         if name.startswith("_") or not hasattr(object_, name) or callable(getattr(object_, name)):
             raise OptionError(
-                f"unknown option {name!r}", f"{type(object_).__name__} has no attribute of that name", "leave it out"
+                f"unknown option {name!r}", f"{type(object_).__name__} has no attribute of that name", "remove it"
             )
         setattr(object_, name, value)
     return object_

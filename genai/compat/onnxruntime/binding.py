@@ -1,4 +1,4 @@
-"""I/O binding: inputs and outputs that stay between runs, as in onnxruntime."""
+"""I/O binding: inputs and outputs that persist between runs, as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ...session.tensors import on_host, value_from_dlpack
 from .errors import InvalidArgument, typed_errors
 from .values import OrtValue, device_of, element_dtype
 
-if TYPE_CHECKING:  # a session makes its bindings, which run it
+if TYPE_CHECKING:  # a session creates bindings, and a binding refers to its session
     from .inference_session import InferenceSession
 
 
 @typed_errors
 class IOBinding:
-    """Keeps what goes into and comes out of a session. Made by `InferenceSession.io_binding`."""
+    """Bound inputs and outputs of a session. Created by `InferenceSession.io_binding`."""
 
     def __init__(self, session: InferenceSession) -> None:
         arguments = [*session.get_inputs(), *session.get_overridable_initializers()]
@@ -35,19 +35,19 @@ class IOBinding:
         self._results: dict[str, OrtValue] = {}
 
     def bind_cpu_input(self, name: str, arr_on_cpu: Any) -> None:
-        """Use an array as input; it is read at each run."""
+        """Use an array as an input. Each run reads the array."""
         self._bind_input(name, np.asarray(arr_on_cpu))
 
     def bind_input(
         self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
     ) -> None:
-        """Use memory by address, which must stay valid and hold `shape` elements. A DLPack object is safer: pass it
-        to `bind_ortvalue_input` through `OrtValue.from_dlpack`."""
+        """Use memory at an address as an input. The memory must stay valid and hold `shape` elements. A DLPack object
+        is safer: pass `OrtValue.from_dlpack(object)` to `bind_ortvalue_input`."""
         driver = device_of(device_type, device_id)
         self._bind_input(name, _memory(element_type, shape, buffer_ptr, driver))
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
-        """Use an OrtValue as input."""
+        """Use an OrtValue as an input."""
         self._bind_input(name, ortvalue if isinstance(ortvalue, OrtValue) else OrtValue(value_from_dlpack(ortvalue)))
 
     def bind_output(
@@ -59,7 +59,7 @@ class IOBinding:
         shape: Sequence[int] | None = None,
         buffer_ptr: int | None = None,
     ) -> None:
-        """Ask for an output on a device; with `buffer_ptr`, `element_type` and `shape`, write it there."""
+        """Request an output on a device. With `buffer_ptr`, `element_type` and `shape`, write it to that memory."""
         driver = device_of(device_type, device_id)
         _check_name("output", name, self._output_names)
         self._devices[name] = driver
@@ -68,58 +68,60 @@ class IOBinding:
             return
         if element_type is None or shape is None:
             raise InvalidArgument(
-                f"output {name!r} is bound to memory without type or shape", "both are needed", "pass both"
+                f"output {name!r} is bound to memory without a type or shape", "both are needed", "pass both"
             )
         self._outputs[name] = OrtValue(_memory(element_type, shape, buffer_ptr, driver))
 
     def bind_ortvalue_output(self, name: str, ortvalue: Any) -> None:
-        """Write an output into an OrtValue."""
+        """Write an output to an OrtValue."""
         _check_name("output", name, self._output_names)
         if not isinstance(ortvalue, OrtValue):
             kind = type(ortvalue).__name__
-            raise InvalidArgument(f"a {kind} for output {name!r}", "results go to OrtValues", "pass one")
+            raise InvalidArgument(
+                f"a {kind} for output {name!r}", "results are written to OrtValues", "pass an OrtValue"
+            )
         self._outputs[name] = ortvalue
 
     def clear_binding_inputs(self) -> None:
-        """Forget all inputs."""
+        """Remove all bound inputs."""
         self._inputs.clear()
 
     def clear_binding_outputs(self) -> None:
-        """Forget all outputs."""
+        """Remove all bound outputs."""
         self._outputs.clear()
         self._devices.clear()
         self._results.clear()
 
     def synchronize_inputs(self) -> None:
-        """Wait until what others do on the GPUs of bound inputs is done, as with memory that is bound by address."""
+        """Wait until other work finishes on the GPUs of bound inputs: it may be writing memory bound by address."""
         for driver in _drivers(self._inputs.values()):
             driver.settle()
 
     def synchronize_outputs(self) -> None:
-        """Nothing to wait for: results are there when a run returns."""
+        """Do nothing, because results are complete when a run returns."""
 
     def get_outputs(self) -> list[OrtValue]:
-        """Results of the last run, in the order in which they were bound."""
+        """Return the results of the last run, in the order in which the outputs were bound."""
         return list(self._results.values())
 
     get_outputs_as_ortvaluevector = get_outputs
 
     def copy_outputs_to_cpu(self) -> list[Any]:
-        """Copies of the results of the last run."""
+        """Return copies of the results of the last run."""
         found = on_host([value.value for value in self._results.values()])
         return [np.array(value) if isinstance(value, np.ndarray) else value for value in found]
 
     @property
     def output_names(self) -> list[str]:
-        """Outputs that were bound, in order."""
+        """The bound outputs, in order."""
         return list(self._outputs)
 
     def feed(self) -> dict[str, Any]:
-        """The bound inputs."""
+        """Return the bound inputs."""
         return dict(self._inputs)
 
     def accept(self, names: Sequence[str], results: Sequence[Any]) -> None:
-        """Take the results of a run. Raises InputError: a result does not fit the memory bound for it."""
+        """Store the results of a run. Raises InputError if a result does not fit the memory bound to its output."""
         self._results = {}
         wanted = [self._placed(name, result) for name, result in zip(names, results, strict=True)]
         for name, result in zip(names, on_host(wanted), strict=True):
@@ -131,7 +133,7 @@ class IOBinding:
                 value.value.region.verify()
 
     def _placed(self, name: str, result: Any) -> Any:
-        """A result where it was asked for, as an OrtValue; itself if it is yet to be copied to the host."""
+        """Return a result as an OrtValue on its requested device, or unchanged if it must still be moved to the CPU."""
         bound, driver = self._outputs.get(name), self._devices.get(name)
         if bound is not None:
             bound.update_inplace(result)
@@ -154,17 +156,19 @@ def _check_name(kind: str, name: str, known: Sequence[str]) -> None:
 
 
 def _drivers(values: Iterable[Any]) -> list[Driver]:
-    """The devices that values lie on, each once."""
+    """Return the devices that hold the values, without duplicates."""
     bare = [value.value if isinstance(value, OrtValue) else value for value in values]
     return list({id(one.region.driver): one.region.driver for one in bare if isinstance(one, DeviceTensor)}.values())
 
 
 def _memory(element_type: Any, shape: Sequence[int], address: int, driver: Driver | None) -> Any:
-    """An array over memory that the caller vouches for."""
+    """Return an array over memory at an address that the caller guarantees to be valid."""
     dtype, count = element_dtype(element_type), math.prod(shape)
-    # Libraries give empty arrays no address.
+    # In some libraries, empty arrays have the address 0.
     if address < 0 or (address == 0 and count) or any(size < 0 for size in shape):
-        raise InputError(f"address {address} with shape {list(shape)}", "that is no memory", "pass array.ctypes.data")
+        raise InputError(
+            f"address {address} with shape {list(shape)}", "the address is not valid memory", "pass array.ctypes.data"
+        )
     if not count:
         return np.zeros(tuple(shape), dtype) if driver is None else empty(driver, shape, dtype)
     if driver is not None:

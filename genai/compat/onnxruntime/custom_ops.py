@@ -1,4 +1,4 @@
-"""Operators of the user's own: `genai.session.custom_ops`, whose errors are all ours."""
+"""Custom operators: `genai.session.custom_ops` with typed errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""onnxruntime's exception classes by name, as kinds of our errors.
+"""onnxruntime's exception classes, as subclasses of our errors.
 
-Scripts that catch `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` catch `genai.InvalidArgument` after
-changing the import. Wrong names and missing inputs are ValueErrors too, as onnxruntime raises there. What the session
-below raises gets the name that onnxruntime has for it when it leaves this package (`typed`), its parts unchanged.
+Scripts that catch `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` can catch `genai.InvalidArgument` after
+changing the import. Errors about wrong names and missing inputs are also ValueErrors, as in onnxruntime. When an error
+of the underlying session leaves this package, `typed` converts it to onnxruntime's class and keeps its parts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ...errors import (
 
 
 class Fail(NodeError):
-    """A node failed while running, or a model cannot be loaded for a reason that has no class of its own."""
+    """A node failed while running, or a model cannot be loaded for a reason without a more specific class."""
 
 
 class InvalidArgument(ArgumentError):
-    """An input, output or option is unknown, of the wrong type or shape, or holds values out of range."""
+    """An input, output or option is unknown, of the wrong type or shape, or contains values that are out of range."""
 
 
 class NoSuchFile(ModelFolderError):
@@ -60,19 +60,19 @@ class InvalidGraph(GraphError):
 
 
 class NotImplemented(UnsupportedOpError):
-    """An operator, a version of it or an element type has no kernel."""
+    """An operator, an operator version or an element type has no kernel."""
 
 
 class RuntimeException(OutOfMemoryError):
-    """Something outside the model failed while running: memory."""
+    """The memory of the machine, or of a device, is insufficient."""
 
 
 class ModelLoaded(GenaiError):
-    """The session already has its model."""
+    """The session has already loaded its model."""
 
 
 class ModelLoadCanceled(LoadCancelledError):
-    """Loading was called off by `SessionOptions.set_load_cancellation_flag`."""
+    """`SessionOptions.set_load_cancellation_flag` cancelled the loading of a model."""
 
 
 class EngineError(GenaiError):
@@ -95,7 +95,7 @@ _OF_SESSIONS: _Classes = (
     (OutOfMemoryError, RuntimeException),
     (ExternalDataError, ExternalDataFail),
 )
-# Other functions raise these too, and keep them.
+# Functions that do not load a model also raise these errors, and there the errors keep their classes.
 _OF_LOADING: _Classes = (
     *_OF_SESSIONS,
     (ModelFolderError, NoSuchFile),
@@ -107,10 +107,10 @@ _OF_LOADING: _Classes = (
 
 
 def renamed(error: GenaiError, *, loading: bool = False) -> GenaiError:
-    """The error under the name that onnxruntime has for it; itself where there is none.
+    """Convert an error to onnxruntime's class; errors without a counterpart are returned unchanged.
 
     Args:
-        loading: whether it comes from loading a model.
+        loading: True if the error comes from loading a model.
     """
     if type(error).__module__ == __name__:
         return error
@@ -128,11 +128,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @contextmanager
 def named_as_in_onnxruntime() -> Iterator[None]:
-    """Give errors of loading a model the names that onnxruntime has for them."""
+    """Convert errors of loading a model to onnxruntime's classes."""
     try:
         yield
     except InternalError as error:
-        raise error.__cause__ or error from None  # which `typed` makes an InvalidArgument
+        raise error.__cause__ or error from None  # `typed` converts it to InvalidArgument
     except GenaiError as error:
         if (found := renamed(error, loading=True)) is error:
             raise
@@ -140,7 +140,7 @@ def named_as_in_onnxruntime() -> Iterator[None]:
 
 
 def typed_errors(owner: type[T]) -> type[T]:
-    """Class decorator: public methods raise nothing but errors of ours; see `typed`."""
+    """Class decorator: make public methods raise only our errors; see `typed`."""
     for name, member in list(vars(owner).items()):
         if name.startswith("_") and name not in ("__init__", "__setattr__"):
             continue
@@ -153,10 +153,10 @@ def typed_errors(owner: type[T]) -> type[T]:
 
 
 def typed(function: F, label: str = "") -> F:
-    """The function; its errors get onnxruntime's names, and those that are not ours become InvalidArgument.
+    """Decorator: convert our errors to onnxruntime's classes, and other errors to InvalidArgument.
 
-    But for those that no argument is to blame for: memory that does not suffice is a RuntimeException, a GPU that fails
-    a DeviceError. Calls of wrong arity are Python's affair.
+    Two kinds of errors are not caused by an argument: insufficient memory becomes RuntimeException, and a GPU failure
+    becomes DeviceError. A TypeError for a wrong number of arguments is not converted.
     """
 
     @wraps(function)
@@ -177,7 +177,7 @@ def typed(function: F, label: str = "") -> F:
             raise InvalidArgument(
                 f"{label or function.__name__} cannot take {reprlib.repr(given)}, {reprlib.repr(named)}",
                 f"{type(error).__name__}: {error!s:.300}",
-                f"help(genai.{label or function.__name__}) says what it takes",
+                f"see help(genai.{label or function.__name__})",
             ) from error
 
     return cast(F, call)

@@ -1,4 +1,4 @@
-"""InferenceSession: runs any ONNX model, with the calls and errors of onnxruntime.InferenceSession."""
+"""InferenceSession: runs any ONNX model, with the methods and errors of onnxruntime.InferenceSession."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Callback = Callable[[list[Any], Any, str], None]
 
 @typed_errors
 class InferenceSession(Single):
-    """A model ready to run. One session may be used from several threads at once.
+    """A model that is ready to run. Several threads may use one session concurrently.
 
     Args:
         path_or_bytes: path of the model, its bytes, or an onnx.ModelProto.
         sess_options: see `SessionOptions`.
-        providers: names, or (name, options) pairs, in order of preference. The CPU is always the last resort; names
-            that are not available are warned about, as onnxruntime does.
-        provider_options: options per provider, where `providers` holds names only.
+        providers: names, or (name, options) pairs, in order of preference. The CPU is always last. Providers that are
+            not available cause a warning, as in onnxruntime.
+        provider_options: one dict of options per provider, if `providers` contains only names.
 
     Raises:
         NoSuchFile, InvalidProtobuf, InvalidGraph, NotImplemented, Fail: see `genai.compat.onnxruntime.errors`; all are
             GenaiErrors.
-        SourceTypeError: a model cannot be read from such an object.
+        SourceTypeError: a model cannot be read from this type of object.
     """
 
     def __init__(
@@ -52,12 +52,14 @@ class InferenceSession(Single):
         if unsupported:
             raise InvalidArgument(
                 f"InferenceSession takes no {', '.join(sorted(unsupported))}",
-                "it takes path_or_bytes, sess_options, providers and provider_options",
-                "leave them out",
+                "it accepts path_or_bytes, sess_options, providers and provider_options",
+                "remove the other arguments",
             )
         if sess_options is not None and not isinstance(sess_options, SessionOptions):
             raise InvalidArgument(
-                f"sess_options is a {type(sess_options).__name__}", "it must be SessionOptions", "pass SessionOptions()"
+                f"sess_options is a {type(sess_options).__name__}",
+                "a SessionOptions object is expected",
+                "pass SessionOptions()",
             )
         self._options = sess_options or SessionOptions()
         self._chosen = self._choose(providers, provider_options)
@@ -71,99 +73,101 @@ class InferenceSession(Single):
         given = self._options._providers if providers is None else providers
         return chosen_providers(given, provider_options, must_exist=must_exist)
 
-    # What the model is
+    # Description of the model
 
     def get_inputs(self) -> list[NodeArg]:
-        """Inputs that every run needs."""
+        """Return the required inputs."""
         return [NodeArg.of(value) for value in self._session.inputs]
 
     def get_outputs(self) -> list[NodeArg]:
-        """Outputs, in order."""
+        """Return the outputs, in order."""
         return [NodeArg.of(value) for value in self._session.outputs]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Inputs with a default."""
+        """Return the inputs that have a default value."""
         return [NodeArg.of(value) for value in self._session.overridable]
 
     def get_modelmeta(self) -> ModelMetadata:
-        """The model's header."""
+        """Return the model's metadata."""
         return ModelMetadata.of(self._session.header)
 
     def get_providers(self) -> list[str]:
-        """Providers in use, in order of preference."""
+        """Return the providers in use, in order of preference."""
         return [name for name, _ in self._in_use()]
 
     def get_provider_options(self) -> dict[str, dict[str, str]]:
-        """Options of each provider in use."""
+        """Return the options of each provider in use."""
         return {name: {key: str(value) for key, value in options.items()} for name, options in self._in_use()}
 
     def _in_use(self) -> Chosen:
-        """The providers chosen, without those that failed."""
+        """Return the chosen providers, or only the CPU if the other providers failed."""
         failed = before_the_cpu(self._chosen) and not self._session.providers
         return [(CPU_PROVIDER, {})] if failed else self._chosen
 
     def get_session_options(self) -> SessionOptions:
-        """The options that the session was made with."""
+        """Return the options that the session was created with."""
         return self._options
 
     def set_providers(self, providers: Sequence[Any], provider_options: Sequence[dict[str, Any]] | None = None) -> None:
-        """Choose providers again.
+        """Replace the options of the session's providers.
 
         Raises:
-            InvalidArgument: a provider is unknown, or another than those of the session after loading.
+            InvalidArgument: a provider is unknown, or the providers differ from those that the session was loaded with.
         """
         chosen = self._choose(providers, provider_options, must_exist=True)
         if [name for name, _ in chosen] != self.get_providers():
             raise InvalidArgument(
                 f"providers {[name for name, _ in chosen]} after loading",
-                "the graph is divided among providers once, when it is loaded",
-                "make a new session with them",
+                "the graph is divided among providers only when it is loaded",
+                "create a new session with these providers",
             )
         self._chosen = chosen
 
     def get_input_memory_infos(self) -> list[OrtMemoryInfo]:
-        """Where each input is expected: on the CPU."""
+        """Return the memory of each input, which is CPU memory."""
         return [OrtMemoryInfo() for _ in self._session.inputs]
 
     def get_output_memory_infos(self) -> list[OrtMemoryInfo]:
-        """Where each output will lie: on the CPU."""
+        """Return the memory of each output, which is CPU memory."""
         return [OrtMemoryInfo() for _ in self._session.outputs]
 
     def get_input_epdevices(self) -> list[None]:
-        """The device of a native provider that each input lies on: none."""
+        """Return None for each input, because there are no native provider devices."""
         return [None for _ in self._session.inputs]
 
     def get_provider_graph_assignment_info(self) -> list[OrtEpAssignedSubgraph]:
-        """Which provider computes which nodes of the rewritten graph, its subgraphs' among them.
+        """Return, for each provider, the nodes that it computes in the rewritten graph and its subgraphs.
 
         Raises:
-            Fail: the session's options do not say "1" for "session.record_ep_graph_assignment_info".
+            Fail: the session option "session.record_ep_graph_assignment_info" is not "1".
         """
         if not self._session.config.record_assignment:
             raise Fail(
-                "which provider computes which node was not recorded",
+                "the assignment of nodes to providers was not recorded",
                 f'the session configuration entry {RECORDS_ASSIGNMENT!r} must be "1"',
-                "add it to the session's options before the session is made",
+                "add the entry to the session's options before you create the session",
             )
         return [OrtEpAssignedSubgraph.of(part) for part in self._session.assignment]
 
     def create_ortvalue_from_shape_and_type(
         self, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """An uninitialised tensor; the same as `OrtValue.ortvalue_from_shape_and_type`."""
+        """Create an uninitialised tensor, like `OrtValue.ortvalue_from_shape_and_type`."""
         return OrtValue.ortvalue_from_shape_and_type(shape, element_type, device_type, device_id)
 
     get_tuning_results = refusing_method("get_tuning_results", "kernels are not tuned at run time")
     release_captured_graph = refusing_method("release_captured_graph", "runs are not captured")
-    set_ep_dynamic_options = refusing_method("set_ep_dynamic_options", "providers take options when a session is made")
+    set_ep_dynamic_options = refusing_method(
+        "set_ep_dynamic_options", "provider options are set when the session is created"
+    )
     set_tuning_results = refusing_method("set_tuning_results", "kernels are not tuned at run time")
 
     def enable_fallback(self) -> None:
-        """If a provider fails in a run, warn, and from then on use the CPU alone; so it is from the start."""
+        """If a provider fails during a run, warn and continue on the CPU only. This is the default."""
         self._session.falls_back = True
 
     def disable_fallback(self) -> None:
-        """If a provider fails in a run, raise EPFail. Nodes that no provider takes run on the CPU all the same."""
+        """If a provider fails during a run, raise EPFail. Nodes that no provider supports still run on the CPU."""
         self._session.falls_back = False
 
     # Running
@@ -174,25 +178,25 @@ class InferenceSession(Single):
         """Run the model.
 
         Args:
-            output_names: which outputs to return; None or [] = all.
-            input_feed: per input name an array; also lists and numbers (taken as the input's element type), OrtValues,
-                and anything with DLPack. Sequences are lists, empty optionals None.
+            output_names: names of the outputs to return; None or [] = all.
+            input_feed: arrays by input name. Values may also be lists and numbers (converted to the input's element
+                type), OrtValues, and objects that support DLPack. Sequences are lists; empty optionals are None.
             run_options: see `RunOptions`.
 
         Returns:
-            Arrays of their own memory, in the order of `output_names`; lists for sequences, lists of dicts for
-            sequences of maps, None for empty optionals.
+            Arrays that do not share memory with the session, in the order of `output_names`; lists for sequences,
+            lists of dicts for sequences of maps, None for empty optionals.
 
         Raises:
-            InvalidArgument: names, element types or shapes that do not fit.
-            Fail: a node cannot compute what it got; the message names it.
+            InvalidArgument: names, element types or shapes do not match the model.
+            Fail: a node cannot process its inputs; the message names the node.
         """
         return on_host(self._wherever(output_names, input_feed, run_options))
 
     def _wherever(
         self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: RunOptions | None
     ) -> list[Any]:
-        """What `run` gives, results of a device still there."""
+        """Return the results of `run`, and leave results that are in device memory there."""
         wanted = self._session.positions(output_names)
         results = self._run(self._checked(input_feed, run_options), run_options)
         return [results[index] for index in wanted]
@@ -205,9 +209,9 @@ class InferenceSession(Single):
         user_data: Any = None,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run on another thread; then callback(results, user_data, error) is called there, error "" if all went well.
+        """Run on another thread, which then calls callback(results, user_data, error); error is "" on success.
 
-        The feed is checked before this returns.
+        The feed is checked before this method returns.
         """
         wanted = self._session.positions(output_names)
         feeds = self._checked(input_feed, run_options)
@@ -228,7 +232,7 @@ class InferenceSession(Single):
         input_dict_ort_values: Mapping[str, OrtValue],
         run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
-        """Like `run`, with OrtValues in and out."""
+        """Run the model with OrtValues as inputs and outputs; see `run`."""
         return [OrtValue(value) for value in self.run(output_names, input_dict_ort_values, run_options)]
 
     def run_with_ortvaluevector(
@@ -240,19 +244,19 @@ class InferenceSession(Single):
         fetches: list[OrtValue],
         fetch_devices: Sequence[Any] = (),
     ) -> None:
-        """Like `run`, by lists; results are appended to `fetches`."""
+        """Run the model with lists of names and values, and append the results to `fetches`; see `run`."""
         results = self.run(list(fetch_names), dict(zip(feed_names, feeds, strict=True)), run_options)
         fetches.extend(OrtValue(value) for value in results)
 
     def io_binding(self) -> IOBinding:
-        """An object that keeps inputs and outputs between runs."""
+        """Create an object that retains inputs and outputs between runs."""
         return IOBinding(self)
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
-        """Run with bound inputs; results go to the bound outputs.
+        """Run with the bound inputs, and write results to the bound outputs.
 
         Raises:
-            InvalidArgument: no output is bound; else as `run`.
+            InvalidArgument: no output is bound. Other errors: see `run`.
         """
         names = iobinding.output_names
         if not names:
@@ -264,15 +268,15 @@ class InferenceSession(Single):
     # Profiling
 
     def get_profiling_start_time_ns(self) -> int:
-        """When recording began, in nanoseconds of `time.perf_counter_ns`; 0 where nothing is recorded."""
+        """Return the start of the recording, in nanoseconds of `time.perf_counter_ns`; 0 if nothing is recorded."""
         return 0 if self._session.profiler is None else self._session.profiler.start_ns
 
     def profile_totals(self) -> dict[str, tuple[int, int]]:
-        """Per operator calls and nanoseconds, the longest first; empty where nothing is recorded."""
+        """Return the calls and nanoseconds of each operator, the slowest first; {} if nothing is recorded."""
         return {} if self._session.profiler is None else self._session.profiler.totals()
 
     def end_profiling(self) -> str:
-        """Write the trace (Chrome's format) and return its path; "" where nothing is recorded."""
+        """Write the trace (Chrome's format) and return its path; "" if nothing is recorded."""
         profiler = self._session.profiler
         if profiler is None:
             return ""
@@ -280,20 +284,20 @@ class InferenceSession(Single):
         return path
 
     def _checked(self, feed: Mapping[str, Any], options: RunOptions | None) -> Feeds:
-        """A feed as the session below takes it, and the arrays of active adapters for inputs that it has not."""
+        """Check a feed for the underlying session. Arrays of active adapters replace missing inputs."""
         values = {} if options is None else options.adapter_values
         if values:
             feed = {**values, **feed}
         return self._session.checked(self._bare(feed))
 
     def _bare(self, feed: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A feed without OrtValues, also in lists for sequences."""
+        """Return a feed in which OrtValues are unwrapped, including OrtValues in lists for sequences."""
         try:
             for name, value in feed.items():
                 if isinstance(value, OrtValue) or name in self._containers:
                     return {name: _bare(value, name in self._containers) for name, value in feed.items()}
         except AttributeError:
-            pass  # no mapping, which the session below says
+            pass  # not a mapping; the underlying session reports it
         return feed
 
     def _run(self, feeds: Feeds, options: RunOptions | None) -> list[Any]:
@@ -302,7 +306,7 @@ class InferenceSession(Single):
         try:
             return self._session.compute(feeds, lambda: options.terminate)
         except RunStopped as error:
-            raise Fail(error.what, "RunOptions.terminate is set", "set it to False and run again") from None
+            raise Fail(error.what, "RunOptions.terminate is set", "set terminate to False and run again") from None
 
 
 def _loaded(source: Any, options: SessionOptions, chosen: Chosen) -> Session:
@@ -310,12 +314,12 @@ def _loaded(source: Any, options: SessionOptions, chosen: Chosen) -> Session:
         with named_as_in_onnxruntime():
             return Session(source, session_config(options, before_the_cpu(chosen)))
     except LoadCancelledError as error:
-        why, fix = "set_load_cancellation_flag(True) says so", "set it to False"
+        why, fix = "set_load_cancellation_flag(True) was called", "set the flag to False"
         raise ModelLoadCanceled(error.what, why, fix) from None
 
 
 def _bare(value: Any, inside: bool) -> Any:
-    """A value that is no OrtValue; `inside`: nor holds any, if it is a list."""
+    """Unwrap an OrtValue and, if `inside` is set, the OrtValues in a list."""
     if isinstance(value, OrtValue):
         return value.value
     return [_bare(item, inside) for item in value] if inside and isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""What a session says of its model: NodeArg and ModelMetadata."""
+"""A session's description of its model: NodeArg and ModelMetadata."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class NodeArg:
     """An input or output.
 
     Attributes:
-        name: as in the graph.
-        type: such as "tensor(float)", "seq(tensor(int64))" or "" where the model does not say.
-        shape: extents, symbols, or None where unknown; empty for a scalar and where the rank is unknown.
+        name: name in the graph.
+        type: ONNX type, such as "tensor(float)" or "seq(tensor(int64))"; "" if the model does not declare it.
+        shape: extents, symbols, or None if unknown; [] for a scalar or an unknown rank.
     """
 
     name: str
@@ -26,7 +26,7 @@ class NodeArg:
 
     @classmethod
     def of(cls, value: Value) -> NodeArg:
-        """From a value of a graph."""
+        """Create a NodeArg from a value of a graph."""
         return cls(value.name, str(value.type or ""), shape_of(value))
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class NodeArg:
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """The model's header."""
+    """The model's metadata."""
 
     producer_name: str
     graph_name: str
@@ -47,7 +47,7 @@ class ModelMetadata:
 
     @classmethod
     def of(cls, model: OnnxModel) -> ModelMetadata:
-        """From a model."""
+        """Create the metadata from a model."""
         return cls(
             model.producer_name,
             model.graph.name,

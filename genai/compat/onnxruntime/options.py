@@ -1,7 +1,8 @@
 """Options of sessions and runs, under onnxruntime's names.
 
-What steers only onnxruntime's own machinery (memory arena and patterns, inter-op threads, log identifiers) is accepted
-and has no effect here, which docs/session.md says; everything else is obeyed or raises (`check_entries`).
+Options that concern only onnxruntime's implementation (memory arena and patterns, inter-op threads, log identifiers)
+are accepted and ignored; docs/reference/session-options.md lists them. All other options take effect or raise an error
+(`check_entries`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GraphOptimizationLevel(IntEnum):
-    """How far the graph may be rewritten; each level includes those before it."""
+    """Levels of graph optimisation; each level includes the lower ones."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1
@@ -40,19 +41,19 @@ class GraphOptimizationLevel(IntEnum):
 
     @property
     def level(self) -> Level:
-        """The rewrites' own name for it."""
+        """The level for `genai.optimize`."""
         return Level(min(int(self), int(Level.ALL)))
 
 
 class ExecutionMode(IntEnum):
-    """Kept for scripts: steps always run one after another, and kernels share their work among threads."""
+    """Ignored: nodes always run one after another, and each kernel uses several threads."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
 class ExecutionOrder(IntEnum):
-    """Kept for scripts: nodes run in the order of the graph."""
+    """Ignored: nodes run in the order of the graph."""
 
     DEFAULT = 0
     PRIORITY_BASED = 1
@@ -66,9 +67,9 @@ class _Entries:
         self._entries: dict[str, str] = {}
 
     def _add(self, key: str, value: str) -> None:
-        """Add an entry of onnxruntime's configuration, or ours, "session.max_value_bytes", which limits what a single
-        value of the graph may take. What a session does not obey is refused when it is made (docs/session.md); entries
-        of runs have no effect here."""
+        """Add an entry to the configuration. In addition to onnxruntime's entries, there is "session.max_value_bytes":
+        the maximum size of a single value of the graph in bytes. Creating a session raises an error for entries that it
+        does not support (docs/reference/session-options.md). Entries of runs are ignored."""
         if not isinstance(key, str) or not isinstance(value, str):
             raise OptionError(
                 f"config entry {key!r}: {value!r}", "keys and values of config entries are strings", "pass str(value)"
@@ -76,12 +77,12 @@ class _Entries:
         self._entries[key] = value
 
     def _get(self, key: str) -> str:
-        """An entry that was added. Raises OptionError: there is none of that key."""
+        """Return the value of an entry that was added. Raises OptionError if there is no entry with that key."""
         if key not in self._entries:
             raise OptionError(
                 f"there is no config entry {key!r}",
-                f"set are: {', '.join(sorted(self._entries)) or 'none'}",
-                "add it first",
+                f"entries: {', '.join(sorted(self._entries)) or 'none'}",
+                "add the entry first",
             )
         return self._entries[key]
 
@@ -91,16 +92,16 @@ class SessionOptions(_Entries):
     """Options of an InferenceSession.
 
     Attributes:
-        intra_op_num_threads: threads that share a kernel's work; 0 = the physical cores.
-        graph_optimization_level: how far the graph may be rewritten.
-        optimized_model_filepath: where to write the rewritten model; "" = nowhere.
-        enable_profiling: record every step; `InferenceSession.end_profiling` writes the trace.
-        profile_file_prefix: how the trace's file name begins.
+        intra_op_num_threads: number of threads that share a kernel's work; 0 = the physical cores.
+        graph_optimization_level: level of graph optimisation.
+        optimized_model_filepath: path to write the rewritten model to; "" = do not write it.
+        enable_profiling: True to record every node; `InferenceSession.end_profiling` writes the trace.
+        profile_file_prefix: beginning of the trace's file name.
 
-    Without effect, for scripts written for onnxruntime: enable_cpu_mem_arena, enable_mem_pattern, enable_mem_reuse,
-    execution_mode, execution_order, inter_op_num_threads, log_severity_level, log_verbosity_level, logid and
-    use_deterministic_compute (runs are always deterministic). With use_per_session_threads False the number of threads
-    is that of `set_global_thread_pool_sizes`.
+    For scripts written for onnxruntime, these options are accepted but ignored: enable_cpu_mem_arena,
+    enable_mem_pattern, enable_mem_reuse, execution_mode, execution_order, inter_op_num_threads, log_severity_level,
+    log_verbosity_level, logid and use_deterministic_compute (runs are always deterministic). If use_per_session_threads
+    is False, `set_global_thread_pool_sizes` sets the number of threads.
     """
 
     enable_cpu_mem_arena: bool = True
@@ -132,7 +133,9 @@ class SessionOptions(_Entries):
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _SESSION_OPTIONS:
             raise OptionError(
-                f"SessionOptions has no option {name!r}", f"it has {', '.join(sorted(_SESSION_OPTIONS))}", "rename it"
+                f"SessionOptions has no option {name!r}",
+                f"it has {', '.join(sorted(_SESSION_OPTIONS))}",
+                "correct the name",
             )
         kind = _SESSION_OPTIONS.get(name)
         object.__setattr__(self, name, value if kind is None else _checked("SessionOptions", name, kind, value))
@@ -140,42 +143,44 @@ class SessionOptions(_Entries):
     add_session_config_entry, get_session_config_entry = _Entries._add, _Entries._get
 
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
-        """Give every dimension of this symbolic name a fixed extent."""
+        """Set a fixed extent for every dimension with this symbolic name."""
         self._dims_by_name[name] = _extent(name, value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
-        """Give every dimension of this denotation (such as DATA_BATCH) a fixed extent."""
+        """Set a fixed extent for every dimension with this denotation (such as DATA_BATCH)."""
         self._dims_by_denotation[denotation] = _extent(denotation, value)
 
     def add_initializer(self, name: str, value: OrtValue) -> None:
-        """Put a value in place of the initializer of that name."""
+        """Use a value in place of the initializer with this name."""
         self._initializers[name] = value
 
     def add_external_initializers(self, names: list[str], values: list[OrtValue]) -> None:
-        """Put values in place of several initializers."""
+        """Use values in place of several initializers."""
         if len(names) != len(values):
-            raise OptionError(f"{len(names)} names and {len(values)} values", "each needs the other", "check the lists")
+            raise OptionError(
+                f"{len(names)} names and {len(values)} values", "each name needs a value", "check the lists"
+            )
         self._initializers.update(zip(names, values, strict=True))
 
     def add_external_initializers_from_files_in_memory(
         self, file_names: list[str], buffers: list[bytes], lengths: list[int]
     ) -> None:
-        """Give the contents of external data files, which then need not exist."""
+        """Provide the contents of external data files, which then need not exist."""
         if not len(file_names) == len(buffers) == len(lengths):
             raise OptionError(
                 f"{len(file_names)} names, {len(buffers)} buffers and {len(lengths)} lengths",
-                "each file needs all three",
+                "each file needs a name, a buffer and a length",
                 "check the lists",
             )
         for name, buffer, length in zip(file_names, buffers, lengths, strict=True):
             self._external_files[name] = bytes(memoryview(buffer)[:length])
 
     def add_provider(self, provider_name: str, options: dict[str, Any] | None = None) -> None:
-        """Ask for an execution provider; see `InferenceSession`."""
+        """Request an execution provider; see `InferenceSession`."""
         self._providers.append((provider_name, dict(options or {})))
 
     def set_load_cancellation_flag(self, value: bool) -> None:
-        """True calls off loading, also from another thread while it goes on: ModelLoadCanceled."""
+        """If True, cancel loading, which then raises ModelLoadCanceled. Another thread may call this during loading."""
         self._load_cancelled = bool(value)
 
     add_provider_for_devices = refusing_method("add_provider_for_devices", REASONS["OrtEpDevice"])
@@ -187,11 +192,11 @@ class SessionOptions(_Entries):
     )
 
     def has_providers(self) -> bool:
-        """Whether `add_provider` was called."""
+        """Return True if `add_provider` was called."""
         return bool(self._providers)
 
     def register_custom_ops_library(self, path: str) -> None:
-        """Native operator libraries are refused: they are code for onnxruntime's own interface.
+        """Native operator libraries are not supported: they need onnxruntime's C interface.
 
         Raises:
             OptionError: always.
@@ -208,8 +213,8 @@ class RunOptions(_Entries):
     """Options of one run.
 
     Attributes:
-        terminate: set it from another thread to stop the run between two steps.
-        logid, log_severity_level, log_verbosity_level, only_execute_path_to_fetches: without effect.
+        terminate: set it to True from another thread to stop the run between two nodes.
+        logid, log_severity_level, log_verbosity_level, only_execute_path_to_fetches: ignored.
     """
 
     terminate: bool = False
@@ -220,7 +225,9 @@ class RunOptions(_Entries):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name not in _RUN_OPTIONS:
-            raise OptionError(f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "rename it")
+            raise OptionError(
+                f"RunOptions has no option {name!r}", f"it has {', '.join(_RUN_OPTIONS)}", "correct the name"
+            )
         kind = _RUN_OPTIONS.get(name)
         object.__setattr__(self, name, value if kind is None else _checked("RunOptions", name, kind, value))
 
@@ -229,21 +236,23 @@ class RunOptions(_Entries):
         self._adapters: list[LoraAdapter] = []
 
     def add_active_adapter(self, adapter: LoraAdapter) -> None:
-        """Let the arrays of an adapter stand for inputs that are not fed; of two with one name the later counts.
+        """Use the arrays of an adapter for inputs that are not in the feed.
+
+        If two adapters contain an array with the same name, the array of the later adapter is used.
 
         Raises:
-            InputError: it is no LoraAdapter, or none was loaded into it.
+            InputError: `adapter` is not a LoraAdapter, or no file was loaded into it.
         """
         if not isinstance(adapter, LoraAdapter) or adapter.arrays is None:
             raise InputError(
                 f"the adapter is {'empty' if isinstance(adapter, LoraAdapter) else 'a ' + type(adapter).__name__}",
-                "its arrays stand for inputs of the model", "pass a LoraAdapter on which Load(path) was called",
+                "its arrays replace inputs of the model", "pass a LoraAdapter on which Load(path) was called",
             )  # fmt: skip
         self._adapters.append(adapter)
 
     @property
     def adapter_values(self) -> dict[str, NDArray[Any]]:
-        """The arrays of the active adapters by name."""
+        """The arrays of the active adapters, by name."""
         return {name: array for adapter in self._adapters for name, array in (adapter.arrays or {}).items()}
 
     add_run_config_entry, get_run_config_entry = _Entries._add, _Entries._get
@@ -251,31 +260,31 @@ class RunOptions(_Entries):
 
 _RUN_OPTIONS = {name: type(getattr(RunOptions, name)) for name in sorted(RunOptions.__annotations__)}
 _SESSION_OPTIONS = {name: type(getattr(SessionOptions, name)) for name in SessionOptions.__annotations__}
-# The numbers that onnxruntime's levels of logging have; -1 leaves the choice to the environment, or the session.
+# onnxruntime's log levels; -1 leaves the choice to the environment or the session.
 _SEVERITIES = range(-1, 5)
 
 
 def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
-    """A value as an option takes it: what onnxruntime converts is converted, what it refuses is an OptionError."""
-    wanted, why = f"give a {kind.__name__}", f"it is a {kind.__name__}"
+    """Convert an option's value as onnxruntime does; raise OptionError for a value that onnxruntime refuses."""
+    wanted, why = f"pass a {kind.__name__}", f"a {kind.__name__} is expected"
     if kind is str and isinstance(value, str | Path | bytes):
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     if issubclass(kind, IntEnum):
-        # onnxruntime converts no numbers: 99 may be a slip, GraphOptimizationLevel.ORT_ENABLE_ALL is none.
+        # Like onnxruntime, do not convert numbers to enums: 99 may be a typo, but a member's name cannot be.
         if isinstance(value, kind):
             return value
         members = ", ".join(f"{kind.__name__}.{member}" for member in kind.__members__)
-        why, wanted = f"it is a member of {kind.__name__}", f"give one of {members}"
+        why, wanted = f"a member of {kind.__name__} is expected", f"use one of {members}"
     elif kind is bool and (value is None or isinstance(value, int | float | np.generic)):
         return bool(value)
     elif kind is int and isinstance(value, int | np.integer) and not isinstance(value, bool):
         number = int(value)
         if name.endswith("num_threads") and number < 0:
-            why, wanted = "it must not be negative", "give a number of threads, or 0 for one per core"
+            why, wanted = "the number must not be negative", "pass a number of threads, or 0 for one per core"
         elif name == "log_severity_level" and number not in _SEVERITIES:
-            why, wanted = "it is from 0 (everything) to 4 (fatal errors only), or -1 (as it was)", "give one of these"
+            why, wanted = "levels are 0 (everything) to 4 (fatal errors only), or -1 (unchanged)", "use one of these"
         elif abs(number) >= 1 << 31:
-            why, wanted = "it is a number of 32 bits", "give a smaller one"
+            why, wanted = "the value must fit in 32 bits", "use a smaller number"
         else:
             return number
     raise OptionError(f"{owner}.{name} = {value!r:.80} of type {type(value).__name__}", why, wanted)
@@ -283,7 +292,7 @@ def _checked(owner: str, name: str, kind: type, value: Any) -> Any:
 
 def _extent(name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
-        raise OptionError(f"dimension {name!r} = {value!r}", "an extent is a whole number from 0", "give one")
+        raise OptionError(f"dimension {name!r} = {value!r}", "an extent is a whole number of at least 0", "pass an int")
     return int(value)
 
 
@@ -295,7 +304,7 @@ KEEPS_QDQ = "session.disable_quant_qdq"
 RECORDS_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 OBEYED = frozenset({MAX_VALUE_BYTES, WEIGHTS_FILE, WEIGHTS_LEAST_BYTES, WEIGHTS_FOLDER, KEEPS_QDQ, RECORDS_ASSIGNMENT})
 
-# They steer onnxruntime's memory, threads and own rewrites; no result and no file depends on them.
+# Entries for onnxruntime's memory, threads and rewrites. They change neither results nor files.
 _WITHOUT_EFFECT = frozenset(
     """
     optimization.constant_folding_max_output_size_in_bytes optimization.enable_cast_chain_elimination
@@ -316,20 +325,20 @@ _PREFIXES_WITHOUT_EFFECT = (
     "session.intra_op.", "session.moe.offload.",
 )  # fmt: skip
 
-_ORT_FORMAT = "models are read and written in ONNX's own format"
-_ONE_PROVIDER = "nodes are divided among providers by what each supports"
-_NO_CONTEXT = "no provider here keeps compiled models"
-# Key -> values that ask for nothing, and why others are refused.
+_ORT_FORMAT = "models are read and written in ONNX format only"
+_ONE_PROVIDER = "each node is assigned to a provider that supports it"
+_NO_CONTEXT = "no provider here stores compiled models"
+# Key -> the values that request the default, and the reason for refusing other values.
 _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "ep.context_embed_mode": (("0",), _NO_CONTEXT),
     "ep.context_enable": (("0",), _NO_CONTEXT),
     "ep.context_file_path": ((), _NO_CONTEXT),
     "ep.context_model_external_initializers_file_name": ((), _NO_CONTEXT),
-    "optimization.disable_specified_optimizers": ((), "rewrites are chosen by graph_optimization_level alone"),
+    "optimization.disable_specified_optimizers": ((), "only graph_optimization_level selects the rewrites"),
     "optimization.enable_gelu_approximation": (("0",), "GELU is computed as the model defines it"),
-    "session.collect_node_memory_stats_to_file": ((), "no such file is written"),
+    "session.collect_node_memory_stats_to_file": ((), "memory statistics are not written to a file"),
     "session.compile_only": (("0",), _NO_CONTEXT),
-    "session.disable_cpu_ep_fallback": (("0",), "what no provider takes always runs on the CPU"),
+    "session.disable_cpu_ep_fallback": (("0",), "nodes that no provider supports always run on the CPU"),
     "session.intra_op_thread_affinities": ((), "threads are not bound to processors"),
     "session.layer_assignment_settings": ((), _ONE_PROVIDER),
     "session.load_model_format": (("ONNX",), _ORT_FORMAT),
@@ -338,37 +347,39 @@ _REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "session.resource_cuda_partitioning_settings": ((), _ONE_PROVIDER),
     "session.save_external_prepacked_constant_initializers": (("0",), "packed weights are not written to files"),
     "session.save_model_format": (("ONNX",), _ORT_FORMAT),
-    "session.set_denormal_as_zero": (("0",), "denormal numbers are computed with, not replaced"),
-    "session.strict_shape_type_inference": (("0",), "shapes that contradict each other are refused where they matter"),
+    "session.set_denormal_as_zero": (("0",), "denormal numbers are not replaced with zero"),
+    "session.strict_shape_type_inference": (("0",), "contradictory shapes raise an error only where they matter"),
 }
 
 
 def check_entries(entries: Mapping[str, str]) -> None:
-    """Look through the entries of a session's options; unknown ones are warned about.
+    """Check the configuration entries of a session. Unknown entries cause a warning.
 
     Raises:
-        OptionError: an entry asks for what is not there, or an obeyed one has an impossible value.
+        OptionError: an entry requests an unsupported feature, or has an invalid value.
     """
     for key, value in entries.items():
         harmless, why = _REFUSED.get(key, ((), ""))
         if why and value not in ("", *harmless):
-            raise OptionError(f"config entry {key} = {value!r}", why, "leave it out")
+            raise OptionError(f"config entry {key} = {value!r}", why, "remove the entry")
         if not why and key not in OBEYED | _WITHOUT_EFFECT and not key.startswith(_PREFIXES_WITHOUT_EFFECT):
             hint = did_you_mean(key, [*OBEYED, *_WITHOUT_EFFECT, *_REFUSED], "check its name")
             warn_caller(f"the config entry {key!r} is unknown and has no effect; {hint}")
     for key in (MAX_VALUE_BYTES, WEIGHTS_LEAST_BYTES):
         if key in entries and whole_number(entries[key]) is None:
-            raise OptionError(f"config entry {key} = {entries[key]!r:.80}", "it is a number of bytes", "correct it")
+            raise OptionError(
+                f"config entry {key} = {entries[key]!r:.80}", "a number of bytes is expected", "correct the value"
+            )
     for key in (KEEPS_QDQ, RECORDS_ASSIGNMENT):
         if entries.get(key, "0") not in ("0", "1"):
-            raise OptionError(f"config entry {key} = {entries[key]!r}", "it is '0' or '1'", "correct it")
+            raise OptionError(f"config entry {key} = {entries[key]!r}", "'0' or '1' is expected", "correct the value")
     folder = entries.get(WEIGHTS_FOLDER)
     if folder is not None and not Path(folder).is_dir():
         raise OptionError(f"config entry {WEIGHTS_FOLDER} = {folder!r}", "there is no such folder", "check the path")
 
 
 def session_config(options: SessionOptions, providers: Sequence[ChosenProvider]) -> SessionConfig:
-    """What options say, as settings of the session below.
+    """Convert options to the settings of the underlying session.
 
     Raises:
         OptionError: see `check_entries`.

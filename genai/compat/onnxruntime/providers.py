@@ -1,4 +1,4 @@
-"""Which execution providers a session uses, as onnxruntime's arguments say: names, options, or pairs of both."""
+"""The execution providers of a session, read from onnxruntime's arguments: names, options, or pairs of both."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...session.execution_providers import (
 )
 from .errors import InvalidArgument
 
-# Names that onnxruntime has; scripts may ask for them where they are not available.
+# Names that exist in onnxruntime; scripts may request them although they are not available here.
 _ELSEWHERE = frozenset(
     f"{name}ExecutionProvider"
     for name in (
@@ -31,26 +31,26 @@ Chosen = list[tuple[str, dict[str, Any]]]
 
 
 def get_available_providers() -> list[str]:
-    """Names of the providers that sessions can use here, the CPU last."""
+    """Return the names of the providers that sessions can use here, with the CPU last."""
     return available_providers()
 
 
-get_all_providers = get_available_providers  # what is not installed is not known
+get_all_providers = get_available_providers  # providers that are not installed are unknown
 
 
 def get_device() -> str:
-    """The kind of device that sessions can run on: "GPU" where there is one."""
+    """Return the kind of device that sessions can use: "GPU" if one is available, else "CPU"."""
     return "CPU" if why_no_gpu(0) else "GPU"
 
 
 def chosen_providers(
     providers: Sequence[Any], provider_options: Sequence[dict[str, Any]] | None = None, *, must_exist: bool = False
 ) -> Chosen:
-    """(name, options) per provider to use, the CPU last if it was not named.
+    """Return (name, options) for each provider to use; the CPU is added at the end if it is not named.
 
     Raises:
-        InvalidArgument: not a list of names or (name, options) pairs, provider_options that are not one dict for each
-            name, or an unknown name where it must exist.
+        InvalidArgument: `providers` is not a list of names or (name, options) pairs, `provider_options` does not have
+            one dict per name, or a name is unknown and `must_exist` is set.
     """
     given = _listed("providers", providers)
     if provider_options is not None:
@@ -58,8 +58,8 @@ def chosen_providers(
         if len(more) != len(given) or any(not isinstance(item, str) for item in given):
             raise InvalidArgument(
                 f"{len(more)} provider_options for the providers {given}",
-                "provider_options holds one dict for each of a list of names",
-                "give names and as many dicts, or (name, options) pairs alone",
+                "provider_options must contain one dict for each name in providers",
+                "pass one dict per name, or only (name, options) pairs",
             )
         given = list(zip(given, more, strict=True))
     pairs = [_pair(item) for item in given]
@@ -69,7 +69,7 @@ def chosen_providers(
         if must_exist and reason and name not in _ELSEWHERE:
             raise InvalidArgument(
                 f"provider {name!r} is unknown",
-                f"available are {', '.join(get_available_providers())}",
+                f"available: {', '.join(get_available_providers())}",
                 "choose one of these",
             )
         if reason:
@@ -78,23 +78,23 @@ def chosen_providers(
                 f"Available providers: '{', '.join(get_available_providers())}'{reason}"
             )
         elif used.setdefault(name, own) is not own:
-            warn_caller(f"provider '{name}' is named twice; what was said first counts")
+            warn_caller(f"provider '{name}' is named twice; the first options are used")
     used.setdefault(CPU_PROVIDER, {})
     return list(used.items())
 
 
 def before_the_cpu(chosen: Chosen) -> Chosen:
-    """Those that get nodes: the CPU takes all that providers named before it leave."""
+    """Return the providers that precede the CPU. Later providers receive no nodes, because the CPU takes the rest."""
     return chosen[: [name for name, _ in chosen].index(CPU_PROVIDER)]
 
 
 def _why_not(name: str, options: Mapping[str, Any]) -> str:
-    """What to say of a provider that is not there; "" = it is. For a GPU is looked only where one is asked for."""
+    """Return the reason if a provider is unavailable, else "". The GPU is checked only if it is requested."""
     if name == CUDA_PROVIDER:
         index = whole_number(str(options.get("device_id", 0)))
         if index is None:
-            return ""  # setting it up says what is wrong
-        reason = why_no_gpu(0)  # with one that can be used, setting another up says why it cannot
+            return ""  # setting up the provider reports the error
+        reason = why_no_gpu(0)  # if GPU 0 is usable, setting up another GPU reports its error
         if reason and index:
             reason = why_no_gpu(index)
         return f". {reason}" if reason else ""

@@ -1,4 +1,4 @@
-"""Values outside a run, with their ONNX types: OrtValue, where it lies (the CPU, a GPU), DLPack in and out."""
+"""Values outside a run, with their ONNX types: OrtValue on the CPU or a GPU, and conversion through DLPack."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU, CUDA = "cpu", "cuda"
 
 
 class OrtAllocatorType(IntEnum):
-    """How memory is allocated; values here come from NumPy, whatever is named."""
+    """Kinds of allocators. They are ignored, because NumPy allocates host memory."""
 
     INVALID = -1
     ORT_DEVICE_ALLOCATOR = 0
@@ -32,7 +32,7 @@ class OrtAllocatorType(IntEnum):
 
 
 class OrtMemType(IntEnum):
-    """What a value in memory is for."""
+    """Uses of a value in memory."""
 
     CPU_INPUT = -2
     CPU_OUTPUT = -1
@@ -41,7 +41,7 @@ class OrtMemType(IntEnum):
 
 
 class OrtDeviceMemoryType(IntEnum):
-    """Who can reach a device's memory."""
+    """Accessibility of a device's memory."""
 
     DEFAULT = 0
     HOST_ACCESSIBLE = 5
@@ -57,7 +57,7 @@ class OrtMemoryInfoDeviceType(IntEnum):
 
 
 class OrtDeviceVendorId(IntEnum):
-    """Makers of devices, by their PCI numbers."""
+    """PCI vendor ids of device makers."""
 
     NONE = 0x0000
     AMD = 0x1002
@@ -71,7 +71,7 @@ class OrtDeviceVendorId(IntEnum):
 
 @typed_errors
 class OrtDevice:
-    """Where a value lies."""
+    """The device that holds a value."""
 
     def __init__(self, name: str = CPU, device_id: int = 0) -> None:
         self._is_gpu = device_of(name, device_id) is not None
@@ -79,23 +79,23 @@ class OrtDevice:
 
     @staticmethod
     def make(ort_device_name: str, device_id: int = 0, vendor_id: int = -1) -> OrtDevice:
-        """A device by name."""
+        """Create a device by name."""
         return OrtDevice(ort_device_name, device_id)
 
     def device_type(self) -> int:
-        """0, the CPU's number, or 1, that of GPUs."""
+        """Return 0 for the CPU, 1 for GPUs."""
         return int(self._is_gpu)
 
     def device_id(self) -> int:
-        """Which of several devices."""
+        """Return the number of the device."""
         return self._id
 
     def device_mem_type(self) -> int:
-        """0, ordinary memory."""
+        """Return 0, ordinary memory."""
         return int(OrtDeviceMemoryType.DEFAULT)
 
     def device_vendor_id(self) -> int:
-        """NVIDIA's number for a GPU; else 0: processors are not told apart."""
+        """Return NVIDIA's vendor id for a GPU, else 0: CPU vendors are not distinguished."""
         return int(OrtDeviceVendorId.NVIDIA if self._is_gpu else OrtDeviceVendorId.NONE)
 
     def __str__(self) -> str:
@@ -106,12 +106,12 @@ class OrtDevice:
 @typed_errors
 @dataclass(frozen=True)
 class OrtMemoryInfo:
-    """Memory in which inputs and results of a session lie.
+    """Memory that holds inputs and outputs of a session.
 
-    Its name says the kind of device where `device_type` does not.
+    If `device_type` is None, the name determines the kind of device.
 
     Raises:
-        InputError: of another device than the CPU.
+        InputError: the device is not the CPU.
     """
 
     name: str = "Cpu"
@@ -134,15 +134,16 @@ class OrtMemoryInfo:
         alignment: int,
         allocator_type: OrtAllocatorType,
     ) -> OrtMemoryInfo:
-        """Memory of a kind of device, by any name.
+        """Create a description of memory on a kind of device, under any name.
 
         Raises:
-            InputError: of another device than the CPU, memory that devices share, or an alignment: NumPy chooses it.
+            InputError: the device is not the CPU, the memory is shared by devices, or `alignment` is not 0 (NumPy
+                chooses the alignment).
         """
         if mem_type != OrtDeviceMemoryType.DEFAULT or alignment != 0:
             raise InputError(
                 f"memory of type {mem_type} with alignment {alignment}",
-                "values lie in ordinary memory that NumPy allocates",
+                "values are in ordinary memory that NumPy allocates",
                 "use OrtDeviceMemoryType.DEFAULT and alignment 0",
             )
         return OrtMemoryInfo(name, allocator_type, device_id, OrtMemType.DEFAULT, vendor_id, device_type)
@@ -154,37 +155,38 @@ class OrtMemoryInfo:
 
 
 def check_device(name: str, device_id: int = 0) -> None:
-    """Refuse devices that are not the CPU. Raises InputError."""
+    """Raise InputError if the device is not the CPU."""
     if name.lower() != CPU or device_id != 0:
-        raise InputError(f"device {name!r} number {device_id}", "values of a session lie on the CPU", "use 'cpu', 0")
+        raise InputError(f"device {name!r} number {device_id}", "values of a session are on the CPU", "use 'cpu', 0")
 
 
 def device_of(name: str, device_id: int = 0) -> Driver | None:
-    """The GPU that values are to lie on, None for the CPU.
+    """Return the GPU that a device name refers to; None for the CPU.
 
     Raises:
-        InputError: there is no such device. DeviceError: its GPU cannot be used.
+        InputError: the device does not exist.
+        DeviceError: the GPU cannot be used.
     """
     if name.lower() == CPU and device_id == 0:
         return None
     if name.lower() not in (CUDA, "gpu"):
         raise InputError(
             f"device {name!r} number {device_id}",
-            "values of a session lie on the CPU or on a GPU of NVIDIA",
+            "values of a session are on the CPU or on an NVIDIA GPU",
             "use 'cpu', 0, or 'cuda' and a GPU's number",
         )
     try:
         return open_gpu(device_id)
     except NoDevice as error:
-        instead = "'cpu', 0 takes the CPU"
+        instead = "use 'cpu', 0 for the CPU"
         raise no_gpu(f"device {name!r} number {device_id} cannot hold values", error, instead) from error
 
 
 @typed_errors
 class OrtValue:
-    """A tensor, a sequence, a map or nothing. The array given is used, not copied.
+    """A tensor, a sequence, a map or an empty optional. An array is not copied.
 
-    Make one with `ortvalue_from_numpy`, `ortvalue_from_shape_and_type` or `from_dlpack`.
+    Create an OrtValue with `ortvalue_from_numpy`, `ortvalue_from_shape_and_type` or `from_dlpack`.
     """
 
     def __init__(self, value: Any) -> None:
@@ -192,13 +194,14 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy(numpy_obj: NDArray[Any], device_type: str = CPU, device_id: int = 0) -> OrtValue:
-        """From an array of any ONNX element type, bfloat16 and smaller ones of ml_dtypes included.
+        """Create an OrtValue from an array of any ONNX element type, including bfloat16 and ml_dtypes' small types.
 
-        On "cuda" the array is copied into the GPU's memory.
+        On "cuda", the array is copied to GPU memory.
 
         Raises:
-            InputError: not an array, of a type that ONNX does not have, or text on a GPU.
-            RuntimeException: the GPU has not so much memory. DeviceError: it cannot be used, or fails.
+            InputError: `numpy_obj` is not an array, ONNX lacks its type, or it contains text and the device is a GPU.
+            RuntimeException: GPU memory is insufficient.
+            DeviceError: the GPU cannot be used, or fails.
         """
         driver = device_of(device_type, device_id)
         if not isinstance(numpy_obj, np.ndarray | np.generic):
@@ -212,17 +215,17 @@ class OrtValue:
 
     @staticmethod
     def ortvalue_from_numpy_with_onnx_type(data: NDArray[Any], onnx_element_type: int) -> OrtValue:
-        """From the bits of an array, read as another element type of the same size (as bfloat16 in uint16).
+        """Create an OrtValue by reading an array's bits as another type of the same size, such as bfloat16 in uint16.
 
         Raises:
-            InputError: the sizes differ, or there is no such type.
+            InputError: the sizes differ, or the type does not exist.
         """
         dtype = element_dtype(onnx_element_type)
         if data.dtype.itemsize != dtype.itemsize:
             raise InputError(
                 f"{data.dtype} cannot be read as ONNX type {onnx_element_type}",
-                f"their elements take {data.dtype.itemsize} and {dtype.itemsize} bytes",
-                "give an array of the same element size",
+                f"their elements have {data.dtype.itemsize} and {dtype.itemsize} bytes",
+                "pass an array with the same element size",
             )
         return OrtValue(data.view(dtype))
 
@@ -230,10 +233,10 @@ class OrtValue:
     def ortvalue_from_shape_and_type(
         shape: Sequence[int], element_type: Any = np.float32, device_type: str = CPU, device_id: int = 0
     ) -> OrtValue:
-        """An uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number.
+        """Create an uninitialised tensor; `element_type` is a NumPy dtype or ONNX's number.
 
         Raises:
-            RuntimeException: there is not so much memory.
+            RuntimeException: memory is insufficient.
         """
         driver = device_of(device_type, device_id)
         dtype, sizes = element_dtype(element_type), tuple(shape)
@@ -244,12 +247,13 @@ class OrtValue:
 
     @staticmethod
     def from_dlpack(value: Any, is_bool_tensor: bool = False) -> OrtValue:
-        """From any object with __dlpack__ (of torch, JAX, CuPy), or a capsule of the CPU's, without a copy.
+        """Create an OrtValue from any object with __dlpack__ (torch, JAX, CuPy) or from a CPU capsule, without a copy.
 
-        What lies on a GPU stays there.
+        Data on a GPU stays there.
 
         Args:
-            is_bool_tensor: read bytes as booleans, for producers whose DLPack has no boolean type.
+            value: the object or capsule.
+            is_bool_tensor: True to read bytes as booleans, for producers whose DLPack has no boolean type.
         """
         found = value_from_dlpack(value)
         if not is_bool_tensor or found.dtype != np.uint8:
@@ -260,66 +264,66 @@ class OrtValue:
 
     @staticmethod
     def ort_value_from_sparse_tensor(value: Any) -> OrtValue:
-        """Sparse tensors outside models are not supported. Raises NotSupportedYetError: always."""
+        """Raises NotSupportedYetError: sparse tensors outside models are not supported."""
         refuse("OrtValue.ort_value_from_sparse_tensor", REASONS["SparseTensor"])
 
     as_sparse_tensor = refusing_method("as_sparse_tensor", REASONS["SparseTensor"])
 
     def numpy(self) -> NDArray[Any]:
-        """The array itself, not a copy; of a GPU's memory a copy. Raises InputError: this is not a tensor."""
+        """Return the array itself, or a copy if it is in GPU memory. Raises InputError if this is not a tensor."""
         tensor = self._tensor()
         return tensor.numpy() if isinstance(tensor, DeviceTensor) else tensor
 
     def shape(self) -> list[int]:
-        """Sizes of the axes."""
+        """Return the sizes of the axes."""
         return list(self._tensor().shape)
 
     def data_type(self) -> str:
-        """Such as "tensor(float)"."""
+        """Return the type, such as "tensor(float)"."""
         return type_name(self._value)
 
     def element_type(self) -> int:
-        """ONNX's number of the element type."""
+        """Return ONNX's number for the element type."""
         return int(DataType.from_numpy(self._tensor().dtype))
 
     def device_name(self) -> str:
-        """ "cpu" or "cuda"."""
+        """Return "cpu" or "cuda"."""
         return CUDA if isinstance(self._value, DeviceTensor) else CPU
 
     def data_ptr(self) -> int:
-        """Address of the first element."""
+        """Return the address of the first element."""
         tensor = self._tensor()
         if isinstance(tensor, DeviceTensor):
-            tensor.region.driver.synchronize()  # what is written there is there for other libraries, too
+            tensor.region.driver.synchronize()  # other libraries must see completed writes
             return tensor.address
         address: int = tensor.__array_interface__["data"][0]
         return address
 
     def tensor_size_in_bytes(self) -> int:
-        """Bytes of the elements."""
+        """Return the size of the elements in bytes."""
         return int(self._tensor().nbytes)
 
     def has_value(self) -> bool:
-        """False for an empty optional."""
+        """Return False for an empty optional."""
         return self._value is not None
 
     def is_tensor(self) -> bool:
-        """Whether this is a dense tensor."""
+        """Return True if this is a dense tensor."""
         return isinstance(self._value, np.ndarray | DeviceTensor)
 
     def is_sparse_tensor(self) -> bool:
-        """False: sparse values become dense."""
+        """Return False: sparse values are converted to dense ones."""
         return False
 
     def is_tensor_sequence(self) -> bool:
-        """Whether this is a sequence of tensors."""
+        """Return True if this is a sequence of tensors."""
         return isinstance(self._value, list)
 
     def update_inplace(self, array: NDArray[Any] | OrtValue) -> None:
-        """Copy an array or OrtValue of the same shape and type into this tensor.
+        """Copy an array or OrtValue with the same shape and type into this tensor.
 
         Raises:
-            InputError: shape or type differ, or the memory may not be written.
+            InputError: the shapes or types differ, or the memory is read-only.
         """
         tensor = self._tensor()
         given = array.value if isinstance(array, OrtValue) else array
@@ -328,19 +332,19 @@ class OrtValue:
         if given.shape != tensor.shape or given.dtype != tensor.dtype:
             raise InputError(
                 f"{given.dtype}{list(given.shape)} cannot replace {tensor.dtype}{list(tensor.shape)}",
-                "an update keeps shape and element type",
-                "make a new OrtValue",
+                "an update must have the same shape and element type",
+                "create a new OrtValue",
             )
         if isinstance(tensor, DeviceTensor):
             if isinstance(given, DeviceTensor) and given.region.driver is tensor.region.driver:
                 tensor.copy_from(given)
             else:
                 tensor.write(on_host([given])[0])
-            tensor.region.driver.synchronize()  # whoever shares the memory may read it from now on
+            tensor.region.driver.synchronize()  # other users of this memory may read it after this call
             return
         given = on_host([given])[0]
         if not tensor.flags.writeable:
-            raise InputError("this OrtValue is read-only", "its memory belongs to someone else", "make a new OrtValue")
+            raise InputError("this OrtValue is read-only", "another object owns its memory", "create a new OrtValue")
         tensor[...] = given
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -349,7 +353,7 @@ class OrtValue:
     def __dlpack__(self, **options: Any) -> Any:
         try:
             return self._tensor().__dlpack__(**options)
-        except GenaiError as error:  # a GPU's memory says only now whether what lies there is right
+        except GenaiError as error:  # pending GPU errors are reported only when the memory is accessed
             raise renamed(error) from None
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -357,47 +361,51 @@ class OrtValue:
         return found
 
     def to_dlpack(self) -> Any:
-        """A DLPack capsule over the same memory."""
+        """Return a DLPack capsule over the same memory."""
         return self._tensor().__dlpack__()
 
     @property
     def value(self) -> Any:
-        """What a run takes: an array, a list, a dict or None."""
+        """The value for a run: an array, a list, a dict or None."""
         return self._value
 
     def _tensor(self) -> Any:
         if isinstance(self._value, np.ndarray | DeviceTensor):
             return self._value
         raise InputError(
-            f"this OrtValue is {type_name(self._value)}", "only tensors have elements and a shape", "use value"
+            f"this OrtValue is {type_name(self._value)}",
+            "only tensors have elements and a shape",
+            "use its value attribute",
         )
 
 
 @typed
 def copy_tensors(src: Sequence[OrtValue], dst: Sequence[OrtValue], stream: Any = None) -> None:
-    """Copy each tensor of `src` into the one of `dst` at the same place.
+    """Copy each tensor of `src` to the tensor of `dst` at the same index.
 
     Raises:
-        InputError: they differ in number, shape or type.
+        InputError: the lists differ in length, or two tensors differ in shape or type.
     """
     if len(src) != len(dst):
-        raise InputError(f"{len(src)} tensors to {len(dst)}", "each needs its target", "pass lists of one length")
+        raise InputError(
+            f"{len(src)} tensors to {len(dst)}", "each tensor needs a target", "pass lists of equal length"
+        )
     for source, target in zip(src, dst, strict=True):
         target.update_inplace(source)
 
 
 def _check_no_text(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
-        raise InputError("text on a GPU", "numbers alone lie in its memory", "use 'cpu', 0")
+        raise InputError("text on a GPU", "GPU memory holds only numbers", "use 'cpu', 0")
 
 
 def element_dtype(given: Any) -> np.dtype[Any]:
-    """The NumPy type of elements given by ONNX's number, or by a type of NumPy's that ONNX has too."""
+    """Return the NumPy type for ONNX's number, or for a NumPy type that ONNX supports."""
     if not isinstance(given, int | np.integer):
         return DataType.from_numpy(given).numpy_dtype
     try:
         return DataType(int(given)).numpy_dtype
     except ValueError:
         raise InputError(
-            f"ONNX element type {given}", f"types go from 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
+            f"ONNX element type {given}", f"types are 1 to {max(DataType)}", "use onnx.TensorProto's numbers"
         ) from None

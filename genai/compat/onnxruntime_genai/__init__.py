@@ -1,1 +1,1 @@
-"""What onnxruntime-genai's API has besides models and tokenizers: Generator, token by token, its rows and its log."""
+"""The parts of onnxruntime-genai's API beyond models and tokenizers: Generator, its token rows, and the log."""

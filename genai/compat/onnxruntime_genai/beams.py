@@ -1,4 +1,4 @@
-"""BeamGenerator: a Generator with num_beams above 1, as onnxruntime-genai runs it."""
+"""BeamGenerator: a Generator with num_beams above 1, with onnxruntime-genai's behaviour."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .token_rows import token_rows
 
 
 class BeamGenerator(Generator):
-    """A beam search per prompt of the batch; made by Generator(model, params) where num_beams is above 1.
+    """A beam search for each prompt of the batch. Generator(model, params) creates it if num_beams is above 1.
 
-    get_sequence(i) gives the outputs, num_return_sequences per prompt, the best first, once the search is over. Before
-    that, reading one ends it, as there: what runs counts as finished.
+    After the search ends, get_sequence(i) returns the outputs: num_return_sequences per prompt, the best first. An
+    earlier call ends the search, as in onnxruntime-genai, and the running beams then count as finished.
 
     Raises:
-        OptionError: more sequences to return than beams, or do_sample.
+        OptionError: num_return_sequences exceeds num_beams, or do_sample is set.
     """
 
     def __init__(self, model: Model, params: GeneratorParams) -> None:
@@ -34,7 +34,7 @@ class BeamGenerator(Generator):
         self._beam_options = BeamOptions(
             options["num_beams"], options["length_penalty"], options["early_stopping"], options["num_return_sequences"]
         )
-        # What draws has no meaning, and the seed neither.
+        # Sampling options and the seed do not apply to a beam search.
         sampling = SamplingParams.from_search_options({**options, "do_sample": False, "random_seed": -1})
         self._plan = plan_sampling(sampling, vocab_size=model.decoder.vocab_size, eos_token_ids=self._eos)
         self._searches: list[BeamSearch] = []
@@ -42,11 +42,11 @@ class BeamGenerator(Generator):
         self._beam_tokens: NDArray[np.int32] | None = None
 
     def append_tokens(self, tokens: Any) -> None:
-        """Append the prompts, once; see Generator.append_tokens. Rows of an array that end in pad_token_id lose it."""
+        """Append the prompts. May be called only once. Drops trailing padding in an array's rows."""
         self._check_running()
         if self._searches:
             raise StateError(
-                "append_tokens after the search began", "its beams have gone different ways", "make a new Generator"
+                "append_tokens after the search began", "the beams have diverged", "create a new Generator"
             )
         config = self._model.config.model
         rows = token_rows(tokens, len(self._sequences), config.vocab_size, config.pad_token_id)
@@ -66,16 +66,16 @@ class BeamGenerator(Generator):
         log("append_next_tokens", "{count}, token_count {width}", count=longest, width=longest)
 
     def _search(self, prompt: list[int], sequence: Any) -> BeamSearch:
-        # Shorter prompts are filled up to the longest one there, and count with their fill.
+        # onnxruntime-genai pads shorter prompts to the longest one and counts the padding.
         room = self.max_length - max(map(len, self._prompts)) + len(prompt)
         policy = OrtGenaiBeams[BeamOutput](self._beam_options, len(prompt), room, self._plan.stop_ids)
         return BeamSearch(self._batch.decoder, self._model.sampler, sequence, self._plan, policy)
 
     def generate_next_token(self) -> None:
-        """One step of all beams; after the end, nothing.
+        """Advance all beams by one step. Do nothing after the end.
 
         Raises:
-            StateError: nothing was appended yet.
+            StateError: no tokens were appended yet.
         """
         self._check_running()
         self._begun()
@@ -88,31 +88,34 @@ class BeamGenerator(Generator):
         self._beam_tokens = np.array(shown, np.int32).reshape(-1)
 
     def is_done(self) -> bool:
-        """Whether no search can find better outputs, or they have max_length tokens."""
+        """Return True if every search has ended: its outputs cannot improve, or its beams have max_length tokens."""
         return bool(self._searches) and all(
             search.policy.is_done or search.policy.length >= search.policy.max_length for search in self._searches
         )
 
     def _begun(self) -> list[BeamSearch]:
         if not self._searches:
-            raise StateError("there are no tokens yet", "logits follow from tokens", "call append_tokens first")
+            raise StateError("there are no tokens yet", "logits are computed from tokens", "call append_tokens first")
         return self._searches
 
     def get_next_tokens(self) -> NDArray[np.int32]:
-        """The last token of each beam, int32 [B * num_beams], the best beam of each prompt first.
+        """Return the last token of each beam, int32 [B * num_beams], the best beam of each prompt first.
 
         Raises:
-            StateError: nothing was appended yet.
+            StateError: no tokens were appended yet.
         """
         self._begun()
         assert self._beam_tokens is not None
         return self._beam_tokens.copy()
 
     def get_sequence(self, index: int) -> NDArray[np.int32]:
-        """Prompt and output, int32 [L], without the EOS: that of rank i % num_return_sequences of its prompt.
+        """Return output i after its prompt, without EOS, int32 [L].
+
+        The output has rank i % num_return_sequences among the outputs of its prompt.
 
         Raises:
-            InputError: index outside 0..B * num_return_sequences - 1. StateError: nothing was appended yet.
+            InputError: the index is outside 0..B * num_return_sequences - 1.
+            StateError: no tokens were appended yet.
         """
         searches, wanted = self._begun(), self._beam_options.num_return_sequences
         most = len(searches) * wanted
@@ -122,13 +125,13 @@ class BeamGenerator(Generator):
         self._conclude()
         finished = searches[prompt].policy.finished
         if rank >= len(finished):
-            why = "masks and a small vocabulary left no more beams"
-            raise StateError(f"prompt {prompt} has {len(finished)} outputs", why, "ask for fewer")
+            why = "masks and a small vocabulary allowed no more beams"
+            raise StateError(f"prompt {prompt} has {len(finished)} outputs", why, "use a smaller index")
         output = finished[rank][1]
         return np.array([*self._prompts[prompt], *output.tokens], np.int32)
 
     def get_scores(self) -> NDArray[np.float64]:
-        """Scores of the outputs, float64 [B * num_return_sequences]: log-probability by length ** length_penalty."""
+        """Return the scores, float64 [B * num_return_sequences]: log-probability / length ** length_penalty."""
         self._begun()
         self._conclude()
         wanted = self._beam_options.num_return_sequences
@@ -140,7 +143,7 @@ class BeamGenerator(Generator):
                 search.conclude()
 
     def token_count(self) -> int:
-        """Tokens of each running beam, prompt included; 0 before the prompt."""
+        """Return the number of tokens of each running beam, including the prompt; 0 before the prompt is appended."""
         return max((search.policy.length for search in self._searches), default=0)
 
     def close(self) -> None:
@@ -152,19 +155,19 @@ class BeamGenerator(Generator):
     def _refuse(self, call: str) -> NoReturn:
         raise StateError(
             f"{call} with num_beams = {self._beam_options.num_beams}",
-            "the beams of a search are no sequences that the caller could change or take one by one",
-            "leave it out, or use num_beams = 1",
+            "the caller cannot change or read the beams of a search individually",
+            "omit the call, or use num_beams = 1",
         )
 
     def _without_beams(self, call: str) -> Generator:
         self._refuse(call)
 
     def rewind_to(self, length: int) -> None:
-        """Raises StateError: beams cannot go back."""
+        """Raises StateError: beams cannot be rewound."""
         self._refuse("rewind_to")
 
     def get_logits(self) -> NDArray[np.float32]:
-        """Raises StateError: logits of a step are gone when beams were chosen."""
+        """Raises StateError: the logits of a step are not available after beams are selected."""
         self._refuse("get_logits")
 
     def set_logits(self, logits: Any) -> None:

@@ -1,7 +1,7 @@
-"""Engine and Request: the conversations of onnxruntime-genai's continuous batching, over our engine.
+"""Engine and Request: onnxruntime-genai's API for conversations with continuous batching, over our engine.
 
-A request keeps its tokens and their keys and values from turn to turn. `Engine.run` computes a step of all turns that
-run, and gives what happened as events.
+A request keeps its tokens and its KV cache from turn to turn. `Engine.run` computes one step of all running turns, and
+reports the results as events.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from ...text.vocabulary import guidance_of
 from ..refused import GENERATING_PAGE, refusing_method
 from .turn_options import RequestOptions, TurnOptions
 
-# As many turns as onnxruntime-genai runs side by side where a folder does not say.
+# onnxruntime-genai's defaults: concurrent turns, and tokens per step.
 _MOST_RUNNING, _MOST_SCHEDULED = 16, 256
 
 
 class EngineEventFlags(IntFlag):
-    """What an event says."""
+    """The contents of an event."""
 
     NONE = 0
     TOKEN = 1
@@ -63,7 +63,7 @@ EngineErrorCode = Enum(
 
 @dataclass(frozen=True)
 class TurnUsage:
-    """Tokens of a turn; zeros before its end. cached_prompt_tokens were in the cache."""
+    """Token counts of a turn, 0 until the turn ends. cached_prompt_tokens counts tokens found in the KV cache."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -72,11 +72,12 @@ class TurnUsage:
 
 @dataclass(frozen=True)
 class EngineEvent:
-    """What happened to a turn.
+    """An event of a turn.
 
     Attributes:
-        token: that was generated; None in an event without one, such as an EOS.
-        matched_stop_string_index: which stop string ended it. error: what ended it, where it failed.
+        token: the generated token; None in an event without a token, such as an EOS.
+        matched_stop_string_index: index of the stop string that ended the turn.
+        error: the exception that ended the turn, if it failed.
     """
 
     request: Request
@@ -91,7 +92,7 @@ class EngineEvent:
 
 
 class EngineEventBuffer(Sequence[EngineEvent]):
-    """The events of a run; made by Engine.create_event_buffer."""
+    """The events of a run. Created by Engine.create_event_buffer."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -104,13 +105,13 @@ class EngineEventBuffer(Sequence[EngineEvent]):
         return self._events[index]
 
     def fill(self, events: deque[EngineEvent]) -> None:
-        """Take as many as fit, in place of those before."""
+        """Replace the contents with as many events as fit."""
         self._events = [events.popleft() for _ in range(min(self.capacity, len(events)))]
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """Limits: turns side by side, tokens of a request, tokens of a step."""
+    """Limits: concurrent turns, tokens per request, tokens per step."""
 
     configured_max_batch_size: int
     max_request_length: int
@@ -118,7 +119,7 @@ class EngineCapabilities:
 
 
 class Engine(Single):
-    """Runs requests of a model side by side. All calls come from the thread that made it.
+    """An engine that runs several requests of a model concurrently. Call it only from the thread that created it.
 
     Args:
         model: the model.
@@ -135,7 +136,9 @@ class Engine(Single):
 
     def __init__(self, model: Model) -> None:
         if not isinstance(model, Model):
-            raise InputError(f"Engine needs a Model, not {type(model).__name__}", "it runs one", "pass a Model")
+            raise InputError(
+                f"Engine needs a Model, not {type(model).__name__}", "an engine runs a model", "pass a Model"
+            )
         self.model = model
         self._core = core.Engine(model.decoder, model.sampler, _MOST_RUNNING)
         self._events: deque[EngineEvent] = deque()
@@ -143,28 +146,32 @@ class Engine(Single):
         self._tokenizer: Tokenizer | None = None
 
     def create_request(self, *, options: RequestOptions | None = None) -> Request:
-        """A new conversation."""
+        """Start a new conversation."""
         self._check_thread()
         if options is not None and not isinstance(options, RequestOptions):
-            raise InputError(f"options is {kind_of(options)}", "RequestOptions are expected", "pass them")
+            raise InputError(
+                f"options is {kind_of(options)}", "a RequestOptions object is expected", "pass RequestOptions()"
+            )
         limit = 0 if options is None else options.max_session_tokens
         if limit > self.model.context_size:
             raise OptionError(
-                f"max_session_tokens = {limit}", f"the context holds {self.model.context_size}", "use at most that"
+                f"max_session_tokens = {limit}",
+                f"the context holds {self.model.context_size} tokens",
+                "use a smaller limit",
             )
         return Request(self, limit or self.model.context_size)
 
     def create_event_buffer(self, capacity: int) -> EngineEventBuffer:
-        """Room for so many events of a run; those that do not fit come with the next one."""
+        """Create a buffer for this number of events per run. The next run returns further events."""
         if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or capacity < 1:
-            raise OptionError(f"capacity = {capacity!r:.40}", "a whole number of at least 1 is expected", "pass one")
+            raise OptionError(f"capacity = {capacity!r:.40}", "a whole number of at least 1 is expected", "pass an int")
         return EngineEventBuffer(int(capacity))
 
     def run(self, buffer: EngineEventBuffer) -> EngineEventBuffer:
-        """Compute a step, if no events wait, and fill the buffer with what happened; returns it.
+        """Compute a step if no events are waiting, fill the buffer with events, and return the buffer.
 
         Raises:
-            StateError: another thread calls, or the model was closed.
+            StateError: the call is from another thread, or the model is closed.
         """
         self._check_thread()
         if not isinstance(buffer, EngineEventBuffer):
@@ -178,20 +185,22 @@ class Engine(Single):
         return buffer
 
     def has_pending_requests(self) -> bool:
-        """Whether a turn runs or waits, or events wait to be taken."""
+        """Return True if a turn is running or waiting, or events are waiting."""
         return bool(self._events) or self._core.has_work
 
     def get_capabilities(self) -> EngineCapabilities:
-        """See EngineCapabilities."""
+        """Return the limits of the engine."""
         budget = min(self.model.decoder.token_budget, _MOST_SCHEDULED)
         return EngineCapabilities(_MOST_RUNNING, self.model.context_size, budget)
 
     def max_draft_tokens_per_proposal(self) -> int:
-        """0: callers cannot propose tokens."""
+        """Return 0: callers cannot propose tokens."""
         return 0
 
     get_speculative_stats = refusing_method(
-        "get_speculative_stats", "it guesses nothing; LLM(speculation=…) does", GENERATING_PAGE
+        "get_speculative_stats",
+        "this engine does not support speculative decoding; use LLM(speculation=…)",
+        GENERATING_PAGE,
     )
 
     # --- for requests ------------------------------------------------------------------------------------------------
@@ -200,8 +209,8 @@ class Engine(Single):
         if threading.get_ident() != self._thread:
             raise StateError(
                 "Engine operations must be called from the Engine owner thread.",
-                "another thread made this engine, and a step may be in progress there",
-                "make the engine on the thread that runs it, or use LLM, which any thread may call",
+                "another thread created this engine, and a step may be in progress there",
+                "create the engine on the thread that runs it, or use LLM, which any thread may call",
             )
 
     def _submit(self, turn: _Turn) -> None:
@@ -217,45 +226,49 @@ class Engine(Single):
 
 
 class Request(Single):
-    """A conversation: its turns follow each other. Made by Engine.create_request.
+    """A conversation of consecutive turns. Created by Engine.create_request.
 
     Attributes:
-        engine: that runs it. max_session_tokens: most tokens of all its turns.
+        engine: the engine that runs the request.
+        max_session_tokens: maximum number of tokens of all turns.
     """
 
     def __init__(self, engine: Engine, max_session_tokens: int) -> None:
         self.engine, self.max_session_tokens = engine, max_session_tokens
         self._tokens: list[int] = []
-        self._kept: DecoderSequence | None = None  # the sequence between two turns
-        self._starts: dict[int, int] = {}  # tokens before each turn
+        self._kept: DecoderSequence | None = None  # the sequence, kept between two turns
+        self._starts: dict[int, int] = {}  # the number of tokens before each turn
         self._turn: _Turn | None = None
         self._seed: int | None = None
         self._closed = False
 
     def begin_turn(self, tokens: Any, turn_options: TurnOptions | None = None) -> int:
-        """Append tokens and let the model answer; returns the turn's id, 1 for the first.
+        """Append tokens and start generating a reply; return the turn's id, 1 for the first.
 
         Raises:
             StateError: a turn is in progress, or the request is closed.
-            InputError: no tokens, or ids outside the vocabulary. OptionError: options that contradict each other.
-            ContextOverflowError: they leave no room for an answer.
+            InputError: there are no tokens, or ids are outside the vocabulary.
+            OptionError: options contradict each other.
+            ContextOverflowError: the tokens leave no room for a reply.
         """
         self._check_open()
         if self._turn is not None:
             raise StateError(
                 "BeginTurn is only valid for a new request or after the current turn is complete.",
-                "one turn of a request runs at a time",
-                "run the engine until its TURN_FINISHED event, or cancel it",
+                "a request runs one turn at a time",
+                "run the engine until its TURN_FINISHED event, or cancel the turn",
             )
         if turn_options is not None and (not isinstance(turn_options, TurnOptions) or turn_options.request is not self):
-            raise InputError("turn_options are not of this request", "they depend on it", "make TurnOptions(request)")
+            raise InputError(
+                "turn_options were not created for this request", "they depend on it", "create TurnOptions(request)"
+            )
         options = TurnOptions(self) if turn_options is None else turn_options
         new = token_row(tokens, self.engine.model.config.model.vocab_size)
         if len(self._tokens) + len(new) >= self.max_session_tokens:
             raise ContextOverflowError(
                 f"{len(new)} tokens after {len(self._tokens)}",
-                f"the request may have {self.max_session_tokens} tokens, the answer included",
-                "shorten them, rewind to the start of a turn, or begin a new request",
+                f"the request may have {self.max_session_tokens} tokens, including the reply",
+                "shorten the prompt, rewind to the start of a turn, or create a new request",
             )
         params = options.sampling()
         turn_id = len(self._starts) + 1
@@ -265,7 +278,7 @@ class Request(Single):
         return turn_id
 
     def cancel_turn(self, turn_id: int) -> bool:
-        """Let a turn end where it is, with the next run; False if it does not run."""
+        """Cancel a turn at the next run. Return False if the turn is not running."""
         self._check_open()
         if self._turn is None or self._turn.turn_id != turn_id:
             return False
@@ -273,17 +286,18 @@ class Request(Single):
         return True
 
     def rewind_to_start_of_turn(self, turn_id: int) -> None:
-        """Forget a turn and those after it.
+        """Discard a turn and all later turns.
 
         Raises:
-            StateError: a turn is in progress. InputError: there is no such turn.
+            StateError: a turn is in progress.
+            InputError: the turn does not exist.
         """
         self._check_open()
         if self._turn is not None:
-            raise StateError("a turn is in progress", "only completed turns can be taken back", "cancel it first")
+            raise StateError("a turn is in progress", "only completed turns can be discarded", "cancel the turn first")
         if turn_id not in self._starts:
             known = ", ".join(map(str, self._starts)) or "none"
-            raise InputError(f"Cannot rewind to unknown Turn ID {turn_id}.", f"turns: {known}", "give one of these")
+            raise InputError(f"Cannot rewind to unknown Turn ID {turn_id}.", f"turns: {known}", "use one of these")
         start = self._starts[turn_id]
         self._starts = {turn: begin for turn, begin in self._starts.items() if turn < turn_id}
         del self._tokens[start:]
@@ -291,11 +305,11 @@ class Request(Single):
             self._kept.rewind(start)
 
     set_draft_tokens = refusing_method(
-        "set_draft_tokens", "tokens are proposed by the engine itself, not by callers", GENERATING_PAGE
+        "set_draft_tokens", "callers cannot propose tokens to this engine", GENERATING_PAGE
     )
 
     def close(self) -> None:
-        """End the conversation and give its part of the cache back; a turn in progress is cancelled."""
+        """End the conversation and free its cache blocks; a turn in progress is cancelled."""
         self.engine._check_thread()
         self._closed = True
         if self._turn is not None:
@@ -305,7 +319,9 @@ class Request(Single):
     def _check_open(self) -> None:
         self.engine._check_thread()
         if self._closed:
-            raise StateError("Cannot use a closed request.", "close() gave its tokens back", "create another request")
+            raise StateError(
+                "Cannot use a closed request.", "close() freed the request's tokens", "create another request"
+            )
 
     def _drop(self) -> None:
         if self._kept is not None:
@@ -313,7 +329,7 @@ class Request(Single):
         self._kept = None
 
     def _seed_of(self, options: TurnOptions, params: SamplingParams) -> int:
-        """The seed of a turn: a request goes on with its own, as positions differ."""
+        """Return the seed of a turn. A request can keep its seed across turns, because the positions differ."""
         if options.seed is not None or self._seed is None:
             self._seed = request_seed(params) if options.seed is None else options.seed
         return self._seed
@@ -326,7 +342,7 @@ class Request(Single):
 
 
 class _Turn:
-    """What the core's engine runs for a turn; see genai.engine.request.EngineRequest."""
+    """A turn as a request of the core engine; see genai.engine.request.EngineRequest."""
 
     adapters: AdapterMix | None = None
     wants_prompt_logits = False
@@ -365,7 +381,7 @@ class _Turn:
         self._stops, self._texts = StopStrings(options.stops), options.stops
         self._stream = request.engine._stream() if options.stops else None
         self._cached = self._generated = 0
-        self._said: EngineEvent | None = None  # the last one
+        self._said: EngineEvent | None = None  # the final event
 
     def take_siblings(self) -> Sequence[_Turn]:
         return ()
@@ -383,10 +399,10 @@ class _Turn:
         self._cached = num_tokens
 
     def take_prompt_logits(self, logits: Logits, start: int) -> None:
-        """Nobody asks for them."""
+        """Not used: prompt logits are never requested."""
 
     def note_proposals(self, proposed: int, kept: int) -> None:
-        """Nobody proposes tokens here."""
+        """Not used: no tokens are proposed here."""
 
     def take(self, token: int, logprob: TokenLogprob | None) -> bool:
         reason = self.row.finish_reason(token)
@@ -410,7 +426,7 @@ class _Turn:
         return self._said is None
 
     def expire(self) -> BaseException | None:
-        """Turns have no deadline."""
+        """Return None: turns have no deadline."""
         return None
 
     def keep(self, sequence: DecoderSequence) -> None:

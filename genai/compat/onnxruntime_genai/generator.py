@@ -1,4 +1,4 @@
-"""GeneratorParams and Generator: the token-by-token API of onnxruntime-genai, with its indices checked.
+"""GeneratorParams and Generator: the token-by-token API of onnxruntime-genai, with checked indices.
 
 >>> import genai as og                                            # doctest: +SKIP
 >>> model = og.Model("configs/models/pebble")                     # doctest: +SKIP
@@ -47,13 +47,13 @@ from .guidance import guidance_grammar
 from .log import log
 from .token_rows import LastRun, PaddedRows, token_rows
 
-_GUESSES = "a Generator takes a token per step; LLM(speculation=…) guesses ahead"
+_GUESSES = "a Generator computes one token per step; use LLM(speculation=…) for speculative decoding"
 
 
 class GeneratorParams:
-    """Search options of a generation.
+    """Search options for generation.
 
-    Starts from the "search" block of the model's genai_config.json.
+    The defaults are in the "search" block of the model's genai_config.json.
 
     Args:
         model: the model that will generate.
@@ -70,10 +70,10 @@ class GeneratorParams:
         self._options = {name: option.default for name, option in SEARCH_OPTIONS.items()}
         self._options["max_length"] = model.context_size
         configured = {name: value for name, value in model.config.search.items() if name in SEARCH_OPTIONS}
-        # A folder's own default, often 50, may exceed a tiny vocabulary; a caller's may not.
+        # A folder's default, often 50, may exceed a tiny vocabulary. A caller's value must not.
         if "top_k" in configured:
             configured["top_k"] = min(configured["top_k"], model.config.model.vocab_size)
-        # So may its max_length, usually the model's whole context, exceed the context that there is memory for.
+        # A folder's max_length, usually the model's whole context, may exceed the context that fits in memory.
         if model.context_size < configured.get("max_length", 0) <= model.config.model.context_length:
             configured["max_length"] = model.context_size
         self.set_search_options(**configured)
@@ -82,14 +82,14 @@ class GeneratorParams:
         """Set search options; see `SEARCH_OPTIONS` for names, types and ranges.
 
         Raises:
-            OptionError: unknown, of the wrong type or out of range; then none of the options is set.
+            OptionError: an option is unknown, of the wrong type or out of range. In that case, no option is set.
         """
         new = {name: checked(name, value) for name, value in options.items()}
         context, vocab = self.model.context_size, self.model.config.model.vocab_size
         for name in ("max_length", "min_length"):
             if new.get(name, 0) > context:
                 length = self.model.config.model.context_length
-                why = f"the context holds {context}; the model's context_length is {length}"
+                why = f"the context holds {context} tokens; the model's context_length is {length}"
                 raise OptionError(f"{name} = {new[name]}", why, f"use at most {context}")
         if new.get("top_k", 0) > vocab:
             raise OptionError(
@@ -98,23 +98,23 @@ class GeneratorParams:
         self._options.update(new)
 
     def get_search_options(self) -> dict[str, Any]:
-        """The options as they stand; numbers are floats, as in onnxruntime-genai."""
+        """Return the current options; numbers are floats, as in onnxruntime-genai."""
         return {name: value if isinstance(value, bool) else float(value) for name, value in self._options.items()}
 
     get_speculative_options = refusing_method("get_speculative_options", _GUESSES, GENERATING_PAGE)
 
     def set_guidance(self, type: str, data: str, enable_ff_tokens: bool = False) -> None:
-        """Let the output match a grammar. It begins behind the tokens that were appended last.
+        """Make the output match a grammar. The match starts after the last appended tokens.
 
         Args:
             type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
-            data: the schema as JSON text, the expression, or the grammar. JSON may have blanks anywhere.
-            enable_ff_tokens: tokens that the grammar leaves no choice about are appended together, in front of the one
-                that generate_next_token chooses; with a batch_size of 1 only, as in onnxruntime-genai.
+            data: the schema as JSON text, the expression, or the grammar. Generated JSON may contain whitespace.
+            enable_ff_tokens: True to append all tokens that the grammar determines in one step, before
+                generate_next_token chooses a token. Requires a batch_size of 1, as in onnxruntime-genai.
 
         Raises:
-            OptionError: another type, or only one of the two. Generator raises GrammarError: a grammar that cannot be
-                used.
+            OptionError: the type is unknown, or only one of type and data is given. If the grammar cannot be used,
+                Generator raises GrammarError.
         """
         self._grammar = guidance_grammar(type, data)
         self._appends_forced = bool(enable_ff_tokens)
@@ -123,21 +123,21 @@ class GeneratorParams:
 
 
 class Generator(Single, AbstractContextManager["Generator"]):
-    """Generates tokens for one sequence, or for a batch that advances together.
+    """A generator of tokens for one sequence, or for a batch of sequences that advance together.
 
     Args:
         model: the model.
-        params: its options; batch_size sequences are kept.
+        params: the search options, including batch_size.
 
     Raises:
-        OptionError: options that contradict each other.
-        CacheCapacityError: a batch_size for which there is no memory.
+        OptionError: options contradict each other.
+        CacheCapacityError: memory is insufficient for batch_size.
     """
 
     def __new__(cls, model: Model, params: GeneratorParams) -> Generator:
-        """One with num_beams above 1 is a BeamGenerator."""
+        """Create a BeamGenerator if num_beams is above 1."""
         if cls is Generator and isinstance(params, GeneratorParams) and params._options["num_beams"] > 1:
-            from .beams import BeamGenerator  # a Generator that num_beams asks for; derives from this one
+            from .beams import BeamGenerator  # a subclass of this class
 
             cls = BeamGenerator
         return super().__new__(cls)
@@ -146,12 +146,14 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if not isinstance(model, Model) or not isinstance(params, GeneratorParams):
             raise InputError(
                 f"Generator needs (Model, GeneratorParams), not ({type(model).__name__}, {type(params).__name__})",
-                "it generates with that model and those options",
+                "it generates tokens with this model and these options",
                 "pass both in this order",
             )
         if params.model is not model:
             raise InputError(
-                "params were made for another model", "their limits come from it", "make GeneratorParams(model) anew"
+                "params belong to another model",
+                "their limits depend on the model",
+                "create GeneratorParams(model) again",
             )
         self._options = dict(params._options)
         if self._options["min_length"] > self._options["max_length"]:
@@ -182,7 +184,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
     @property
     def _sequences(self) -> list[DecoderSequence]:
         if not self._batch.is_open:
-            raise StateError("the generator is closed", "close() gave its cached state back", "make a new Generator")
+            raise StateError("the generator is closed", "close() freed its KV cache", "create a new Generator")
         return self._batch.sequences
 
     @property
@@ -192,7 +194,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
 
     @property
     def max_length(self) -> int:
-        """Most tokens a sequence may hold."""
+        """The maximum number of tokens per sequence."""
         return int(self._options["max_length"])
 
     @property
@@ -205,17 +207,18 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def append_tokens(self, tokens: Any) -> None:
         """Append prompt tokens and compute them.
 
-        Rows of different lengths are shown filled on the right with pad_token_id, and count in max_length and
-        min_length with their fill, as in onnxruntime-genai; computed are a row's own tokens only.
+        Results show shorter rows padded on the right with pad_token_id, and the padding counts toward max_length and
+        min_length, as in onnxruntime-genai. Padding is not computed.
 
         Args:
-            tokens: token ids as a list, array or Tensor: [L] for one sequence; what Tokenizer.encode_batch returned; a
-                list of lists of any lengths; or [batch_size, L], or flat [batch_size * L], where ids at the end of a
-                row that equal pad_token_id are taken for fill, but for as many as end every row.
+            tokens: token ids as a list, array or Tensor: [L] for one sequence; the result of Tokenizer.encode_batch; a
+                list of lists of any lengths; or an array [batch_size, L] or [batch_size * L]. In an array, trailing ids
+                equal to pad_token_id are treated as padding, except for the number of them that all rows share.
 
         Raises:
-            InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
-            ContextOverflowError: more tokens than max_length allows.
+            InputError: values are not whole numbers, ids are outside the vocabulary, the number of rows is not
+                batch_size, or a row is empty.
+            ContextOverflowError: there are more tokens than max_length allows.
         """
         self._check_running()
         config = self._model.config.model
@@ -224,7 +227,7 @@ class Generator(Single, AbstractContextManager["Generator"]):
         if before + longest > limit:
             raise ContextOverflowError(
                 f"{longest} tokens after {before} exceed max_length {limit}",
-                f"the model's context_length is {config.context_length}, and shorter rows count as the longest one",
+                f"the model's context_length is {config.context_length}, and all rows count as long as the longest",
                 "shorten the prompt, or raise max_length if the context allows",
             )
         self._shown.append(rows)
@@ -240,35 +243,35 @@ class Generator(Single, AbstractContextManager["Generator"]):
             row.begin_grammar()
 
     def rewind_to(self, length: int) -> None:
-        """Forget all tokens from `length` on; what remains stays cached.
+        """Discard all tokens starting at position `length`. Earlier tokens stay cached.
 
         Raises:
-            InputError: negative, or longer than the sequences.
+            InputError: length is negative, or exceeds the length of the sequences.
         """
         self._open_decoder()
         width = self._shown.width
         if not isinstance(length, (int, np.integer)) or isinstance(length, bool) or not 0 <= length <= width:
-            why = f"a rewind only shortens, and the sequences have {width} tokens"
-            raise InputError(f"rewind_to({length!r})", why, f"pass how many to keep, a whole number from 0 to {width}")
+            why = f"a rewind can only shorten the sequences, which have {width} tokens"
+            raise InputError(f"rewind_to({length!r})", why, f"pass the number of tokens to keep, from 0 to {width}")
         self._batch.rewind(self._shown.rewind(int(length)))
         self._note_padding()
         self._next_tokens = None
 
     def _note_padding(self) -> None:
-        """What is shown of a row, fill included, counts in min_length."""
+        """Update the padding of each row, which counts toward min_length."""
         for index, row in enumerate(self._batch.rows):
             row.padding = self._shown.padding(index)
 
     # --- generation ----------------------------------------------------------------------------------------------
 
     def generate_next_token(self) -> None:
-        """Choose and append the next token of every sequence that has not ended; after the end of all, do nothing.
+        """Choose and append the next token of every sequence that has not ended; do nothing when all have ended.
 
-        A chosen EOS ends its sequence. While others go on it is shown, with pad_token_id behind it; the EOS that ends
-        the last of them is not.
+        A chosen EOS ends its sequence. While other sequences continue, the EOS is shown, followed by pad_token_id; the
+        EOS that ends the last sequence is not shown.
 
         Raises:
-            StateError: nothing was appended yet.
+            StateError: no tokens were appended yet.
         """
         self._check_running()
         log("generate_next_token", _STEP, width=self._shown.width, **self._options)
@@ -288,10 +291,10 @@ class Generator(Single, AbstractContextManager["Generator"]):
                 log("hit_max_length", "{length}", length=self.max_length)
 
     def _append_forced(self) -> bool:
-        """Append the tokens that the grammar leaves no choice about behind a chosen one.
+        """Append the tokens that the grammar determines after a chosen token.
 
         Returns:
-            Whether another one is to be chosen.
+            True if another token must be chosen.
         """
         (row,), (sequence,) = self._batch.rows, self._sequences
         for token in row.matcher.forced() if row.matcher is not None and row.matcher.num_followed else ():
@@ -310,21 +313,21 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return self._eos[0] if self._eos else 0
 
     def _compute(self, indices: Sequence[int]) -> Logits:
-        """Logits [B, V]; see StaticBatch.logits."""
+        """Return logits [B, V]; see StaticBatch.logits."""
         self._open_decoder()
         return self._batch.logits(indices)
 
     def is_done(self) -> bool:
-        """Whether every sequence has ended (EOS), or they have max_length tokens."""
+        """Return True if every sequence has ended (EOS), or if the sequences have max_length tokens."""
         return all(self._batch.ended) or self._shown.width >= self.max_length
 
     # --- results -------------------------------------------------------------------------------------------------
 
     def get_next_tokens(self) -> NDArray[np.int32]:
-        """The tokens chosen or appended last, int32 [B]; sequences that had ended before show pad_token_id.
+        """Return the tokens chosen or appended last, int32 [B]; sequences that ended earlier show pad_token_id.
 
         Raises:
-            StateError: there is none since the start or the last rewind.
+            StateError: no token was appended since the start or the last rewind.
         """
         if self._next_tokens is None:
             raise StateError(
@@ -333,13 +336,13 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return self._next_tokens.copy()
 
     def get_sequence(self, index: int) -> NDArray[np.int32]:
-        """Prompt and output of one sequence, int32 [L] with L = token_count().
+        """Return the prompt and the output of one sequence, int32 [L] with L = token_count().
 
-        Rows that are shorter than others are filled with pad_token_id: behind the prompt, and behind the EOS that ended
-        the row. The EOS that ended the whole batch is not there.
+        Shorter rows are padded with pad_token_id: after the prompt, and after the EOS that ended the row. The EOS that
+        ended the whole batch is not included.
 
         Raises:
-            InputError: index outside 0..batch_size - 1.
+            InputError: the index is outside 0..batch_size - 1.
         """
         count = len(self._batch.rows)
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool) or not 0 <= index < count:
@@ -347,76 +350,80 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return self._shown.row(int(index))
 
     def token_count(self) -> int:
-        """Tokens in each sequence, prompt and fill included."""
+        """Return the number of tokens in each sequence, including the prompt and padding."""
         return self._shown.width
 
     def get_logits(self) -> NDArray[np.float32]:
-        """Logits of the next token, float32 [B, 1, V]; computed now if they are not known yet.
+        """Return the logits of the next token, float32 [B, 1, V]; compute them if necessary.
 
         Raises:
-            StateError: nothing was appended yet, or the generator or its model was closed.
+            StateError: no tokens were appended yet, or the generator or its model is closed.
         """
         return np.array(self._compute(range(len(self._sequences))))[:, None, :]
 
     def get_output(self, name: str) -> NDArray[np.float32]:
-        """An output of the graph in the last computation: "logits", or others that it gives for each token.
+        """Return an output of the graph from the last computation: "logits", or another output with one row per token.
 
         Returns:
-            float32 [B, T, width]: T tokens of the prompt after append_tokens, else 1. It is computed anew when asked
-            for. Zeros stand where a row is shorter than others or had ended.
+            float32 [B, T, width]. After append_tokens, T is the number of prompt tokens, else 1. Each call recomputes
+            the output. Positions without a token, in shorter rows and in sequences that have ended, contain zeros.
 
         Raises:
-            StateError: nothing was appended yet.
-            InputError: there is no such output; keys and values are not shown.
+            StateError: no tokens were appended yet.
+            InputError: the output does not exist; keys and values are not available.
         """
         return self._last_run.output(name)
 
     def get_input(self, name: str) -> NDArray[Any]:
-        """An input of the graph in the last computation: token ids, attention mask or position ids, [B, T].
+        """Return an input of the graph from the last computation: token ids, attention mask or position ids, [B, T].
 
         Raises:
-            StateError: nothing was appended yet.
-            InputError: the graph has no such input; keys and values are not shown.
+            StateError: no tokens were appended yet.
+            InputError: the graph has no such input; keys and values are not available.
         """
         return self._last_run.input(name)
 
     def set_model_input(self, name: str, value: Any) -> None:
-        """Set an input of the graph that is neither tokens nor state, for all computations from now on.
+        """Set an input of the graph that is neither tokens nor state, for all later computations.
 
         Raises:
-            InputError: the graph has no such input, or the value is no array or Tensor.
+            InputError: the graph has no such input, or the value is not an array or Tensor.
         """
         array = np.asarray(value)
         if array.dtype.kind not in "biuf" and array.dtype.name != "bfloat16":
-            raise InputError(f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass one")
+            raise InputError(
+                f"set_model_input: got {array.dtype}", "an array of numbers is expected", "pass a numeric array"
+            )
         for sequence in self._sequences:
             sequence.give(name, array)
 
     def set_active_adapter(self, adapters: Adapters, name: str) -> None:
-        """Let the tokens that are computed from now on go through an adapter; what is computed stays as it is.
+        """Compute all later tokens with an adapter. Cached tokens do not change.
 
-        Several may be active. As in onnxruntime-genai, one takes the place of those that change the same projections.
+        Several adapters may be active. As in onnxruntime-genai, an adapter replaces earlier adapters that change the
+        same projections.
 
         Raises:
-            OptionError: there is none of that name.
-            StateError: another container than before.
-            InputError: not an Adapters of this model; or it changes some projections of an active adapter, but not all.
+            OptionError: there is no adapter with this name.
+            StateError: another Adapters container was used before.
+            InputError: `adapters` is not an Adapters of this model, or the adapter changes only some of the projections
+                of an active adapter.
         """
         if not isinstance(adapters, Adapters) or adapters.model is not self._model:
             raise InputError(
                 f"set_active_adapter needs the Adapters of this model, not {type(adapters).__name__}",
-                "adapters change the products of the model that they were loaded for",
-                "make Adapters(model) and load the adapter into it",
+                "adapters change the projections of the model that they were loaded for",
+                "create Adapters(model) and load the adapter into it",
             )
         if self._adapters not in (None, adapters):
             raise StateError(
                 "Generator state can only register a single Adapters container.",
-                "names mean something in one container only",
+                "names are unique only within one container",
                 "load all adapters of a generator into one Adapters",
             )
         self._open_decoder()
         self._batch.settle()
-        # What was computed before stays as it is, and so do the last logits of sequences that have ended.
+        # Neither cached tokens nor the last logits of sequences that have ended may change.
         if lost := [
             i for i, one in enumerate(self._sequences) if self._batch.ended[i] and one.num_computed < len(one.tokens)
         ]:
@@ -428,9 +435,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
         for one in active:
             if shared := adapters.modules(one) & adapters.modules(name):
                 raise InputError(
-                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} others besides",
-                    "the later one would take the place of a part of the earlier one",
-                    "use one of them, or LLM with adapter={name: weight}, which adds several up",
+                    f"adapters {one!r} and {name!r} both change {min(shared)!r}, and {one!r} also changes others",
+                    "the later adapter would replace only a part of the earlier adapter",
+                    "use only one adapter, or add several with LLM and adapter={name: weight}",
                 )
         mix = adapters.mix(dict.fromkeys([*active, name], 1.0))
         for sequence in self._sequences:
@@ -438,12 +445,12 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._adapters, self._active = adapters, [*active, name]
 
     def _give_values(self, adapters: Adapters, name: str) -> None:
-        """Go on with the graph as it was exported, whose inputs the adapter's arrays are."""
+        """Switch to the graph as it was exported, whose inputs include the adapter's arrays."""
         if self._active:
             raise InputError(
                 f"adapter {name!r} replaces inputs of the graph, and {self._active[0]!r} is active",
-                "the one runs in the graph as it was exported, the other beside the base's products",
-                "use them in two generators",
+                "the first needs the graph as exported, but the second adds to the base model's projections",
+                "use each adapter in a separate generator",
             )
         self._batch.move_to(self._model.decoder_as_exported())
         for sequence in self._sequences:
@@ -452,21 +459,24 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._adapters = adapters
 
     def set_runtime_option(self, key: str, value: str) -> None:
-        """`terminate_session` = "1" ends what is computed now, from any thread, and refuses more until it is "0".
+        """Stop or allow computations, from any thread.
+
+        Setting `terminate_session` to "1" stops the current computation, and later computations are refused until it is
+        set to "0".
 
         Raises:
-            OptionError: another option or value.
+            OptionError: the option or value is unknown.
         """
         if key != "terminate_session" or value not in ("0", "1"):
             raise OptionError(
-                f"runtime option {key!r} = {value!r}", "there is no onnxruntime session to steer", _TERMINATE
+                f"runtime option {key!r} = {value!r}", "there is no onnxruntime session to configure", _TERMINATE
             )
         self._terminated = value == "1"
         if self._terminated:
             self._batch.decoder.interrupt(self._sequences)
 
     def _open_decoder(self) -> Decoder:
-        """The decoder, or StateError where the generator or its model was closed."""
+        """Return the decoder. Raises StateError if the generator or its model is closed."""
         _ = self._sequences, self._model.decoder
         return self._batch.decoder
 
@@ -474,16 +484,16 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._open_decoder()
         if self._terminated:
             why = "set_runtime_option('terminate_session', '1') was called"
-            raise StateError("Session in Terminated state", why, "call it with '0' to go on")
+            raise StateError("Session in Terminated state", why, "set terminate_session to '0' to continue")
 
     def set_logits(self, logits: Any) -> None:
-        """Replace the logits from which the next token is chosen.
+        """Replace the logits for the choice of the next token.
 
         Args:
             logits: float array of B * V values, such as [B, 1, V].
 
         Raises:
-            InputError: another number of values, or not numbers.
+            InputError: the number of values is wrong, or they are not numbers.
         """
         array = np.asarray(logits)
         size = len(self._sequences) * self._batch.decoder.vocab_size
@@ -505,9 +515,9 @@ class Generator(Single, AbstractContextManager["Generator"]):
     # --- states --------------------------------------------------------------------------------------------------
 
     def fork(self) -> Generator:
-        """Another generator with the same sequences, options and random numbers, which shares their blocks.
+        """Return another generator with the same sequences, options and random numbers.
 
-        Blocks are copied where one of the two writes into them.
+        The generators share cache blocks. A block is copied when one of the generators writes to it.
         """
         self._open_decoder()
         other = object.__new__(type(self._without_beams("fork")))
@@ -517,18 +527,19 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return other
 
     def save_state(self, path: str | Path) -> int:
-        """Write the sequence to a file: tokens, keys and values, what its sampler remembers; returns its bytes.
+        """Write the sequence to a file: tokens, KV cache and sampler state. Return the size of the file in bytes.
 
-        The file is written whole and takes its place at the end. See docs/states.md.
+        An existing file is replaced only when the new file is complete. See docs/how-to/saved-states.md.
 
         Raises:
-            StateError: a batch of several sequences, none, beams, or adapters that changed after tokens were computed.
-            StateFileError: it cannot be written.
+            StateError: the batch has several sequences, no tokens, or beams, or adapters changed after tokens were
+                computed.
+            StateFileError: the file cannot be written.
         """
         self._open_decoder()
         (sequence,) = self._only("save_state")
         if not sequence.tokens:
-            raise StateError("there are no tokens yet", "there is nothing to save", "call append_tokens first")
+            raise StateError("there are no tokens yet", "there is no state to save", "call append_tokens first")
         self._batch.settle()
         (row,) = self._batch.rows
         notes = {"ended": self._batch.ended[0], "prompt": row.prompt_length}
@@ -537,16 +548,17 @@ class Generator(Single, AbstractContextManager["Generator"]):
         return write_state(state_path(path), self._batch.decoder, sequence, self._model.identity(), saved)
 
     def load_state(self, path: str | Path) -> None:
-        """Take the sequence of a file in the place of this generator's own; its options stay, but for the seed.
+        """Replace this generator's sequence with the sequence in a file. All options except the seed are kept.
 
-        What it generates then is what the saved generator would have generated with these options. A file that LLM
-        saved may be loaded, too, where its tokens fit max_length.
+        The generator then generates the tokens that the saved generator would have generated with these options. Files
+        that LLM saved may be loaded if their tokens fit in max_length.
 
         Raises:
-            StateFileError: there is none, it is damaged, or none of ours.
-            StateMismatchError: it is of another model, format or type of cache; of other adapters than are active here;
-                or has more tokens than max_length.
-            StateError: a batch of several sequences, or beams. CacheCapacityError: the cache has no room.
+            StateFileError: the file does not exist, is damaged, or is not a state.
+            StateMismatchError: the state belongs to another model, format, cache type or set of adapters, or has more
+                tokens than max_length.
+            StateError: the batch has several sequences, or beams.
+            CacheCapacityError: the KV cache is full.
         """
         decoder = self._open_decoder()
         (before,) = self._only("load_state")
@@ -573,26 +585,26 @@ class Generator(Single, AbstractContextManager["Generator"]):
         self._shown.append([sequence.tokens])
 
     def _only(self, call: str) -> list[DecoderSequence]:
-        """The sequence, in a list."""
+        """Return the only sequence, in a list."""
         self._without_beams(call)
         if len(self._sequences) != 1:
             raise StateError(
-                f"{call} of {len(self._sequences)} sequences", "a state is one sequence", "use batch_size = 1"
+                f"{call} of {len(self._sequences)} sequences", "a state contains one sequence", "use batch_size = 1"
             )
         return self._sequences
 
     def _without_beams(self, call: str) -> Generator:
-        """This one; one with beams refuses."""
+        """Return this generator. The subclass with beams raises StateError."""
         return self
 
     @staticmethod
     def _adapter_key(sequence: DecoderSequence) -> str:
         return "" if sequence.adapters is None else sequence.adapters.key.hex()
 
-    # --- life ----------------------------------------------------------------------------------------------------
+    # --- lifetime ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the cached state back; also done when the generator is dropped."""
+        """Free the KV cache. Garbage collection of the generator also does this."""
         sequences = self._batch.sequences
         self._batch.close()
         for sequence in sequences if self._active else ():
@@ -602,24 +614,24 @@ class Generator(Single, AbstractContextManager["Generator"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    set_inputs = refusing_method("set_inputs", "text models take tokens: append_tokens()", GENERATING_PAGE)
+    set_inputs = refusing_method("set_inputs", "text models need tokens; use append_tokens()", GENERATING_PAGE)
     set_hidden_states = refusing_method("set_hidden_states", REASONS["MtpGenerator"], GENERATING_PAGE)
-    snapshot_state = refusing_method("snapshot_state", "recurrent models come later", GENERATING_PAGE)
+    snapshot_state = refusing_method("snapshot_state", "recurrent models are not supported yet", GENERATING_PAGE)
     get_speculative_stats = refusing_method("get_speculative_stats", _GUESSES, GENERATING_PAGE)
 
 
 def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
-    """Whether beams and what is asked for besides go together."""
+    """Raise if beams are combined with options that exclude them."""
     beams, wanted = options["num_beams"], options["num_return_sequences"]
     if beams > 1 and guided:
         raise OptionError(
             f"guidance with num_beams = {beams}",
-            "a search weighs whole beams, and its candidates go through no grammar",
-            "leave one of them out",
+            "a beam search compares whole beams, and does not apply a grammar to its candidates",
+            "remove one of them",
         )
     if wanted > beams:
         raise OptionError(
-            f"num_return_sequences = {wanted}", f"num_beams = {beams}: there are no more outputs", "raise num_beams"
+            f"num_return_sequences = {wanted}", f"num_beams = {beams} limits the number of outputs", "raise num_beams"
         )
     if beams > 1 and options["diversity_penalty"]:
         raise NotSupportedYetError(
@@ -629,9 +641,9 @@ def _check_beams(options: Mapping[str, Any], *, guided: bool) -> None:
         )
     if beams > 1 and options["do_sample"]:
         raise OptionError(
-            f"do_sample with num_beams = {beams}", "a beam search draws no tokens", "leave one of them out"
+            f"do_sample with num_beams = {beams}", "a beam search does not sample tokens", "remove one of them"
         )
 
 
 _STEP = "do_sample {do_sample}, top_k {top_k}, top_p {top_p}, temperature {temperature}, token_count {width}"
-_TERMINATE = "use 'terminate_session' with '1' or '0', or leave the call out"
+_TERMINATE = "use 'terminate_session' with '1' or '0', or omit the call"

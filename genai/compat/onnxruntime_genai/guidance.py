@@ -1,23 +1,23 @@
-"""Guidance of onnxruntime-genai's API: a type and a text become a grammar."""
+"""Guidance in onnxruntime-genai's API: a type and a text that define a grammar."""
 
 from __future__ import annotations
 
 from ...engine.sampling.grammar import Grammar, expression, schema_text, source_text
 from ...errors import OptionError, did_you_mean
 
-# The types of guidance, and what they are called here.
+# Types of guidance, and the names of the corresponding sampling options.
 _TYPES = {"json_schema": "json_schema", "regex": "regex", "lark_grammar": "grammar"}
 
 
 def guidance_grammar(type: str, data: str) -> Grammar | None:
-    """The grammar; None for two empty texts.
+    """Return the grammar; None if type and data are empty.
 
     Args:
         type: "json_schema", "regex" or "lark_grammar".
-        data: the schema as JSON text, the expression, or the grammar. JSON may have blanks anywhere.
+        data: the schema as JSON text, the expression, or the grammar. Generated JSON may contain whitespace.
 
     Raises:
-        OptionError: another type, or only one of the two.
+        OptionError: the type is unknown, or only one of type and data is given.
     """
     if type and type not in _TYPES:
         raise OptionError(
@@ -29,7 +29,7 @@ def guidance_grammar(type: str, data: str) -> Grammar | None:
         raise OptionError(
             "Guidance type and data must be provided together.",
             f"type = {type!r:.40}, data = {data!r:.40}",
-            "give both, or two empty texts",
+            "pass both, or two empty strings",
         )
     if not type:
         return None

@@ -1,4 +1,4 @@
-"""LLM: the core's, whose model and tokenizer are those of this package."""
+"""LLM: the core class, with the model and tokenizer classes of this package."""
 
 from __future__ import annotations
 

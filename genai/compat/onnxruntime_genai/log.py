@@ -1,4 +1,4 @@
-"""The log of generation that onnxruntime-genai's set_log_options switches on; nothing is written unless asked for."""
+"""The generation log of onnxruntime-genai's set_log_options. It is off by default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from ...errors import InputError, OptionError, kind_of
 
-# What can be written here, and what onnxruntime-genai could write besides: tensors inside, and how lines look.
+# The lines that can be logged here, and onnxruntime-genai's options for other lines (tensors) and for formatting.
 _WRITTEN = frozenset({"generate_next_token", "append_next_tokens", "hit_eos", "hit_max_length"})
 _WITHOUT_EFFECT = frozenset(
     "ansi_tags model_input_values model_logits model_output_shapes model_output_values ort_lib value_stats "
@@ -22,15 +22,17 @@ _callback: Callable[[str], object] | None = None
 
 
 def set_log_options(**options: bool | str) -> None:
-    """Choose what is logged: to stderr, to a file, or to the callback of set_log_callback, whichever came last.
+    """Choose which lines are logged, and where: to stderr, a file, or the callback of set_log_callback.
+
+    If both a file and a callback are set, the later setting applies.
 
     Args:
-        options: enabled (all, or nothing), generate_next_token, append_next_tokens, hit_eos, hit_max_length: True or
-            False. filename: where the log goes; "" ends that. ansi_tags, warning, value_stats, ort_lib and model_…
-            have no effect: such lines are not written.
+        options: enabled (True to turn the log on); generate_next_token, append_next_tokens, hit_eos,
+            hit_max_length (True or False); filename (the log file; "" closes it). ansi_tags, warning, value_stats,
+            ort_lib and model_… are ignored: such lines are not written.
 
     Raises:
-        OptionError: an unknown option, or a value of a wrong type; then nothing is changed.
+        OptionError: an option is unknown, or a value has the wrong type. In that case, nothing changes.
         InputError: the file cannot be written.
     """
     global _enabled
@@ -40,7 +42,7 @@ def set_log_options(**options: bool | str) -> None:
             known = ", ".join(sorted(_WRITTEN))
             raise OptionError(
                 f"log option {name} = {value!r}",
-                f"options are enabled, {known} (True or False), and filename (a text)",
+                f"options are enabled, {known} (True or False), and filename (a string)",
                 "use one of these",
             )
     if "filename" in options:
@@ -51,21 +53,23 @@ def set_log_options(**options: bool | str) -> None:
 
 
 def set_log_callback(callback: Callable[[str], object] | None) -> None:
-    """Pass each line to a function, in place of a file; None ends that.
+    """Pass each line to a function instead of a file. None removes the function.
 
     Raises:
-        InputError: it cannot be called.
+        InputError: the callback is not callable.
     """
     global _callback
     if callback is not None and not callable(callback):
-        raise InputError(f"set_log_callback: got {kind_of(callback)}", "a function is expected", "pass one, or None")
+        raise InputError(
+            f"set_log_callback: got {kind_of(callback)}", "a function is expected", "pass a function or None"
+        )
     if callback is not None:
         _open("")
     _callback = callback
 
 
 def log(item: str, text: str, **values: Any) -> None:
-    """Write a line, if lines of this kind are wanted; `text` names the values in braces."""
+    """Write a line if its kind is enabled; `text` contains the values' names in braces."""
     if not _enabled or item not in _wanted:
         return
     line = f"{item}: {text.format_map(values)}\n"
@@ -80,7 +84,7 @@ def _open(filename: str) -> None:
     try:
         opened = Path(filename).open("w", encoding="utf-8") if filename else None  # noqa: SIM115
     except OSError as error:
-        raise InputError(f"log file {filename!r} cannot be written", str(error), "give another filename") from error
+        raise InputError(f"log file {filename!r} cannot be written", str(error), "use another filename") from error
     if _file is not None:
         _file.close()
     _file = opened

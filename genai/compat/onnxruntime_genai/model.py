@@ -1,4 +1,4 @@
-"""Model: the core's, with the calls that it refuses."""
+"""Model: the core class, plus onnxruntime-genai methods that raise NotSupportedYetError."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Model(core.Model):
     _config_class = Config
 
     create_multimodal_processor = refusing_method(
-        "create_multimodal_processor", "this version runs text models", GENERATING_PAGE
+        "create_multimodal_processor", "this version runs only text models", GENERATING_PAGE
     )
     create_streaming_processor = refusing_method(
-        "create_streaming_processor", "this version runs text models", GENERATING_PAGE
+        "create_streaming_processor", "this version runs only text models", GENERATING_PAGE
     )

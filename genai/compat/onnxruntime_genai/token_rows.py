@@ -1,9 +1,9 @@
-"""Rows of token ids: as a batch is given them, as it shows them, and what was computed of them last.
+"""Rows of token ids: reading a batch from the caller, padding it for display, and recomputing the last run.
 
-onnxruntime-genai computes on rows of one width, filled with pad_token_id where a sequence has no token of its own. Here
-a sequence computes and caches its own tokens only, so that its result does not depend on its company; the fill, and the
-EOS of a row that ended before the others, exist in `PaddedRows` alone. Only logits of last tokens leave the engine as a
-rule; what is asked of `LastRun` besides is computed again, which gives the same bits, so that nobody else pays for it.
+onnxruntime-genai computes rows of equal width, padded with pad_token_id. Here each sequence computes and caches only
+its own tokens, so that its result does not depend on the other sequences. Padding, and the EOS of a row that ended
+before the others, exist only in `PaddedRows`. Normally, the engine returns only the logits of the last token of each
+sequence. `LastRun` recomputes other values on request, bit-identically, so that they cost nothing in normal runs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from ...text.token_ids import checked_rows, holds_rows, split_rows
 
 
 def token_rows(tokens: Any, batch_size: int, vocab_size: int, pad_token_id: int | None) -> list[list[int]]:
-    """One list of ids per sequence.
+    """Return one list of ids per sequence.
 
     Args:
-        tokens: [L], [batch_size, L], flat [batch_size * L], a list of lists, or a Tensor of those shapes. Lists, and
-            what Tokenizer.encode_batch returned, say how long their rows are. Of an array of several rows, ids at the
-            end of a row that equal pad_token_id are dropped, but for as many as end every row: the longest row has no
-            fill.
-        batch_size: number of rows wanted.
-        vocab_size: ids must lie below it.
-        pad_token_id: the id that fills short rows; None = nothing is dropped.
+        tokens: [L], [batch_size, L], flat [batch_size * L], a list of lists, or a Tensor with one of these shapes. The
+            row lengths of lists, and of the result of Tokenizer.encode_batch, are known. In an array of several rows,
+            trailing ids equal to pad_token_id are dropped, except for the number of them that all rows share, because
+            the longest row has no padding.
+        batch_size: expected number of rows.
+        vocab_size: exclusive upper limit of ids.
+        pad_token_id: the id that pads short rows; None = drop nothing.
 
     Raises:
-        InputError: not whole numbers, ids outside the vocabulary, a number of rows that is not batch_size, empty.
+        InputError: values are not whole numbers, ids are outside the vocabulary, the number of rows is not
+            batch_size, or a row is empty.
     """
     lengths = getattr(tokens, "row_lengths", None)
     if lengths is not None and len(lengths) == batch_size:
@@ -54,72 +55,72 @@ def _without_fill(rows: Sequence[NDArray[np.int64]], pad_token_id: int) -> list[
 
 
 class PaddedRows:
-    """The rows of a batch, all of one width; `pad` is the id that fills them."""
+    """The rows of a batch, padded to the same width with the id `pad`."""
 
     def __init__(self, count: int, pad: int) -> None:
         self._pad = pad
         self._tokens: list[list[int]] = [[] for _ in range(count)]
-        # For each place, 1 where the token is the sequence's own.
+        # For each position, 1 if the token belongs to the sequence, 0 for padding.
         self._own = [bytearray() for _ in range(count)]
 
     @property
     def width(self) -> int:
-        """Tokens in each row, fill included."""
+        """The number of tokens in each row, including padding."""
         return len(self._tokens[0])
 
     def append(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append a sequence's own tokens to each row, and fill the shorter ones on the right."""
+        """Append the tokens of each sequence to its row, and pad shorter rows on the right."""
         width = max(map(len, rows))
         for tokens, own, row in zip(self._tokens, self._own, rows, strict=True):
             tokens.extend([*row, *[self._pad] * (width - len(row))])
             own.extend(b"\1" * len(row) + b"\0" * (width - len(row)))
 
     def copy(self) -> PaddedRows:
-        """Rows that go their own way."""
+        """Return an independent copy."""
         other = PaddedRows(len(self._tokens), self._pad)
         other._tokens, other._own = [list(row) for row in self._tokens], [own[:] for own in self._own]
         return other
 
     def append_column(self, column: Sequence[int], own: Collection[int]) -> None:
-        """Append one token to each row; `own` are the rows whose sequences have it too."""
+        """Append one token to each row; `own` contains the rows whose sequences include the token."""
         for index, token in enumerate(column):
             self._tokens[index].append(int(token))
             self._own[index].append(index in own)
 
     def rewind(self, width: int) -> list[int]:
-        """Cut all rows; returns how many tokens of its own each sequence keeps."""
+        """Truncate all rows, and return the number of tokens that each sequence keeps."""
         for row in (*self._tokens, *self._own):
             del row[width:]
         return [sum(own) for own in self._own]
 
     def padding(self, index: int) -> int:
-        """Places in a row that hold no token of its sequence."""
+        """Return the number of padding positions in a row."""
         return self.width - sum(self._own[index])
 
     def row(self, index: int) -> NDArray[np.int32]:
-        """One row, int32 [width]."""
+        """Return one row, int32 [width]."""
         return np.asarray(self._tokens[index], np.int32)
 
     def last(self) -> NDArray[np.int32]:
-        """The last token of each row, int32 [count]."""
+        """Return the last token of each row, int32 [count]."""
         return np.asarray([tokens[-1] for tokens in self._tokens], np.int32)
 
 
 class LastRun:
-    """The tokens of each sequence of a batch that were computed last; `pad` fills shorter rows."""
+    """The last tokens that were computed for each sequence of a batch; `pad` pads shorter rows."""
 
     def __init__(self, batch: StaticBatch, names: GraphNames, types: Mapping[str, np.dtype[Any]], pad: int) -> None:
         self._batch, self._pad = batch, pad
         self._names, self._types = names, types
 
     def output(self, name: str) -> NDArray[np.float32]:
-        """The rows of an output, [B, T, width]; zeros where a row has no token."""
+        """Return an output of the graph, [B, T, width]; zeros at positions without a token."""
         names = self._batch.decoder.output_names
         if name not in names:
             raise InputError(
                 f"Generator output {name!r} was not found",
-                f"there are {', '.join(names)}; keys and values lie in the pages of the cache",
-                "ask for one of these",
+                f"the outputs are {', '.join(names)}; keys and values are in the blocks of the KV cache",
+                "use one of these names",
             )
         self._check()
         rows = {index: self._rows(index, name) for index in self._ranges}
@@ -143,15 +144,15 @@ class LastRun:
         return rows[len(rows) - (end - start) :]
 
     def input(self, name: str) -> NDArray[Any]:
-        """Token ids, mask or positions, [B, T] or [B, all tokens so far]."""
+        """Return token ids, mask or positions: [B, T], or [B, all tokens so far] for the mask."""
         names = self._names
         makers = {names.input_ids: self._ids, names.attention_mask: self._mask, names.position_ids: self._positions}
         known = [known for known in makers if known in self._types]
         if name not in known:
             raise InputError(
                 f"Generator input {name!r} was not found",
-                f"there are {', '.join(known)}; keys and values lie in the pages of the cache",
-                "ask for one of these",
+                f"the inputs are {', '.join(known)}; keys and values are in the blocks of the KV cache",
+                "use one of these names",
             )
         self._check()
         return makers[name]().astype(self._types[name])
@@ -178,7 +179,7 @@ class LastRun:
 
     @property
     def _ranges(self) -> Mapping[int, tuple[int, int]]:
-        """The tokens [start, end)."""
+        """The range of tokens [start, end) of each sequence."""
         return self._batch.ranges
 
     @property
@@ -187,4 +188,4 @@ class LastRun:
 
     def _check(self) -> None:
         if not self._ranges:
-            raise StateError("nothing was computed yet", "there is nothing to show", "call append_tokens first")
+            raise StateError("nothing was computed yet", "there is no result to show", "call append_tokens first")

@@ -1,4 +1,4 @@
-"""Tokenizer: the core's, with batches as Tensors, ids of markers, and options as texts."""
+"""Tokenizer: the core class, with batches as Tensors, marker ids, and options that may be strings."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .tensor import Tensor
 
 
 def _marker(name: str, marks: str) -> property:
-    """A property: an id that genai_config.json may give."""
+    """Create a property for a token id that genai_config.json may define."""
 
     def read(self: Tokenizer) -> int:
         if name not in self._markers:
             raise TokenizerError(
                 f"{name} is not defined for this model",
-                "the model block of its genai_config.json does not give it",
-                "add it there, or read the marker's id with to_token_id()",
+                "the model block of its genai_config.json does not define it",
+                "add it to that block, or look up the marker's id with to_token_id()",
             )
         return self._markers[name]
 
-    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json gives none."
+    read.__doc__ = f"The id that {marks}.\n\nRaises:\n    TokenizerError: genai_config.json does not define it."
     return property(read)
 
 
@@ -32,7 +32,7 @@ _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _as_bool(value: Any) -> Any:
-    """A boolean that was written as a text; everything else as it is, for the check."""
+    """Convert the text of a boolean to a bool. Return other values unchanged; they are checked later."""
     return _BOOLEANS.get(value.lower(), value) if isinstance(value, str) else value
 
 
@@ -50,24 +50,24 @@ class Tokenizer(core.Tokenizer):
     eor_token_id = _marker("eor_token_id", "ends reasoning")
 
     def update_options(self, **options: bool | str) -> None:
-        """Change how later calls work.
+        """Set options of later calls.
 
         Args:
-            options: add_special_tokens (encode adds what the tokenizer's post-processor wants, such as BOS; default
-                False), skip_special_tokens (decode leaves special tokens out; default True). Booleans, or the texts
-                "true" and "false".
+            options: add_special_tokens (encode adds the special tokens of the tokenizer's post-processor, such as BOS;
+                default False), skip_special_tokens (decode omits special tokens; default True). Values are booleans,
+                or the strings "true" and "false".
 
         Raises:
-            OptionError: no option, an unknown one, or a value that is not a boolean.
+            OptionError: no option was passed, an option is unknown, or a value is not a boolean.
         """
         super().update_options(**{name: _as_bool(value) for name, value in options.items()})
 
     def encode_batch(self, texts: Sequence[str]) -> Tensor:  # type: ignore[override]  # a Tensor, as scripts expect it
-        """Token ids int32 [B, L] of several texts, short rows filled on the right with pad_token_id.
+        """Return the token ids of several texts, int32 [B, L], with short rows padded on the right with pad_token_id.
 
         Raises:
-            InputError: not a list of texts, or an empty one.
-            TokenizerError: rows differ in length and there is no id to fill them with.
+            InputError: texts is not a list of texts, or is empty.
+            TokenizerError: rows differ in length and there is no padding id.
         """
         rows = self._encoded_rows(texts)
         tensor = Tensor(self._filled(rows))

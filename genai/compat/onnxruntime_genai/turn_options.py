@@ -1,4 +1,4 @@
-"""What a turn or a request of the Engine asks for, with the names and checks of onnxruntime-genai."""
+"""Options of a turn or a request of the Engine, with the names and checks of onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ class RequestOptions:
         self.max_session_tokens = 0
 
     def set_max_session_tokens(self, count: int) -> None:
-        """Most tokens of all its turns together, prompts included; 0 = what the context holds."""
+        """Set the maximum number of tokens of all turns together, including prompts; 0 = fill the context."""
         self.max_session_tokens = _whole("max_session_tokens", count)
 
 
 class TurnOptions:
-    """Options of one turn; what is not set is as the model's folder has it.
+    """Options of one turn. Options that are not set have the defaults of the model's folder.
 
     Args:
-        request: whose turn.
+        request: the request of the turn.
     """
 
     def __init__(self, request: Request) -> None:
-        from .engine import Request  # a Request is given TurnOptions, which are made for a Request
+        from .engine import Request  # engine imports this module
 
         if not isinstance(request, Request):
             raise InputError(
-                f"TurnOptions needs a Request, not {type(request).__name__}", "turns belong to one", "pass it"
+                f"TurnOptions needs a Request, not {type(request).__name__}",
+                "a turn belongs to a request",
+                "pass a Request",
             )
         self.request = request
         self.reset()
@@ -54,72 +56,72 @@ class TurnOptions:
         self._grammar: Grammar | None = None
 
     def set_max_generated_tokens(self, count: int) -> None:
-        """Most tokens that the turn generates; 0 = as many as fit."""
+        """Set the maximum number of tokens that the turn generates; 0 = no limit."""
         self._max_tokens = _whole("max_generated_tokens", count)
 
     def set_min_generated_tokens(self, count: int) -> None:
-        """EOS does not come before so many tokens."""
+        """Set the minimum number of tokens before EOS may be generated."""
         self._min_tokens = _whole("min_generated_tokens", count)
 
     def set_do_sample(self, value: bool) -> None:
-        """Draw tokens (True), or take the most likely one."""
+        """Sample tokens (True), or choose the most likely token (False)."""
         self._search["do_sample"] = checked("do_sample", value)
 
     def set_temperature(self, value: float) -> None:
-        """Divides the logits; 0 takes the most likely token."""
+        """Set the divisor of the logits; 0 chooses the most likely token."""
         self._search["temperature"] = checked("temperature", value)
 
     def set_top_k(self, value: int) -> None:
-        """Draw among so many of the most likely tokens; 0 = all."""
+        """Sample from the k most likely tokens; 0 = all."""
         self._search["top_k"] = checked("top_k", value)
 
     def set_top_p(self, value: float) -> None:
-        """Draw among the most likely tokens up to this probability."""
+        """Sample from the most likely tokens up to this total probability."""
         self._search["top_p"] = checked("top_p", value)
 
     def set_repetition_penalty(self, value: float) -> None:
-        """Above 1, tokens that occurred become less likely."""
+        """Set the penalty on tokens that already occurred; above 1 makes them less likely."""
         self._search["repetition_penalty"] = checked("repetition_penalty", value)
 
     def set_no_repeat_ngram_size(self, value: int) -> None:
-        """No n-gram of this size comes twice; 0 = any may."""
+        """Set the size of n-grams that must not repeat; 0 = off."""
         self._search["no_repeat_ngram_size"] = checked("no_repeat_ngram_size", value)
 
     def set_seed(self, seed: int) -> None:
-        """Of the turn's random numbers."""
+        """Set the random seed of the turn."""
         self._seed = _whole("seed", seed, 2**64 - 1)
 
     def clear_seed(self) -> None:
-        """Go on with the request's random numbers."""
+        """Unset the seed, and continue with the request's random numbers."""
         self._seed = None
 
     def set_stop_strings(self, texts: Sequence[str]) -> None:
-        """Texts that end the turn, at most 16; none of them is shown in part of a later text."""
+        """Set the strings that end the turn: at most 16, with a total size of at most 16 KiB."""
         if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
-            raise OptionError(
-                f"stop strings {texts!r:.80}", "a list of texts, none of them empty, is expected", "pass one"
-            )
+            raise OptionError(f"stop strings {texts!r:.80}", "a list of non-empty strings is expected", "pass a list")
         if len(texts) > _MOST_STOPS or sum(len(text.encode()) for text in texts) > _MOST_STOP_BYTES:
             raise OptionError(
-                f"{len(texts)} stop strings", f"at most {_MOST_STOPS}, of 16 KiB together, are allowed", "use fewer"
+                f"{len(texts)} stop strings",
+                f"at most {_MOST_STOPS}, with a total size of 16 KiB, are allowed",
+                "use fewer",
             )
         self._stops = tuple(texts)
 
     def set_guidance(self, type: str, data: str) -> None:
-        """Let the turn's answer match a grammar; tokens that it leaves no choice about come one by one, as others.
+        """Make the turn's reply match a grammar. Tokens that the grammar determines are still generated one by one.
 
         Args:
             type: "json_schema", "regex" or "lark_grammar"; "" with data "" = none.
             data: the schema as JSON text, the expression, or the grammar.
 
         Raises:
-            OptionError: another type, or only one of the two. Request.begin_turn raises GrammarError: a grammar that
-                cannot be used.
+            OptionError: the type is unknown, or only one of type and data is given. If the grammar cannot be used,
+                Request.begin_turn raises GrammarError.
         """
         self._grammar = guidance_grammar(type, data)
 
     def clear_guidance(self) -> None:
-        """Let the answer be any text."""
+        """Allow any text as the reply."""
         self._grammar = None
 
     @property
@@ -129,19 +131,19 @@ class TurnOptions:
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the answer has to match."""
+        """The grammar that the reply must match."""
         return self._grammar
 
     @property
     def seed(self) -> int | None:
-        """The seed that was set."""
+        """The seed, if it was set."""
         return self._seed
 
     def sampling(self) -> SamplingParams:
-        """What they make together with the model's defaults.
+        """Combine these options with the model's defaults.
 
         Raises:
-            OptionError: they contradict each other.
+            OptionError: options contradict each other.
         """
         config = self.request.engine.model.config
         defaults = {name: value for name, value in config.search.items() if name in SEARCH_OPTIONS}
@@ -151,14 +153,14 @@ class TurnOptions:
             for name in given:
                 if self._search[name]:
                     raise OptionError(
-                        f"{name} = {self._search[name]} for a turn that draws nothing",
-                        "the most likely token is taken",
-                        "call set_do_sample(True), or leave it out",
+                        f"{name} = {self._search[name]} for a turn that does not sample",
+                        "the most likely token is chosen",
+                        "call set_do_sample(True), or omit the option",
                     )
         if draws and not asked.get("top_k", SEARCH_OPTIONS["top_k"].default) and not asked.get("top_p"):
             raise OptionError(
-                "a turn that draws tokens has neither top_k nor top_p",
-                "onnxruntime-genai asks for one of them",
+                "a turn that samples has neither top_k nor top_p",
+                "onnxruntime-genai requires one of them",
                 "set top_k above 0, or top_p = 1 for the whole vocabulary",
             )
         asked["top_k"] = min(asked.get("top_k", SEARCH_OPTIONS["top_k"].default), config.model.vocab_size)
@@ -169,5 +171,5 @@ class TurnOptions:
 
 def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or not 0 <= int(value) <= most:
-        raise OptionError(f"{name} = {value!r:.40}", f"a whole number from 0 to {most} is expected", "pass one")
+        raise OptionError(f"{name} = {value!r:.40}", f"a whole number from 0 to {most} is expected", "pass an int")
     return int(value)

@@ -1,8 +1,8 @@
-"""Quantisation of ONNX models of any kind, with the names and signatures of onnxruntime.quantization.
+"""Quantisation of any ONNX model, with the names and signatures of onnxruntime.quantization.
 
     from genai.compat.onnxruntime_quantization import QuantType, quantize_dynamic, quantize_static
 
-The quantiser itself is `genai.quantize.onnx_graph`.
+The implementation is in `genai.quantize.onnx_graph`.
 """
 
 from __future__ import annotations

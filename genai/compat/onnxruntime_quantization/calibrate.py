@@ -1,4 +1,4 @@
-"""onnxruntime.quantization.calibrate: calibrators by method, over `genai.quantize.onnx_graph.calibrate`."""
+"""onnxruntime.quantization.calibrate: one class per method, based on `genai.quantize.onnx_graph.calibrate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..onnxruntime.providers import before_the_cpu, chosen_providers
 
 
 class CalibrationDataReader(metaclass=abc.ABCMeta):
-    """What gives calibration data; subclasses write `get_next`."""
+    """A source of calibration data. Subclasses implement `get_next`."""
 
     @classmethod
     def __subclasshook__(cls, subclass: type) -> bool:
@@ -32,7 +32,7 @@ class CalibrationDataReader(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def get_next(self) -> dict[str, Any] | None:
-        """The next feed of the model, {input: array}; None where there is no more."""
+        """Return the next feed of the model, {input: array}; None at the end."""
 
     def __iter__(self) -> CalibrationDataReader:
         return self
@@ -44,21 +44,21 @@ class CalibrationDataReader(metaclass=abc.ABCMeta):
         return found
 
     def set_range(self, start_index: int, end_index: int) -> None:
-        """Give only these feeds. Raises NotSupportedYetError: this reader has no such choice."""
+        """Restrict the reader to these feeds. Raises NotSupportedYetError: this reader does not implement it."""
         raise NotSupportedYetError(
-            "this reader gives all its feeds", "it has no set_range", "write one in the subclass"
+            "this reader returns all its feeds", "it has no set_range", "implement set_range in the subclass"
         )
 
 
 class CalibraterBase:
-    """Collects ranges of activations; subclasses say how.
+    """The base class for collecting ranges of activations. Subclasses define the method.
 
     Args:
-        model_path: of the float model; an onnx.ModelProto too.
-        op_types_to_calibrate: values of these operators only; None or [] = of all.
-        augmented_model_path, use_external_data_format: without effect, since no other model is written.
-        symmetric: ranges are the same on both sides of 0.
-        per_channel: refused; activations have one scale.
+        model_path: path of the float model, or an onnx.ModelProto.
+        op_types_to_calibrate: operators whose values are observed; None or [] = all.
+        augmented_model_path, use_external_data_format: ignored, because no other model is written.
+        symmetric: True to make ranges symmetric around 0.
+        per_channel: not supported; activations have one scale.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CalibraterBase:
     ) -> None:
         if per_channel:
             raise NotSupportedYetError(
-                "per_channel=True for activations", "QuantizeLinear of an activation has one scale here", "leave it out"
+                "per_channel=True for activations", "activations have a single scale here", "leave it out"
             )
         self.model_path, self.symmetric = model_path, symmetric
         self.op_types_to_calibrate = tuple(op_types_to_calibrate or ())
@@ -85,34 +85,35 @@ class CalibraterBase:
         raise NotImplementedError
 
     def augment_graph(self) -> None:
-        """Does nothing: values are looked at while the model runs."""
+        """Do nothing: values are observed while the model runs."""
 
     def get_augment_model(self) -> onnx.ModelProto:
-        """The model, which is run as it is."""
+        """Return the model unchanged; it needs no augmentation."""
         return to_proto(self._calibrator.model)
 
     def set_execution_providers(self, execution_providers: Sequence[Any] = ("CPUExecutionProvider",)) -> None:
-        """Where the model runs; see `InferenceSession`."""
+        """Set the providers that run the model; see `InferenceSession`."""
         self.execution_providers = execution_providers
         self._is_open = False
 
     def create_inference_session(self) -> None:
-        """Make the session that the model is run in; `collect_data` does so itself."""
+        """Create the session that runs the model. `collect_data` also does this."""
         providers = before_the_cpu(chosen_providers(list(self.execution_providers)))
         with named_as_in_onnxruntime():
             self._calibrator.open(providers)
         self._is_open = True
 
     def select_tensors_to_calibrate(self, model: Any = None) -> tuple[set[str], dict[str, Any]]:
-        """The float activations of the chosen operators, and what is known of their types."""
+        """Return the float activations of the chosen operators, and their types if they are known."""
         names = self._calibrator.activations(self.op_types_to_calibrate)
         return set(names), {name: self._calibrator.model.graph.type_of(name) for name in names}
 
     def collect_data(self, data_reader: Any) -> None:
-        """Run the model on all feeds of a reader, and look at the values. May be called again with more.
+        """Run the model on all feeds of a reader and observe the values. Further calls add more data.
 
         Raises:
-            InputError: no data, feeds that do not fit the model, or NaN; the message names item and value.
+            InputError: there is no data, or a feed does not fit the model or contains NaN. The message names the item
+                and the value.
         """
         if not self._is_open:
             self.create_inference_session()
@@ -122,7 +123,7 @@ class CalibraterBase:
         self._calibrator.collect(data_reader)
 
     def compute_data(self) -> TensorsData:
-        """The ranges. Values that were infinite have none.
+        """Compute the ranges. Values that were infinite have no range.
 
         Raises:
             StateError: no data was collected.
@@ -130,18 +131,18 @@ class CalibraterBase:
         return self._calibrator.ranges(self._calibration())
 
     def clear_collected_data(self) -> None:
-        """Forget what was collected."""
+        """Discard the collected data."""
         self._calibrator.clear()
         self._has_data = False
 
 
 class MinMaxCalibrater(CalibraterBase):
-    """The least and the largest value seen.
+    """Ranges from the minimum and maximum observed.
 
     Args:
-        moving_average: use the moving averages of those of each feed instead.
-        averaging_constant: how much the next feed weighs.
-        max_intermediate_outputs: without effect; extremes are joined as they come.
+        moving_average: True to use moving averages of each feed's minimum and maximum.
+        averaging_constant: weight of the next feed.
+        max_intermediate_outputs: ignored; extremes are merged as they are observed.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class MinMaxCalibrater(CalibraterBase):
         super().__init__(model_path, op_types_to_calibrate, symmetric=symmetric, per_channel=per_channel)
         if not 0 < averaging_constant <= 1:
             raise OptionError(
-                f"averaging_constant is {averaging_constant}", "it is a weight above 0, at most 1", "pass 0.01"
+                f"averaging_constant is {averaging_constant}", "a weight above 0 and at most 1 is expected", "pass 0.01"
             )
         self._constant = averaging_constant if moving_average else None
 
@@ -167,10 +168,10 @@ class MinMaxCalibrater(CalibraterBase):
         return Calibration(CalibrationMethod.MinMax, self.symmetric, self._constant)
 
     def merge_range(self, old_range: Any, new_range: Any) -> NoReturn:
-        """Not supported: ranges are joined as values come."""
+        """Not supported: ranges are merged as values are observed."""
         raise NotSupportedYetError(
             "MinMaxCalibrater.merge_range is not supported",
-            "ranges are joined as values come",
+            "ranges are merged as values are observed",
             "call collect_data again",
         )
 
@@ -183,10 +184,10 @@ class HistogramCalibrater(CalibraterBase):
 
     Args:
         method: "entropy" or "percentile".
-        num_bins: of a histogram; 4096 where fewer are asked for, since it takes no longer.
-        num_quantized_bins: for entropy, the number of levels; at least 256, which is what 8 bits have.
-        percentile: for percentile, how many of the values the range holds.
-        scenario: belongs to float8, which is not supported.
+        num_bins: number of bins; at least 4096 bins are used, because more bins take no longer.
+        num_quantized_bins: for entropy, the number of levels; at least 256, the number for 8 bits.
+        percentile: for percentile, the percentage of values inside the range.
+        scenario: ignored; it applies to float8, which is not supported.
     """
 
     def __init__(
@@ -206,9 +207,9 @@ class HistogramCalibrater(CalibraterBase):
         if method == "distribution":
             raise refused_distribution()
         if method not in _HISTOGRAM_METHODS:
-            raise OptionError(f"method is {method!r}", "it is 'entropy' or 'percentile'", "pass one of these")
+            raise OptionError(f"method is {method!r}", "'entropy' or 'percentile' is expected", "pass one of these")
         if not 0 < percentile <= 100:
-            raise OptionError(f"percentile is {percentile}", "it is above 0 and at most 100", "pass 99.999")
+            raise OptionError(f"percentile is {percentile}", "it must be above 0 and at most 100", "pass 99.999")
         self._method, self._bins = _HISTOGRAM_METHODS[method], max(BINS, -(-num_bins // 4) * 4)
         self._levels, self.percentile = max(256, num_quantized_bins), percentile
 
@@ -219,7 +220,7 @@ class HistogramCalibrater(CalibraterBase):
 
 
 class EntropyCalibrater(HistogramCalibrater):
-    """The range whose quantised values are distributed most like the float ones (KL divergence)."""
+    """The range with the smallest KL divergence between the quantised values and the float values."""
 
     def __init__(
         self,
@@ -243,7 +244,7 @@ class EntropyCalibrater(HistogramCalibrater):
 
 
 class PercentileCalibrater(HistogramCalibrater):
-    """The range that holds all values but the outermost few."""
+    """The range that contains the given percentage of values and cuts off the outliers."""
 
     def __init__(
         self,
@@ -285,29 +286,31 @@ def create_calibrator(
     providers: Sequence[Any] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> CalibraterBase:
-    """A calibrator of a method.
+    """Create a calibrator for a method.
 
     Args:
-        augmented_model_path, use_external_data_format: without effect; no model is written.
+        augmented_model_path, use_external_data_format: ignored; no model is written.
         providers: see `InferenceSession`.
-        extra_options: keywords of the method's class.
+        extra_options: keyword arguments of the method's class.
 
     Raises:
-        OptionError: no such method or option.
-        NotSupportedYetError: Distribution.
+        OptionError: the method or an option is unknown.
+        NotSupportedYetError: the method is Distribution.
     """
     if calibrate_method is CalibrationMethod.Distribution:
         raise refused_distribution()
     if calibrate_method not in _CALIBRATERS:
         raise OptionError(
-            f"calibrate_method is {calibrate_method!r}", "it is a CalibrationMethod", "pass CalibrationMethod.MinMax"
+            f"calibrate_method is {calibrate_method!r}",
+            "a CalibrationMethod is expected",
+            "pass CalibrationMethod.MinMax",
         )
     kind, known = _CALIBRATERS[calibrate_method]
     options = dict(extra_options or {})
     if unknown := sorted(set(options) - set(known)):
         raise OptionError(
             f"extra_options has {unknown[0]!r}",
-            f"{kind.__name__} knows {', '.join(known)}",
+            f"options of {kind.__name__}: {', '.join(known)}",
             did_you_mean(unknown[0], known, "leave it out"),
         )
     calibrator = kind(model, op_types_to_calibrate, **options)

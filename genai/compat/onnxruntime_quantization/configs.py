@@ -1,4 +1,4 @@
-"""What to do, as objects: `quantize(model, output, config)`."""
+"""Configuration objects for `quantize(model, output, config)`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...quantize.onnx_graph.types import QuantFormat, QuantType
 
 @dataclass
 class QuantConfig:
-    """What static and dynamic quantisation have in common; see `quantize_static`."""
+    """The options common to static and dynamic quantisation; see `quantize_static`."""
 
     activation_type: QuantType = QuantType.QUInt8
     weight_type: QuantType = QuantType.QInt8
@@ -34,7 +34,7 @@ class QuantConfig:
 
 
 class StaticQuantConfig(QuantConfig):
-    """The arguments of `quantize_static` beside the model."""
+    """The arguments of `quantize_static` other than the model."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class StaticQuantConfig(QuantConfig):
 
 
 class DynamicQuantConfig(QuantConfig):
-    """The arguments of `quantize_dynamic` beside the model."""
+    """The arguments of `quantize_dynamic` other than the model."""
 
     def __init__(
         self,
@@ -114,17 +114,17 @@ def get_qdq_config(
     nodes_to_exclude: Sequence[str] | Callable[[onnx.ModelProto, onnx.NodeProto], bool] | None = None,
     extra_options: Mapping[str, Any] | None = None,
 ) -> StaticQuantConfig:
-    """A configuration that quantises as much of a model as there are rules for, in QDQ form.
+    """Return a configuration that quantises all operators that have rules, in QDQ form.
 
     Args:
         calibrate_args: "symmetric", "moving_average", "averaging_constant", "max_intermediate_outputs", "percentile".
-        weight_symmetric: None = where the weights' type is signed.
-        min_real_range: ranges are at least so wide.
+        weight_symmetric: True for symmetric weights; None = symmetric if the weights' type is signed.
+        min_real_range: minimum width of a range.
         nodes_to_exclude: names, or a function of model and node.
-        extra_options: see `quantize_static`; what the arguments say wins.
+        extra_options: see `quantize_static`; the other arguments override them.
 
     Raises:
-        OptionError: an argument that is not known; the rest when the model is quantised.
+        OptionError: an argument is unknown. Other errors are raised when the model is quantised.
     """
     options = {**copy.deepcopy(dict(extra_options or {})), **_calibration_options(calibrate_args or {})}
     options |= {
@@ -133,7 +133,7 @@ def get_qdq_config(
         "QDQKeepRemovableActivations": keep_removable_activations,
         "MinimumRealRange": min_real_range,
         "TensorQuantOverrides": copy.deepcopy(tensor_quant_overrides or {}),
-        # Everything is to be quantised, also what would only be passed on.
+        # Quantise everything, including operators that only pass values on.
         "ForceQuantizeNoInputCheck": True,
     }
     model = read_model(model_input)
@@ -175,7 +175,7 @@ def _calibration_options(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _CALIBRATION:
             raise OptionError(
                 f"calibrate_args has {name!r}",
-                f"known are {', '.join(_CALIBRATION)}",
+                f"known: {', '.join(_CALIBRATION)}",
                 did_you_mean(name, _CALIBRATION, "leave it out"),
             )
     return {_CALIBRATION[name]: value for name, value in given.items()}

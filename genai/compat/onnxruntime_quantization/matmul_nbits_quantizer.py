@@ -1,6 +1,6 @@
-"""Weights only, in blocks of 4 or 8 bits, by the names of onnxruntime's file of this name.
+"""Weight-only quantisation in blocks of 4 or 8 bits, with the names of onnxruntime's module.
 
-The quantiser itself is `genai.quantize.onnx_graph.weight_blocks`.
+The implementation is in `genai.quantize.onnx_graph.weight_blocks`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .onnx_model import ONNXModel
 
 
 class WeightOnlyQuantConfig:
-    """How weights are quantised.
+    """Configuration of weight-only quantisation.
 
     Args:
-        algorithm: the name of a method.
-        quant_format: QOperator, or QDQ for operator sets from 21 on.
+        algorithm: name of the method.
+        quant_format: QOperator, or QDQ for operator set 21 and later.
         op_types_to_quantize: "MatMul", "Gather"; None = MatMul.
-        quant_axes: pairs of operator and axis; None = MatMul 0, Gather 1, which is all that there is.
-        customized_weight_config: per node {"bits": 4 or 8, "group_size": block, "scheme": "sym" or "asym"}.
+        quant_axes: pairs of operator and axis; None = MatMul 0 and Gather 1, the only supported values.
+        customized_weight_config: by node name, {"bits": 4 or 8, "group_size": block size, "scheme": "sym" or "asym"}.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class WeightOnlyQuantConfig:
 
 
 class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding to nearest in blocks.
+    """Round-to-nearest quantisation in blocks.
 
     Args:
         block_size: 16, 32, 64, 128 or 256.
-        is_symmetric: no zero points.
-        accuracy_level: of the product; 4 = activations may become 8 bits.
+        is_symmetric: True to omit zero points.
+        accuracy_level: activation precision in the matmul; 4 = activations may be quantised to 8 bits.
         bits: 4 or 8.
-        channel_wised_quantize: refused; a block has at most 256 columns.
+        channel_wised_quantize: not supported; a block has at most 256 columns.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class DefaultWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class RTNWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding to nearest, with what the quantiser itself says of bits and blocks.
+    """Round-to-nearest quantisation, with the quantiser's bit width and block size.
 
     Args:
-        ratios: parts of the range that are kept, per node; refused unless empty.
+        ratios: share of the range to keep per node; must be empty.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class KQuantWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Half-quadratic quantisation: scales and zero points that make the error small where it is not large anyway.
+    """Half-quadratic quantisation: fits scales and zero points with a loss that tolerates outliers.
 
-    Zero points are whole numbers here, where onnxruntime's are floats.
+    Zero points are integers here, but floats in onnxruntime.
 
     Args:
-        axis: 1; blocks lie along the inputs, which is how the operator reads them.
+        axis: must be 1; blocks run along the inputs, as the operator requires.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class HQQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Rounding that makes up for the errors of the columns before, by what activations are like.
+    """GPTQ: compensates for the rounding errors of earlier columns, using statistics of the activations.
 
-    Columns come in the order of their inputs' size, block by block, and scales are searched, whatever `actorder` and
-    `mse` say: both make the error smaller and cost nothing in the model.
+    Regardless of `actorder` and `mse`, columns are processed in the order of their inputs' size, block by block, and
+    scales are searched, because both reduce the error at no cost for the model.
 
     Args:
-        calibration_data_reader: gives the inputs of the model, as for `quantize_static`.
-        percdamp: 0.01; more is taken where it is needed.
-        perchannel: True; each row has scales of its own.
+        calibration_data_reader: reader of the model's inputs, as for `quantize_static`.
+        percdamp: must be 0.01; the damping is increased automatically if necessary.
+        perchannel: must be True; each row has separate scales.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class GPTQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
 
 
 class NVAWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
-    """Not supported: it hands the model to a package of NVIDIA's."""
+    """Not supported: it passes the model to an NVIDIA package."""
 
     def __init__(
         self,
@@ -169,26 +169,27 @@ class NVAWQWeightOnlyQuantConfig(WeightOnlyQuantConfig):
     ) -> None:
         raise NotSupportedYetError(
             "NVAWQWeightOnlyQuantConfig is not supported",
-            "it hands the model to a package of NVIDIA's, with a data set that it downloads",
+            "it passes the model to an NVIDIA package, with a data set that it downloads",
             "use DefaultWeightOnlyQuantConfig",
         )
 
 
 class MatMulNBitsQuantizer:
-    """Quantises the constant matrices of a model in blocks.
+    """A quantiser that quantises the constant matrices of a model in blocks.
 
     Args:
-        model: path, onnx.ModelProto or ONNXModel; it is not changed.
+        model: path, onnx.ModelProto or ONNXModel. The original is not changed.
         bits, block_size, is_symmetric, accuracy_level, quant_format, op_types_to_quantize, quant_axes,
-            channel_wised_quantize: see `DefaultWeightOnlyQuantConfig`; what `algo_config` says wins.
-        nodes_to_exclude: names of nodes that stay float. nodes_to_include: names of the only ones that do not.
-        algo_config: how; None = rounding to nearest.
+            channel_wised_quantize: see `DefaultWeightOnlyQuantConfig`; `algo_config` overrides them.
+        nodes_to_exclude: names of nodes to keep in float.
+        nodes_to_include: names of the only nodes to quantise.
+        algo_config: the method; None = round to nearest.
 
     Attributes:
-        model: ONNXModel; after `process`, the quantised one.
+        model: the ONNXModel; after `process`, the quantised model.
 
     Raises:
-        OptionError, NotSupportedYetError: an option that cannot be obeyed, when `process` is called.
+        OptionError, NotSupportedYetError: an option is not supported; raised by `process`.
     """
 
     def __init__(
@@ -222,11 +223,11 @@ class MatMulNBitsQuantizer:
         )
 
     def process(self) -> None:
-        """Quantise; `model` is then another one.
+        """Quantise the model, and replace `model` with the result.
 
         Raises:
-            OptionError, NotSupportedYetError: an option that cannot be obeyed.
-            InputError: no matrix of the model fits, or one has NaN or infinity.
+            OptionError, NotSupportedYetError: an option is not supported.
+            InputError: no matrix of the model can be quantised, or a matrix contains NaN or infinity.
         """
         config, form = self.algo_config, self._form()
         _refuse(config)
@@ -255,7 +256,9 @@ class MatMulNBitsQuantizer:
 
 
 def quantize_weights(source: Any, target: str | Path, config: WeightOnlyQuantConfig) -> None:
-    """Quantise the weights of a model, and write it, with a file beside it where one cannot hold it.
+    """Quantise the weights of a model and write the model.
+
+    If the model is too large for one file, the weights are written to a separate file.
 
     Raises: see `MatMulNBitsQuantizer.process`.
     """
@@ -265,15 +268,15 @@ def quantize_weights(source: Any, target: str | Path, config: WeightOnlyQuantCon
 
 
 def _refuse(config: WeightOnlyQuantConfig) -> None:
-    """Refuse what onnxruntime's configurations have and nothing here obeys."""
+    """Raise NotSupportedYetError for options of onnxruntime that are not supported here."""
     for name, known in (("axis", 1), ("percdamp", 0.01), ("perchannel", True)):
         if getattr(config, name, known) != known:
             raise NotSupportedYetError(
-                f"{name}={getattr(config, name)} is not supported", f"{config.algorithm} has {name}={known} here",
+                f"{name}={getattr(config, name)} is not supported", f"{config.algorithm} uses {name}={known} here",
                 "leave it out",
             )  # fmt: skip
     if getattr(config, "ratios", None):
-        raise NotSupportedYetError("ratios are not supported", "ranges are not clipped by node", "leave them out")
+        raise NotSupportedYetError("ratios are not supported", "ranges are not clipped per node", "leave them out")
     if getattr(config, "channel_wised_quantize", False):
         raise NotSupportedYetError(
             "channel_wised_quantize is not supported", "a block has at most 256 columns", "use block_size=256"
@@ -282,13 +285,13 @@ def _refuse(config: WeightOnlyQuantConfig) -> None:
         if BLOCK_AXES.get(name) != axis:
             raise NotSupportedYetError(
                 f"quant_axes has {name!r}: {axis}",
-                f"blocks lie along the axes {BLOCK_AXES}, which is how the operators read them",
+                f"blocks run along the axes {BLOCK_AXES}, as the operators require",
                 "leave quant_axes out",
             )
 
 
 def _customized(config: WeightOnlyQuantConfig, form: BlockFormat, graph: Graph) -> dict[str, BlockFormat]:
-    """Formats of single nodes."""
+    """Return the formats of nodes with a customised configuration."""
     found = {}
     names = {node.name for node in graph.nodes}
     for name, given in (config.customized_weight_config or {}).items():
@@ -301,7 +304,7 @@ def _customized(config: WeightOnlyQuantConfig, form: BlockFormat, graph: Graph) 
         if unknown := sorted(set(given) - {"bits", "group_size", "scheme"}):
             raise OptionError(
                 f"customized_weight_config[{name!r}] has {unknown[0]!r}",
-                "it has bits, group_size and scheme",
+                "supported: bits, group_size and scheme",
                 "leave it out",
             )
         found[name] = replace(

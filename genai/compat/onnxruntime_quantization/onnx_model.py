@@ -1,4 +1,4 @@
-"""A model as scripts hold it between steps: what a quantiser gives, to be looked at and written."""
+"""ONNXModel: a quantiser's result, which scripts inspect and write."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...quantize.onnx_graph.writing import write_quantised
 
 
 class ONNXModel:
-    """A model, read once.
+    """A model that is read once.
 
     Args:
-        model: path, onnx.ModelProto, or a model of ours.
+        model: path, onnx.ModelProto, or a genai.onnx model.
     """
 
     def __init__(self, model: str | Path | onnx.ModelProto | OnnxModel) -> None:
@@ -26,42 +26,44 @@ class ONNXModel:
 
     @property
     def ir(self) -> OnnxModel:
-        """The model of ours behind it."""
+        """The underlying genai.onnx model."""
         return self._model
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The model as protobuf, made anew each time: changes of it are not seen here."""
+        """The model as protobuf, created on each access: changes to it do not affect this object."""
         return to_proto(self._model)
 
     def graph(self) -> onnx.GraphProto:
-        """The main graph of `model`."""
+        """Return the main graph of `model`."""
         return self.model.graph
 
     def nodes(self) -> Any:
-        """The nodes of `model`."""
+        """Return the nodes of `model`."""
         return self.model.graph.node
 
     def initializer(self) -> Any:
-        """The constants of `model`."""
+        """Return the constants of `model`."""
         return self.model.graph.initializer
 
     def opset_import(self) -> Any:
-        """The operator sets of `model`."""
+        """Return the operator sets of `model`."""
         return self.model.opset_import
 
     def ir_version(self) -> int:
-        """The ONNX IR version."""
+        """Return the ONNX IR version."""
         return self._model.ir_version
 
     def save_model_to_file(self, output_path: str | Path, use_external_data_format: bool = False) -> None:
         """Write the model.
 
         Args:
-            use_external_data_format: weights go into a file beside it, `output_path` + ".data".
+            output_path: path to write to.
+            use_external_data_format: True to write weights to a separate file, `output_path` + ".data".
 
         Raises:
-            GraphError: more than 2 GiB for one file. ModelFolderError: it cannot be written.
+            GraphError: a single file would exceed 2 GiB.
+            ModelFolderError: the file cannot be written.
         """
         write_quantised(self._model, output_path, use_external_data_format)
 
@@ -70,6 +72,6 @@ class ONNXModel:
             raise AttributeError(name)
         raise NotSupportedYetError(
             f"ONNXModel.{name} is not supported",
-            "edits of graphs are made with genai.onnx, or with onnx on `model`",
-            "change `model`, and make a new ONNXModel of it",
+            "graphs are edited with genai.onnx, or with onnx on `model`",
+            "change `model`, and create a new ONNXModel from it",
         )

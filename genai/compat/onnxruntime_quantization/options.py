@@ -1,4 +1,4 @@
-"""`extra_options`: each key is obeyed, or refused by its name with a reason."""
+"""`extra_options` of quantisation: each key either takes effect or raises an error with a reason."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...quantize.onnx_graph.options import DynamicOptions, StaticOptions
 from ...quantize.onnx_graph.overrides import read_overrides
 
 _REFUSED = {
-    "SmoothQuant": "scales are not moved between activations and weights here",
+    "SmoothQuant": "SmoothQuant is not implemented",
     "SmoothQuantAlpha": "it belongs to SmoothQuant, which is not supported",
     "SmoothQuantFolding": "it belongs to SmoothQuant, which is not supported",
-    "extra.Sigmoid.nnapi": "models for NNAPI are not made here",
-    "BlockSize": "weights of static models have scales by tensor or channel; for blocks see matmul_nbits_quantizer",
+    "extra.Sigmoid.nnapi": "models for NNAPI are not supported",
+    "BlockSize": "static quantisation scales weights per tensor or channel; for blocks, see matmul_nbits_quantizer",
 }
-"""Refused unless they say no."""
+"""Options that are refused, unless their value turns them off."""
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(name, value, "it is True or False")
+        raise _wrong(name, value, "True or False is expected")
     return value
 
 
@@ -36,7 +36,7 @@ def _flag_or_none(name: str, value: Any) -> bool | None:
 
 def _positive(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise _wrong(name, value, "it is a number above 0")
+        raise _wrong(name, value, "a number above 0 is expected")
     return float(value)
 
 
@@ -46,26 +46,26 @@ def _range(name: str, value: Any) -> float:
 
 def _percentile(name: str, value: Any) -> float:
     if _positive(name, value) > 100:
-        raise _wrong(name, value, "it is a percentage, at most 100")
+        raise _wrong(name, value, "a percentage of at most 100 is expected")
     return float(value)
 
 
 def _share(name: str, value: Any) -> float:
     if _positive(name, value) > 1:
-        raise _wrong(name, value, "it is a weight, at most 1")
+        raise _wrong(name, value, "a weight of at most 1 is expected")
     return float(value)
 
 
 def _names(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        raise _wrong(name, value, "it is a list of operators")
+        raise _wrong(name, value, "a list of operators is expected")
     return tuple(value)
 
 
 def _axes(name: str, value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise _wrong(name, value, "it maps operators to axes")
-    # onnxruntime's own table has the axis inside a dictionary of its own.
+        raise _wrong(name, value, "a mapping from operators to axes is expected")
+    # onnxruntime's table nests the axis in another dictionary.
     found: dict[str, Any] = {key: one.get("axis") if isinstance(one, Mapping) else one for key, one in value.items()}
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in found.values()):
         raise _wrong(name, value, "an axis is a whole number")
@@ -74,13 +74,13 @@ def _axes(name: str, value: Any) -> dict[str, int]:
 
 def _element_type(name: str, value: Any) -> int:
     if value not in list(DataType):
-        raise _wrong(name, value, "it is a number of onnx.TensorProto.DataType")
+        raise _wrong(name, value, "a value of onnx.TensorProto.DataType is expected")
     return int(value)
 
 
 def _stride(name: str, value: Any) -> None:
     if value is not None and (not isinstance(value, int) or value < 1):
-        raise _wrong(name, value, "it is a number of inputs, at least 1, or None")
+        raise _wrong(name, value, "None, or a number of inputs of at least 1, is expected")
 
 
 _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
@@ -104,21 +104,21 @@ _KNOWN: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "QDQKeepRemovableActivations": ("keep_removable_activations", _flag),
     "QDQDisableWeightAdjustForInt32Bias": ("adjust_weight_for_bias", _not),
     "DefaultTensorType": ("default_tensor_type", _element_type),
-    # They say how much is kept in memory at a time, and do not change the ranges: here that is one value.
+    # These limit the number of values in memory and do not change the ranges. Here, only one value is in memory.
     "CalibStridedMinMax": ("", _stride),
     "CalibMaxIntermediateOutputs": ("", _stride),
 }
 DYNAMIC_OPTIONS = ("WeightSymmetric", "MatMulConstBOnly", "EnableSubgraph")
-"""What dynamic quantisation knows of them."""
-_ONLY_STATIC = "the ranges of activations are found in each run, by DynamicQuantizeLinear"
+"""The extra options of dynamic quantisation."""
+_ONLY_STATIC = "DynamicQuantizeLinear computes the ranges of activations in each run"
 
 
 def read_extra_options(given: Mapping[str, Any] | None) -> StaticOptions:
-    """The options of static quantisation.
+    """Return the options of static quantisation.
 
     Raises:
-        OptionError: an unknown key, or a value of the wrong kind.
-        NotSupportedYetError: an option that is refused.
+        OptionError: a key is unknown, or a value has the wrong type.
+        NotSupportedYetError: an option is not supported.
     """
     found: dict[str, Any] = {}
     for name, value in (given or {}).items():
@@ -128,14 +128,14 @@ def read_extra_options(given: Mapping[str, Any] | None) -> StaticOptions:
             if attribute:
                 found[attribute] = value
         elif name == "EnableSubgraph":
-            _refuse_unless_off(name, value, "calibration looks at the values of the main graph")
+            _refuse_unless_off(name, value, "calibration observes the values of the main graph only")
         else:
             _refuse_or_complain(name, value, (*_KNOWN, "EnableSubgraph"))
     return StaticOptions(**found)
 
 
 def read_dynamic_options(given: Mapping[str, Any] | None) -> DynamicOptions:
-    """The options of dynamic quantisation.
+    """Return the options of dynamic quantisation.
 
     Raises: see `read_extra_options`.
     """
@@ -159,7 +159,7 @@ def _refuse_or_complain(name: str, value: Any, known: tuple[str, ...]) -> None:
         return _refuse_unless_off(name, value, _REFUSED[name])
     raise OptionError(
         f"extra_options has the key {name!r}",
-        f"known are {', '.join(sorted(known))}",
+        f"known: {', '.join(sorted(known))}",
         did_you_mean(str(name), (*known, *_REFUSED), "leave it out"),
     )
 

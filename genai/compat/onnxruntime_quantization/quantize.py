@@ -1,4 +1,4 @@
-"""The functions that scripts call: quantize_static, quantize_dynamic and quantize, as onnxruntime has them."""
+"""quantize_static, quantize_dynamic and quantize, as in onnxruntime."""
 
 from __future__ import annotations
 
@@ -45,30 +45,32 @@ def quantize_static(
     extra_options: Mapping[str, Any] | None = None,
     calibration_cache_path: str | Path | None = None,
 ) -> None:
-    """Write a model whose weights and activations are integers, with scales found once, from data.
+    """Write a model with integer weights and activations. The activations' scales are calibrated once, with data.
 
     Args:
         model_input: path of the float model, or an onnx.ModelProto.
-        model_output: where to write.
-        calibration_data_reader: gives feeds of the model; see `CalibrationDataReader`. Not needed where
-            `calibration_cache_path` is there.
-        quant_format: QDQ, or operators on integers.
-        op_types_to_quantize: operators; None = all that there are rules for.
-        per_channel: weights have one scale per output channel.
-        reduce_range: weights use 7 bits, for processors without VNNI.
-        activation_type, weight_type: 8 bits; in QDQ form also 4 and 16.
-        nodes_to_quantize: names of nodes; None = all. nodes_to_exclude: names of those that stay float.
-        use_external_data_format: write the weights into a file beside the model, `model_output` + ".data".
+        model_output: path to write to.
+        calibration_data_reader: reader of the model's feeds; see `CalibrationDataReader`. Not needed if the file at
+            `calibration_cache_path` exists.
+        quant_format: QDQ, or QOperator for integer operators.
+        op_types_to_quantize: operators to quantise; None = all operators that have rules.
+        per_channel: True for one weight scale per output channel.
+        reduce_range: True for 7-bit weights, for processors without VNNI.
+        activation_type, weight_type: types of 8 bits; in QDQ form, also of 4 and 16 bits.
+        nodes_to_quantize: names of nodes; None = all.
+        nodes_to_exclude: names of nodes to keep in float.
+        use_external_data_format: True to write weights to a separate file, `model_output` + ".data".
         calibrate_method: MinMax, Entropy or Percentile.
-        calibration_providers: where calibration runs; see `InferenceSession`.
-        extra_options: docs/onnx_quantisation.md lists them.
-        calibration_cache_path: a JSON file with the ranges: read if it exists, else written.
+        calibration_providers: providers that run the calibration; see `InferenceSession`.
+        extra_options: see docs/reference/onnx-quantisation.md.
+        calibration_cache_path: JSON file of ranges; it is read if it exists, else written.
 
     Raises:
-        OptionError: an argument of the wrong kind, or a name that the model does not have.
-        NotSupportedYetError: an option that is refused, by its name.
-        InputError: quantised already, no data, data that do not fit, NaN, or nothing to quantise.
-        GraphError: not a model, or one of an operator set before 10 (by channel 13).
+        OptionError: an argument has the wrong type, or names a node or operator that the model lacks.
+        NotSupportedYetError: an option is not supported; the message names it.
+        InputError: the model is already quantised, there is no data, the data does not fit or contains NaN, or there is
+            nothing to quantise.
+        GraphError: the input is not a model, or its operator set is below 10 (13 for per_channel).
     """
     request = StaticRequest(
         calibration_data_reader,
@@ -105,9 +107,9 @@ def quantize_dynamic(
     use_external_data_format: bool = False,
     extra_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model whose weights are integers, and whose activations become integers by their range in each run.
+    """Write a model with integer weights that quantises its activations in each run, according to their ranges.
 
-    Args: see `quantize_static`; of the extra options WeightSymmetric, MatMulConstBOnly and EnableSubgraph.
+    Args: see `quantize_static`. Supported extra options: WeightSymmetric, MatMulConstBOnly and EnableSubgraph.
 
     Raises: see `quantize_static`.
     """
@@ -131,10 +133,12 @@ def quantize_dynamic(
 def quantize(
     model_input: ModelInput, model_output: str | Path, quant_config: QuantConfig | WeightOnlyQuantConfig
 ) -> None:
-    """Quantise as a configuration says.
+    """Quantise a model with a configuration object.
 
     Args:
-        quant_config: StaticQuantConfig or DynamicQuantConfig, or one for weights only
+        model_input: see `quantize_static`.
+        model_output: see `quantize_static`.
+        quant_config: a StaticQuantConfig or DynamicQuantConfig, or a configuration for weights only
             (`genai.compat.onnxruntime_quantization.matmul_nbits_quantizer`).
 
     Raises: see `quantize_static`.
@@ -176,12 +180,12 @@ def quantize(
     else:
         raise OptionError(
             f"quant_config is a {type(quant_config).__name__}",
-            "it is a StaticQuantConfig, DynamicQuantConfig or WeightOnlyQuantConfig",
+            "a StaticQuantConfig, DynamicQuantConfig or WeightOnlyQuantConfig is expected",
             "pass one of these",
         )
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise OptionError(f"{name} is {value!r}", "it is True or False", f"pass {name}=True or False")
+        raise OptionError(f"{name} is {value!r}", "True or False is expected", f"pass {name}=True or False")
     return value

@@ -1,4 +1,4 @@
-"""Names of onnxruntime.quantization that are refused with a reason when they are used."""
+"""Names in onnxruntime.quantization that raise an error with a reason when they are used."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 from ..refused import stand_in
 
-_PAGE = "docs/onnx_quantisation.md lists what is there"
-_GRAPH = "the classes that edit graphs are not those of onnxruntime; the functions of this module do what they do"
-_QUANTIZER = "the one quantiser of that file does it all"
+_PAGE = "see docs/reference/onnx-quantisation.md for what is supported"
+_GRAPH = "onnxruntime's classes for editing graphs do not exist here; the functions of this module replace them"
+_QUANTIZER = "MatMulNBitsQuantizer in that file does its work"
 REASONS = {
-    "CalibrationMethod.Distribution": "it fits float8 to a mean and a deviation, and no float8 is made here",
-    "CudaQuantizer": "it lays weights out for onnxruntime's own CUDA kernels",
+    "CalibrationMethod.Distribution": "it fits float8 to a mean and a deviation, and float8 is not supported",
+    "CudaQuantizer": "its weight layout is for onnxruntime's CUDA kernels",
     "QDQQuantizer": _GRAPH,
-    "QuantType.QFLOAT8E4M3FN": "weights and activations become integers here",
+    "QuantType.QFLOAT8E4M3FN": "weights and activations are quantised to integers only",
     "base_quantizer": _GRAPH,
-    "cuda_quantizer": "it lays weights out for onnxruntime's own CUDA kernels",
-    "fusions": "nodes are joined by quant_pre_process",
+    "cuda_quantizer": "its weight layout is for onnxruntime's CUDA kernels",
+    "fusions": "quant_pre_process fuses nodes",
     "matmul_nbits_quantizer.DefaultWeightOnlyQuantizer": _QUANTIZER,
     "matmul_nbits_quantizer.HQQWeightOnlyQuantizer": _QUANTIZER,
     "matmul_nbits_quantizer.NVAWQWeightOnlyQuantizer": _QUANTIZER,
@@ -24,11 +24,11 @@ REASONS = {
     "onnx_quantizer": _GRAPH,
     "operators": _GRAPH,
     "qdq_quantizer": _GRAPH,
-    "registry": "rules for operators are data, in genai/quantize/onnx_graph/operator_rules.py",
+    "registry": "operator rules are data, in genai/quantize/onnx_graph/operator_rules.py",
     "tensor_quant_overrides": "pass TensorQuantOverrides as an extra option",
-    "write_calibration_table": "it writes tables for TensorRT; save_tensors_data writes ranges as JSON",
+    "write_calibration_table": "it writes TensorRT tables; save_tensors_data writes ranges as JSON",
 }
-"""By name; what has a dot exists, and is refused where it is used."""
+"""Reasons by name. Names with a dot exist, and raise an error when they are used."""
 
 
 def __getattr__(name: str) -> Any:

@@ -32,45 +32,44 @@ def quant_pre_process(
     external_data_size_threshold: int = 1024,
     **deprecated_kwargs: Any,
 ) -> None:
-    """Simplify a model within the standard operators, infer its types, and write it.
+    """Simplify a model, using only standard operators, infer its types, and write the model.
 
     Args:
         input_model: path or onnx.ModelProto.
-        output_model_path: where to write.
-        skip_optimization: leave the nodes as they are.
-        skip_onnx_shape, skip_symbolic_shape: types come from one inference that does both; it is left out if both are
-            to be.
-        auto_merge, int_max, verbose: without effect: symbols that contradict each other are left open, extents have no
-            such limit, and nothing is logged.
-        guess_output_rank: refused; what is unknown stays unknown.
-        save_as_external_data: weights go into one file beside the model, also where `all_tensors_to_one_file` is False.
-        external_data_location: that file's name; None = `output_model_path` + ".data".
-        external_data_size_threshold: smaller tensors stay in the model; in bytes.
-        deprecated_kwargs: `input_model_path`, as the first argument was called once.
+        output_model_path: path to write to.
+        skip_optimization: True to leave the nodes unchanged.
+        skip_onnx_shape, skip_symbolic_shape: one inference covers both; it is skipped only if both arguments are True.
+        auto_merge, int_max, verbose: ignored, because contradictory symbols stay unresolved, extents have no such
+            limit, and nothing is logged.
+        guess_output_rank: not supported; unknown ranks stay unknown.
+        save_as_external_data: True to write weights to one separate file, even if `all_tensors_to_one_file` is False.
+        external_data_location: name of that file; None = `output_model_path` + ".data".
+        external_data_size_threshold: size in bytes below which tensors stay in the model's file.
+        deprecated_kwargs: `input_model_path`, the former name of the first argument.
 
     Raises:
-        OptionError: no model, no place to write, or unknown arguments.
-        NotSupportedYetError: guess_output_rank.
-        GraphError: not a model.
+        OptionError: the model or the output path is missing, or an argument is unknown.
+        NotSupportedYetError: guess_output_rank is True.
+        GraphError: the input is not a model.
     """
     for name, value in deprecated_kwargs.items():
         if name not in _RENAMED:
             raise OptionError(
                 f"quant_pre_process takes no {name!r}",
-                "its arguments are those of onnxruntime's",
+                "it accepts the same arguments as onnxruntime",
                 did_you_mean(name, quant_pre_process.__annotations__, "leave it out"),
             )
         input_model = value if input_model is None else input_model
     if guess_output_rank:
         raise NotSupportedYetError(
             "guess_output_rank=True is not supported",
-            "values whose type is unknown stay float, which is never wrong",
+            "values with unknown types stay float, which is always correct",
             "leave it out",
         )
     if input_model is None or output_model_path is None:
         raise OptionError(
             "there is no " + ("input_model" if input_model is None else "output_model_path"),
-            "a model is read from the one and written to the other",
+            "a model is read from input_model and written to output_model_path",
             "pass both",
         )
     require_writable_path(output_model_path)

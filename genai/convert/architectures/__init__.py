@@ -1,24 +1,24 @@
-"""One function per model_type, in files of families that are alike; `find` gives what a config.json asks for.
+"""One function per model_type, in one file per group of families; `find` returns the Architecture of a model_type.
 
-A function says what the decoder is (DecoderSpec), the rules beside it where its weights lie. It writes no graph and
-reads no tensor: a new architecture needs code elsewhere only if it has a part that no other has.
+Each function returns the decoder's DecoderSpec, and its rules map tensor names. The functions write no graph and read
+no tensors, so a new architecture needs code elsewhere only if it has a part that no other architecture has.
 """
 
 from __future__ import annotations
 
 from ...errors import UnsupportedModelError, did_you_mean
-from . import gpt, llama  # noqa: F401 (they fill ARCHITECTURES)
+from . import gpt, llama  # noqa: F401 (imported to fill ARCHITECTURES)
 from .common import ARCHITECTURES, Architecture
 
 MODEL_TYPES = sorted(ARCHITECTURES)
 
 
 def find(model_type: str) -> Architecture:
-    """The architecture of a model_type; UnsupportedModelError lists those that are known."""
+    """Return the architecture of a model_type. Raise UnsupportedModelError if it is not supported."""
     if model_type not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"model_type {model_type!r} is not known",
-            f"known are {', '.join(MODEL_TYPES)}",
-            did_you_mean(model_type, MODEL_TYPES, "use one of these; docs/build.md says how to add another"),
+            f"model_type {model_type!r} is not supported",
+            f"the supported types are {', '.join(MODEL_TYPES)}",
+            did_you_mean(model_type, MODEL_TYPES, "use a supported type, or add one (docs/how-to/convert.md)"),
         )
     return ARCHITECTURES[model_type]

@@ -1,4 +1,4 @@
-"""What families share: the form of an architecture, what most configurations say, and cuts of packed tensors."""
+"""Parts shared by families: the Architecture class, common configuration keys, and slices of packed tensors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from ...errors import ConfigError, UnsupportedModelError
 from ..hf_config import HFConfig, rope_fields
 from ..spec import DecoderSpec, ExpertsSpec
 
-# Cuts one weight or bias out of the tensor that holds it: (spec, tensor, *numbers that the rule's pattern caught).
+# A function that extracts a weight or bias from the tensor that holds it; the ints are captured by the rule's pattern.
 TensorView = Callable[..., NDArray[Any]]
 Describe = Callable[[HFConfig], DecoderSpec]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Where a tensor lies: `pattern`, found in our name, is replaced by `replacement` (as re.sub does).
+    """A mapping from our tensor names to a checkpoint's tensor names.
 
-    A view then cuts it out of the tensor found there. With `stack`, the replacement ends in "{}" before what follows,
-    and tensors numbered from 0 are put one after the other. `when` says which decoders it is for.
+    Attributes:
+        pattern: regular expression to search for in our name.
+        replacement: its replacement, as in re.sub.
+        view: extracts our tensor from the checkpoint's tensor.
+        stack: returns the number of tensors to concatenate; the replacement then contains "{}" for the tensor's number,
+            which starts at 0.
+        when: returns True for the decoders to which the rule applies.
     """
 
     pattern: str
@@ -35,7 +40,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """The tensors that one of ours is made of, and how."""
+    """The checkpoint's tensors that make up one of our tensors, and the function that converts them."""
 
     names: tuple[str, ...]
     view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
@@ -46,10 +51,10 @@ class Architecture:
     """One model_type.
 
     Attributes:
-        model_type: as config.json names it.
-        title: for people.
-        describe: reads config.json.
-        rules: applied in order to each of our tensor names, which are those of Llama, Qwen and Gemma 2.
+        model_type: the name in config.json.
+        title: human-readable name.
+        describe: function that reads config.json.
+        rules: rules that are applied in order to each of our tensor names (the names in Llama, Qwen and Gemma 2).
     """
 
     model_type: str
@@ -59,11 +64,11 @@ class Architecture:
 
     @property
     def stores_transposed(self) -> bool:
-        """Whether matrices are stored as [inputs, outputs]."""
+        """True if matrices are stored as [inputs, outputs]."""
         return any(rule.view is transposed for rule in self.rules)
 
     def source(self, spec: DecoderSpec, name: str) -> TensorSource:
-        """Where the tensor that we call `name` lies."""
+        """Return the source of the tensor with our name `name`."""
         view: Callable[[NDArray[Any]], NDArray[Any]] | None = None
         names: tuple[str, ...] = (name,)
         for rule in self.rules:
@@ -78,11 +83,11 @@ class Architecture:
 
 
 ARCHITECTURES: dict[str, Architecture] = {}
-"""By model_type; `architectures` fills it."""
+"""Architectures by model_type; the modules of this package add the entries."""
 
 
 def architecture(title: str, *rules: Rule) -> Callable[[Describe], Describe]:
-    """Decorator of the function that describes the model_type of its name; see Architecture."""
+    """Return a decorator that registers a describe function under the model_type of its name; see Architecture."""
 
     def add(describe: Describe) -> Describe:
         ARCHITECTURES[describe.__name__] = Architecture(describe.__name__, title, describe, rules)
@@ -108,12 +113,12 @@ _ACTIVATIONS = {
 }
 
 
-# What would change the mathematics, and is known to no architecture here.
+# Keys that change the computation and that no architecture supports.
 _REFUSED = {
-    "quantization_config": "weights that others have quantised cannot be quantised again; give the float checkpoint",
-    "use_bidirectional_attention": "a decoder sees the past only",
-    "add_cross_attention": "there is no encoder here",
-    "is_encoder_decoder": "there is no encoder here",
+    "quantization_config": "quantised weights cannot be quantised again; use the float checkpoint",
+    "use_bidirectional_attention": "a decoder attends only to the past",
+    "add_cross_attention": "encoders are not supported",
+    "is_encoder_decoder": "encoders are not supported",
 }
 
 
@@ -129,17 +134,17 @@ def decoder(
     family: str = "decoder",
     **fields: Any,
 ) -> DecoderSpec:
-    """A decoder with the values that nearly every config.json has, and `fields` beside or instead of them.
+    """Return a decoder with the values that nearly every config.json has; `fields` adds values or overrides them.
 
     Args:
-        theta, partial, epsilon, tied, head_size: the architecture's defaults, where its config.json may leave them out.
-            No `partial` means that the architecture always rotates whole heads.
-        rope_kind: the layers whose rotation is asked for, where they differ.
-        family: what genai_config.json calls the model: a type that onnxruntime-genai knows, or "decoder".
+        theta, epsilon, tied, head_size: the architecture's defaults for keys that its config.json may omit.
+        partial: default for the fraction of each head to rotate; None if the architecture rotates only whole heads.
+        rope_kind: kind of layers to read the rotation for, if the kinds differ.
+        family: model type for genai_config.json: a type that onnxruntime-genai supports, or "decoder".
     """
     wrong = {name: why for name, why in _REFUSED.items() if config.get(name)}
     if not config.flag("is_causal", default=True):
-        wrong["is_causal"] = "a decoder sees the past only"
+        wrong["is_causal"] = "a decoder attends only to the past"
     for name, why in wrong.items():
         raise UnsupportedModelError(f"config.json has {name}: {config.get(name)}", why, "use another checkpoint")
     heads = config.integer("num_attention_heads", "n_head")
@@ -147,7 +152,7 @@ def decoder(
     vocab = config.integer("vocab_size")
     stop = config.token_ids("eos_token_id")
     if not stop and "eos_token_ids" not in fields:
-        raise ConfigError("config.json has no eos_token_id", "a reply would never end", "name the token in config.json")
+        raise ConfigError("config.json has no eos_token_id", "replies end with this token", "add it to config.json")
     values: dict[str, Any] = {
         "model_type": family,
         "vocab_size": vocab,
@@ -178,36 +183,38 @@ def decoder(
 
 
 def _token_within(config: HFConfig, name: str, vocab: int) -> int | None:
-    """Some checkpoints name a token for padding or beginnings that they do not have: as good as none."""
+    """Return a special token, or None if the id is outside the vocabulary, as in some checkpoints."""
     return next((token for token in config.token_ids(name) if token < vocab), None)
 
 
 def activation(name: str) -> str:
-    """Our name of an activation function."""
+    """Return our name of an activation function."""
     if name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"activation {name!r} is not known", f"known are {', '.join(_ACTIVATIONS)}", "use another checkpoint"
+            f"activation {name!r} is not supported",
+            f"the supported functions are {', '.join(_ACTIVATIONS)}",
+            "use another checkpoint",
         )
     return _ACTIVATIONS[name]
 
 
 def biases(attention: bool, mlp: bool) -> dict[str, Any]:
-    """Biases of all attention projections, and of the feed-forward layer's."""
+    """Return the flags for the biases of all attention projections and of the feed-forward layer."""
     return {"qkv_bias": attention, "o_bias": attention, "mlp_bias": mlp}
 
 
 def attention_biases(config: HFConfig) -> dict[str, Any]:
-    """Biases of the attention projections alone, if attention_bias says so."""
+    """Return the flags for biases, according to attention_bias; only attention projections have biases."""
     return biases(config.flag("attention_bias"), False)
 
 
 def given_biases(config: HFConfig) -> dict[str, Any]:
-    """Biases as attention_bias and mlp_bias say."""
+    """Return the flags for biases according to attention_bias and mlp_bias."""
     return biases(config.flag("attention_bias"), config.flag("mlp_bias"))
 
 
 def mixtral_experts(config: HFConfig, **fields: Any) -> ExpertsSpec:
-    """Experts by the keys that Mixtral has for them."""
+    """Return the experts from Mixtral's configuration keys."""
     return ExpertsSpec(
         count=config.integer("num_local_experts"),
         per_token=config.integer("num_experts_per_tok"),
@@ -217,18 +224,18 @@ def mixtral_experts(config: HFConfig, **fields: Any) -> ExpertsSpec:
 
 
 def layer_norms(*, biased: bool = True, **fields: Any) -> dict[str, Any]:
-    """Layer norms in the place of RMS norms."""
+    """Return the fields for layer norms in place of RMS norms."""
     return {"norm": "layer", "norm_biases": biased, **fields}
 
 
 def gpt_fields(config: HFConfig, *names: str, default: str, **fields: Any) -> dict[str, Any]:
-    """Layer norms, and no gate behind the activation, which has one of these names or else is the default."""
+    """Return the fields for layer norms and an ungated activation; `names` are the activation's possible keys."""
     hidden_activation = activation(config.text(*names, default=default))
     return {"epsilon": 1e-5, "hidden_activation": hidden_activation, "gated_mlp": False, **layer_norms(**fields)}
 
 
 def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, ...]:
-    """Layers with a window: by layer_types, or all but every pattern-th."""
+    """Return the layers with a window, according to layer_types, or else all layers except every pattern-th layer."""
     count = config.num_layers
     kinds = config.layers("layer_types", count)
     if kinds is None:
@@ -237,13 +244,13 @@ def sliding_layers(config: HFConfig, pattern: int | None = None) -> tuple[int, .
     known = {"sliding_attention", "full_attention"}
     if other := sorted({str(kind) for kind in kinds} - known):
         raise UnsupportedModelError(
-            f"layer_types has {other[0]!r}", f"known are {', '.join(sorted(known))}", "use another checkpoint"
+            f"layer_types has {other[0]!r}", f"the values are {', '.join(sorted(known))}", "use another checkpoint"
         )
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
 def window_fields(config: HFConfig, pattern: int | None = None, *, window: int | None = None) -> dict[str, Any]:
-    """sliding_window and sliding_layers; nothing where no layer has a window. `window` is the default."""
+    """Return sliding_window (default: `window`) and sliding_layers, or no fields if no layer has a window."""
     window, layers = config.optional_integer("sliding_window", window), sliding_layers(config, pattern)
     if window is None or not layers:
         return {}
@@ -252,12 +259,12 @@ def window_fields(config: HFConfig, pattern: int | None = None, *, window: int |
 
 
 def transposed(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
-    """A matrix stored as [inputs, outputs]; a bias stays as it is, and blocks lie along the inputs always."""
+    """Transpose a matrix stored as [inputs, outputs]. Leave biases, and blocks along the inputs, unchanged."""
     return tensor if tensor.dtype.names else tensor.T
 
 
 def of_group(part: slice | int) -> TensorView:
-    """Of a tensor with, per key/value head, its query heads, then its key, then its value."""
+    """Return a view of a tensor that holds, for each key/value head, its query heads, its key and its value."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
         share = spec.num_attention_heads // spec.num_key_value_heads + 2
@@ -268,11 +275,11 @@ def of_group(part: slice | int) -> TensorView:
 
 
 def flat(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
-    """Weights of several heads as one vector."""
+    """Return the weights of several heads as one vector."""
     return tensor.reshape(-1)
 
 
-# Queries, keys and values below each other, as Phi-3 stores them.
+# Queries, keys and values are concatenated along the rows, as in Phi-3.
 PACKED_QKV = (
     Rule(r"self_attn\.q_proj", "self_attn.qkv_proj", lambda spec, x: x[: spec.query_size]),
     Rule(r"self_attn\.k_proj", "self_attn.qkv_proj", lambda spec, x: x[spec.query_size :][: spec.key_value_size]),
@@ -282,7 +289,7 @@ PACKED_GATE_UP = (
     Rule(r"mlp\.gate_proj", "mlp.gate_up_proj", lambda spec, x: x[: len(x) // 2]),
     Rule(r"mlp\.up_proj", "mlp.gate_up_proj", lambda spec, x: x[len(x) // 2 :]),
 )
-# Mixtral's names of a mixture of experts.
+# Mixtral's names for a mixture of experts.
 MIXTRAL_EXPERTS = (
     Rule(r"mlp\.experts\.(\d+)\.gate_proj", r"block_sparse_moe.experts.\1.w1"),
     Rule(r"mlp\.experts\.(\d+)\.up_proj", r"block_sparse_moe.experts.\1.w3"),

@@ -1,4 +1,4 @@
-"""GPT-2 and Phi, and those nearer to them than to Llama: most have layer norms, and no gate behind the activation."""
+"""GPT-2, Phi and similar models: most have layer norms and an activation without a gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .common import Rule, TensorView, architecture, decoder
 
 
 def _part(index: int) -> TensorView:
-    """Queries, keys or values out of a matrix [inputs, 3 * outputs], or a bias."""
+    """Return a view of queries, keys or values in a matrix [inputs, 3 * outputs] or in a bias."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any], *numbers: int) -> NDArray[Any]:
         size = spec.query_size
@@ -37,11 +37,11 @@ def _part(index: int) -> TensorView:
     Rule(r"mlp\.down_proj", "mlp.c_proj", common.transposed),
 )
 def gpt2(config: HFConfig) -> DecoderSpec:
-    """Learned positions, everything biased, matrices stored as [inputs, outputs]."""
+    """GPT-2: learned positions, biases everywhere, matrices stored as [inputs, outputs]."""
     if config.flag("scale_attn_by_inverse_layer_idx") or not config.flag("scale_attn_weights", default=True):
         raise UnsupportedModelError(
-            "GPT-2 with scores scaled by layer, or not at all",
-            "only 1 / sqrt(head size) is known here",
+            "config.json sets GPT-2 attention scores that are scaled by layer, or not scaled",
+            "only a scale of 1 / sqrt(head size) is supported",
             "use another checkpoint",
         )
     hidden = config.integer("n_embd", "hidden_size")
@@ -57,7 +57,7 @@ def gpt2(config: HFConfig) -> DecoderSpec:
 
 
 def _packed_by_group(attention: str) -> tuple[Rule, ...]:
-    """Projections as GPT-NeoX and Falcon name and pack them."""
+    """Return rules for projections with the names and the packing of GPT-NeoX and Falcon."""
     return (
         Rule(r"self_attn\.q_proj", f"{attention}.query_key_value", common.of_group(slice(-2))),
         Rule(r"self_attn\.k_proj", f"{attention}.query_key_value", common.of_group(-2)),
@@ -77,7 +77,7 @@ def _packed_by_group(attention: str) -> tuple[Rule, ...]:
     *_packed_by_group("attention"),
 )
 def gpt_neox(config: HFConfig) -> DecoderSpec:
-    """Both parts side by side behind norms of their own, a quarter of each head rotated."""
+    """GPT-NeoX: parallel parts with separate norms; a quarter of each head is rotated."""
     return decoder(
         config,
         num_key_value_heads=config.integer("num_attention_heads"),
@@ -102,12 +102,12 @@ def _norms_apart(spec: DecoderSpec) -> bool:
     *_packed_by_group("self_attention"),
 )
 def falcon(config: HFConfig) -> DecoderSpec:
-    """Falcon 7B, 40B and 180B: both parts side by side, packed projections; those with ALiBi are refused."""
+    """Falcon 7B, 40B and 180B: parallel parts, packed projections; models with ALiBi are rejected."""
     if config.flag("alibi"):
         raise UnsupportedModelError(
-            "Falcon with ALiBi (alibi is true)",
-            "attention with a bias per distance is not known here",
-            "use a Falcon with rotary embeddings, such as 7B or 40B",
+            "config.json has alibi: true (Falcon with ALiBi)",
+            "attention with a bias that depends on the distance is not supported",
+            "use a Falcon model with rotary embeddings, such as 7B or 40B",
         )
     heads, hidden = config.integer("num_attention_heads", "n_head"), config.integer("hidden_size")
     new = config.flag("new_decoder_architecture")
@@ -129,7 +129,7 @@ def falcon(config: HFConfig) -> DecoderSpec:
 
 @architecture("Nemotron, Minitron")
 def nemotron(config: HFConfig) -> DecoderSpec:
-    """Nemotron 3 and 4, Minitron: layer norms around 0, squared ReLU, half of each head rotated."""
+    """Nemotron 3 and 4, Minitron: layer norms with weights around 0, squared ReLU; half of each head is rotated."""
     return decoder(
         config,
         family="nemotron",
@@ -141,12 +141,12 @@ def nemotron(config: HFConfig) -> DecoderSpec:
 
 @architecture(
     "StableLM",
-    # A norm of its own for each head.
+    # Each head has a separate norm.
     Rule(r"self_attn\.q_norm", "self_attn.q_layernorm.norms.{}", stack=lambda spec: spec.num_attention_heads),
     Rule(r"self_attn\.k_norm", "self_attn.k_layernorm.norms.{}", stack=lambda spec: spec.num_key_value_heads),
 )
 def stablelm(config: HFConfig) -> DecoderSpec:
-    """StableLM 3B, 1.6B and 12B: a gate, a quarter of each head rotated."""
+    """StableLM 3B, 1.6B and 12B: a gated feed-forward layer; a quarter of each head is rotated."""
     parallel = config.flag("use_parallel_residual")
     return decoder(
         config,
@@ -163,7 +163,7 @@ def stablelm(config: HFConfig) -> DecoderSpec:
 
 @architecture("StarCoder 2", Rule(r"mlp\.up_proj", "mlp.c_fc"), Rule(r"mlp\.down_proj", "mlp.c_proj"))
 def starcoder2(config: HFConfig) -> DecoderSpec:
-    """Everything biased, a sliding window."""
+    """StarCoder 2: biases everywhere, a sliding window."""
     bias = config.flag("use_bias", default=True)
     return decoder(
         config,
@@ -183,7 +183,7 @@ def starcoder2(config: HFConfig) -> DecoderSpec:
     Rule(r"^model\.norm", "model.final_layernorm"),
 )
 def phi(config: HFConfig) -> DecoderSpec:
-    """Phi 1, 1.5 and 2: attention and feed-forward layer side by side, behind one layer norm."""
+    """Phi 1, 1.5 and 2: attention and a feed-forward layer in parallel after one shared layer norm."""
     qk_norm = config.flag("qk_layernorm")
     return decoder(
         config,
@@ -201,13 +201,13 @@ def phi(config: HFConfig) -> DecoderSpec:
 
 @architecture("Phi 3-4", *common.PACKED_QKV, *common.PACKED_GATE_UP)
 def phi3(config: HFConfig) -> DecoderSpec:
-    """Phi 3, 3.5 and 4: Llama with packed projections, LongRoPE in those with a long context."""
+    """Phi 3, 3.5 and 4: Llama with packed projections, and with LongRoPE in models with a long context."""
     return decoder(config, family="phi3", partial=1.0, epsilon=1e-5, **common.window_fields(config))
 
 
 @architecture("Phi 3.5 MoE", *common.MIXTRAL_EXPERTS)
 def phimoe(config: HFConfig) -> DecoderSpec:
-    """Layer norms, and two experts per token, weighed by SparseMixer."""
+    """Phi 3.5 MoE: layer norms, and two experts per token with SparseMixer weights."""
     jitter = config.number("router_jitter_noise", default=0.01)
     bias = config.flag("attention_bias")
     return decoder(

@@ -1,4 +1,4 @@
-"""Llama, and models of its form (Qwen, Gemma, OLMo), with other numbers or other places of norms and windows."""
+"""Llama, and models of the same structure with other sizes, norms or windows (Qwen, Gemma, OLMo)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .common import Rule, architecture, decoder
 
 @architecture("Llama 1-3.3")
 def llama(config: HFConfig) -> DecoderSpec:
-    """Llama 1 to 3.3 (Meta), and the many models that took over its form."""
+    """Llama 1 to 3.3 (Meta), and the many models that adopted its architecture."""
     return decoder(config, family="llama", **common.given_biases(config))
 
 
 @architecture("Mistral")
 def mistral(config: HFConfig) -> DecoderSpec:
-    """Mistral 7B and its successors: a sliding window in every layer, or in none."""
+    """Mistral 7B and its successors: a sliding window in every layer or in none."""
     return decoder(config, family="mistral", **common.window_fields(config, window=4096))
 
 
@@ -36,7 +36,7 @@ def mixtral(config: HFConfig) -> DecoderSpec:
 
 @architecture("ERNIE 4.5")
 def ernie4_5(config: HFConfig) -> DecoderSpec:
-    """ERNIE 4.5, dense: neighbours rotated together."""
+    """ERNIE 4.5, dense: interleaved rotation."""
     both = common.biases(bias := config.flag("use_bias"), bias)
     return decoder(
         config, family="ernie4_5", theta=500000.0, epsilon=1e-5, tied=True, head_size=128, rope_interleaved=True, **both
@@ -45,7 +45,7 @@ def ernie4_5(config: HFConfig) -> DecoderSpec:
 
 @architecture("EXAONE 4")
 def exaone4(config: HFConfig) -> DecoderSpec:
-    """Norms behind each part; where some layers have a window, the others do not rotate."""
+    """EXAONE 4: norms after each part; if some layers have a window, only those layers rotate."""
     windows = common.window_fields(config, pattern=4, window=4096)
     rotated = windows.get("sliding_layers")
     return decoder(config, epsilon=1e-5, pre_norms=False, post_norms=True, qk_norm=True, rope_layers=rotated, **windows)
@@ -53,14 +53,14 @@ def exaone4(config: HFConfig) -> DecoderSpec:
 
 @architecture(
     "GLM 4",
-    # What we call pre_feedforward_layernorm has the name that ours after attention would have.
+    # GLM's post_attention_layernorm is our pre_feedforward_layernorm.
     Rule(r"post_attention_layernorm", "post_self_attn_layernorm"),
     Rule(r"pre_feedforward_layernorm", "post_attention_layernorm"),
     Rule(r"post_feedforward_layernorm", "post_mlp_layernorm"),
     *common.PACKED_GATE_UP,
 )
 def glm4(config: HFConfig) -> DecoderSpec:
-    """GLM 4 (0414): norms before and after each part, half of each head rotated, neighbours together."""
+    """GLM 4 (0414): norms before and after each part; half of each head is rotated, in interleaved pairs."""
     return decoder(
         config,
         partial=0.5,
@@ -74,7 +74,7 @@ def glm4(config: HFConfig) -> DecoderSpec:
 
 @architecture("SmolLM 3")
 def smollm3(config: HFConfig) -> DecoderSpec:
-    """No rotation in every fourth layer."""
+    """SmolLM 3: no rotation in every fourth layer."""
     count = config.num_layers
     rotated = config.layers("no_rope_layers", count)
     if rotated is None:
@@ -94,7 +94,7 @@ def smollm3(config: HFConfig) -> DecoderSpec:
 
 @architecture("OLMo 1")
 def olmo(config: HFConfig) -> DecoderSpec:
-    """Layer norms that learn nothing; queries, keys and values may be clipped."""
+    """OLMo 1: layer norms without learned weights; queries, keys and values may be clamped."""
     return decoder(
         config,
         family="olmo",
@@ -107,9 +107,10 @@ def olmo(config: HFConfig) -> DecoderSpec:
 
 @architecture("OLMo 2")
 def olmo2(config: HFConfig) -> DecoderSpec:
-    """Norms behind each part instead of before it, and over all queries and all keys.
+    """OLMo 2: norms after each part instead of before it, and over all queries and all keys.
 
-    GGUF files call OLMo 3 so, too: three layers with a window, whose rotation is not scaled, to one without.
+    In GGUF files this architecture also covers OLMo 3, in which three of four layers have a window and an unscaled
+    rotation.
     """
     windows = common.window_fields(config, pattern=4)
     spec = decoder(
@@ -126,7 +127,7 @@ def olmo2(config: HFConfig) -> DecoderSpec:
 
 
 def _multipliers(config: HFConfig) -> dict[str, Any]:
-    """Of embeddings, scores, what each part adds, and logits."""
+    """Return the scales of embeddings, attention scores, residual updates and logits."""
     return {
         "embedding_scale": config.number("embedding_multiplier", default=1.0),
         "attention_scale": config.number("attention_multiplier", default=1.0),
@@ -142,20 +143,20 @@ def granite(config: HFConfig) -> DecoderSpec:
 
 @architecture(
     "Granite 3 MoE",
-    # Of all experts together, [experts, rows, columns]; gate and up below each other.
+    # All experts are in one tensor [experts, rows, columns], with gate and up concatenated along the rows.
     Rule(r"mlp\.experts\.(\d+)\.gate_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[0]),
     Rule(r"mlp\.experts\.(\d+)\.up_proj", "block_sparse_moe.input_linear", lambda spec, x, e: np.split(x[e], 2)[1]),
     Rule(r"mlp\.experts\.(\d+)\.down_proj", "block_sparse_moe.output_linear", lambda spec, x, e: x[e]),
     Rule(r"mlp\.gate\.", "block_sparse_moe.router.layer."),
 )
 def granitemoe(config: HFConfig) -> DecoderSpec:
-    """With experts, all of a layer's in one tensor."""
+    """Granite 3 with experts that are stored in one tensor per layer."""
     experts = common.mixtral_experts(config)
     return decoder(config, experts=experts, **_multipliers(config), **common.attention_biases(config))
 
 
 def _cohere_fields(config: HFConfig) -> dict[str, Any]:
-    """What both generations share."""
+    """Return the fields that both generations of Cohere's models share."""
     return {
         "tied": True,
         "epsilon": 1e-5,
@@ -176,13 +177,13 @@ def cohere(config: HFConfig) -> DecoderSpec:
 
 @architecture("Command R7B, A")
 def cohere2(config: HFConfig) -> DecoderSpec:
-    """Three layers with a window and rotation to one that sees everything and rotates nothing."""
+    """Command R7B and A: three of four layers have a window and rotation; the fourth has neither."""
     windows = common.window_fields(config, pattern=4, window=4096)
     return decoder(config, **_cohere_fields(config), rope_layers=common.sliding_layers(config, pattern=4), **windows)
 
 
 def _gemma_fields(config: HFConfig, family: str) -> dict[str, Any]:
-    """What all Gemmas share. The first checkpoints say gelu and mean its approximation by tanh."""
+    """Return the fields that all Gemma models share. In the first checkpoints "gelu" means its tanh approximation."""
     named = config.text("hidden_activation", "hidden_act", default="gelu")
     return {
         "family": family,
@@ -196,7 +197,7 @@ def _gemma_fields(config: HFConfig, family: str) -> dict[str, Any]:
 
 
 def _later_fields(config: HFConfig, cap: float, logit_cap: float) -> dict[str, Any]:
-    """What came with Gemma 2; the soft caps are the defaults."""
+    """Return the fields added by Gemma 2; `cap` and `logit_cap` are defaults."""
     return {
         "post_norms": True,
         "attention_scale": config.number("query_pre_attn_scalar", default=256, positive=True) ** -0.5,
@@ -212,14 +213,14 @@ def gemma(config: HFConfig) -> DecoderSpec:
 
 @architecture("Gemma 2")
 def gemma2(config: HFConfig) -> DecoderSpec:
-    """Norms before and after each part, soft caps, a window in every other layer."""
+    """Gemma 2: norms before and after each part, soft caps, a window in every other layer."""
     windows = common.window_fields(config, pattern=2, window=4096)
     return decoder(config, **_gemma_fields(config, "gemma2"), **windows, **_later_fields(config, 50.0, 30.0))
 
 
 @architecture("Gemma 3 (text)")
 def gemma3_text(config: HFConfig) -> DecoderSpec:
-    """Five layers with a window and a rotation of their own to one that sees everything."""
+    """Gemma 3: five of six layers have a window and a separate rotation base; the sixth has full attention."""
     local = rope_values(config, "sliding_attention").get("rope_theta")
     return decoder(
         config,
@@ -234,7 +235,7 @@ def gemma3_text(config: HFConfig) -> DecoderSpec:
 
 
 def _windows(config: HFConfig, layers: Sequence[int], default: int | None = 4096) -> dict[str, Any]:
-    """The window of these layers, where layer_types does not name others, if use_sliding_window says so."""
+    """Return the window fields if use_sliding_window is set; `layers` have the window if layer_types is missing."""
     fields = common.window_fields(config, window=default)
     if not config.flag("use_sliding_window"):
         return {}
@@ -244,7 +245,7 @@ def _windows(config: HFConfig, layers: Sequence[int], default: int | None = 4096
 
 
 def _upper_windows(config: HFConfig) -> dict[str, Any]:
-    """The window of the layers from max_window_layers on."""
+    """Return the window fields for the layers starting at max_window_layers."""
     return _windows(config, range(_max_window_layers(config), config.num_layers))
 
 
@@ -253,7 +254,7 @@ def _max_window_layers(config: HFConfig) -> int:
 
 
 def _experts(config: HFConfig, **fields: Any) -> dict[str, Any]:
-    """The experts, and the layers that have an ordinary feed-forward layer instead."""
+    """Return the fields for experts and for the layers that have a dense feed-forward layer instead."""
     experts = ExpertsSpec(
         count=config.integer("num_experts", "num_local_experts"),
         per_token=config.integer("num_experts_per_tok"),
@@ -273,13 +274,13 @@ def qwen2(config: HFConfig) -> DecoderSpec:
 
 @architecture("Qwen 3")
 def qwen3(config: HFConfig) -> DecoderSpec:
-    """Norms over each query and key head."""
+    """Qwen 3: a norm over each query head and each key head."""
     return decoder(config, family="qwen3", qk_norm=True, **common.attention_biases(config), **_upper_windows(config))
 
 
 @architecture("Qwen 1.5 and 2 MoE")
 def qwen2_moe(config: HFConfig) -> DecoderSpec:
-    """One more expert, behind a gate, sees every token; a window in every other layer below max_window_layers."""
+    """Qwen 1.5 and 2 MoE: a gated shared expert, and a window in every other layer below max_window_layers."""
     shared = config.integer("shared_expert_intermediate_size", least=0)
     experts = _experts(config, shared_intermediate_size=shared, shared_gate=True)
     windows = _windows(config, range(0, min(_max_window_layers(config), config.num_layers), 2))
@@ -294,7 +295,7 @@ def qwen3_moe(config: HFConfig) -> DecoderSpec:
 
 
 def _one_expert(part: slice) -> common.TensorView:
-    """Rows of an expert's matrix or bias, out of the tensor of all: floats are stored as [inputs, outputs]."""
+    """Return a view of one expert's rows, matrix or bias in the tensor of all experts; floats are [inputs, outputs]."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any], expert: int) -> NDArray[Any]:
         matrix: NDArray[Any] = tensor[expert]
@@ -319,7 +320,7 @@ _GATE, _UP, _ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
     Rule(r"mlp\.gate\.", "mlp.router."),
 )
 def gpt_oss(config: HFConfig) -> DecoderSpec:
-    """Experts with biases and bounds; attention sinks; a window in every other layer."""
+    """gpt-oss: experts with biases and clamped activations, attention sinks, a window in every other layer."""
     experts = common.mixtral_experts(
         config, biased=True, beta=1.0, alpha=config.number("swiglu_alpha", default=1.702, positive=True),
         limit=config.number("swiglu_limit", default=7.0, positive=True),

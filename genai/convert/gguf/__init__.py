@@ -1,4 +1,4 @@
-"""GGUF files as checkpoints: metadata becomes a configuration, tensors get our names, the vocabulary a tokenizer.json.
+"""GGUF files as checkpoints: metadata as a configuration, tensors by our names, the vocabulary as a tokenizer.json.
 
-The weights keep the format in which the file has them; see `quant.ggml` and `convert.write_prequantized`.
+The weights keep their format from the file; see `quant.ggml` and `convert.write_prequantized`.
 """

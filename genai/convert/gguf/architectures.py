@@ -1,7 +1,7 @@
-"""llama.cpp's architectures by ours: what their metadata says in the words of config.json, and where tensors lie.
+"""llama.cpp's architectures by their names: conversion of metadata to config.json's keys, and tensor names.
 
-What a file has is believed over what a family usually has: biases, norms of queries and keys and the head of a decoder
-are those whose tensors are there.
+The tensors in a file take precedence over a family's defaults: the decoder has biases, query and key norms and a
+separate head if the file has their tensors.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .metadata import Metadata
 
 Values = dict[str, Any]
 TABLE, HEAD = "token_embd.weight", "output.weight"
-# Tensors that are no weights: divisors of the rotation's frequencies.
+# Tensors that are not weights: divisors of the rotation's frequencies.
 ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = (ROPE_FREQS, ROPE_LONG, ROPE_SHORT)
-# What changes nothing for a decoder, or says what tensors say.
+# Keys that change nothing for a decoder, or that the tensors already determine.
 _HARMLESS = (
     "vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.group_norm_groups", "expert_group_count",
     "expert_group_used_count", "rope.scaling.yarn_log_multiplier", "expert_shared_count", "attention.value_length",
@@ -39,12 +39,14 @@ _HARMLESS = (
 
 @dataclass(frozen=True)
 class GgufArchitecture:
-    """How llama.cpp has one of our architectures.
+    """llama.cpp's version of one of our architectures.
 
     Attributes:
-        model_type: ours. values: further values of config.json.
-        permuted: rows of queries and keys are in the order in which ggml rotates neighbours.
-        rules: for tensors that have other names than most.
+        model_type: our name.
+        values: returns additional values for config.json.
+        permuted: True if the rows of queries and keys are in ggml's order, which is for a rotation of neighbouring
+            elements.
+        rules: rules for tensors with unusual names.
     """
 
     model_type: str
@@ -54,7 +56,7 @@ class GgufArchitecture:
 
 
 def _experts(data: Metadata, model: GgufModel) -> Values:
-    """In the words of Mixtral, and of Qwen."""
+    """Return the configuration of the experts under Mixtral's keys."""
     used = data.integer("expert_used_count")
     width = data.optional_integer("expert_feed_forward_length") or data.integer("feed_forward_length")
     count = data.integer("expert_count")
@@ -74,7 +76,7 @@ def _qwen_experts(data: Metadata, model: GgufModel) -> Values:
 
 
 def _multipliers(data: Metadata, model: GgufModel) -> Values:
-    # llama.cpp takes 0 for a key that is not there.
+    # llama.cpp treats missing keys as 0.
     values = {
         "attention_multiplier": data.number("attention.scale", 0.0) or _head_size(data) ** -0.5,
         "embedding_multiplier": data.number("embedding_scale", 0.0) or 1.0,
@@ -84,7 +86,7 @@ def _multipliers(data: Metadata, model: GgufModel) -> Values:
     return {**values, **(_experts(data, model) if data.architecture == "granitemoe" else {})}
 
 
-# Of the 27B models scores are scaled by the width per head, of all others by the size of a head.
+# The 27B models derive the scale of the scores from hidden_size / heads; all other models use the head size.
 _LAYERS_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -169,13 +171,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
 
 
 def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
-    """How a file of this architecture is read; UnsupportedModelError if it is not known here."""
+    """Return the entry for a file's architecture. Raise UnsupportedModelError if it is not supported."""
     name = model.architecture
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{model.path}: the architecture {name!r:.60} is not known here",
-            f"known are {', '.join(ARCHITECTURES)}",
-            did_you_mean(name, ARCHITECTURES, "use a model of one of these"),
+            f"{model.path}: the architecture {name!r:.60} is not supported",
+            f"the supported ones are {', '.join(ARCHITECTURES)}",
+            did_you_mean(name, ARCHITECTURES, "use a model with a supported architecture"),
         )
     if name == "llama" and Metadata(model.metadata, name, model.path).optional_integer("expert_count"):
         return GgufArchitecture("mixtral", _experts, permuted=True)
@@ -183,27 +185,27 @@ def gguf_architecture_of(model: GgufModel) -> GgufArchitecture:
 
 
 def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
-    """What config.json would say, and keys that are not known here.
+    """Return the equivalent of config.json, and the metadata keys that are ignored.
 
     Args:
-        tokens: ids of special tokens, by the names that config.json has for them.
+        tokens: ids of special tokens, by the names of their keys in config.json.
     """
     architecture, data = gguf_architecture_of(model), Metadata(model.metadata, model.architecture, model.path)
     if TABLE not in model:
         raise InputError(
-            f"{model.path}: there is no tensor {TABLE!r}", "no decoder can begin without the embeddings of its tokens",
-            "give a file with a whole language model; the vision part of one (mmproj) is none",
+            f"{model.path}: there is no tensor {TABLE!r}", "a decoder needs token embeddings",
+            "use a file with a whole language model, not with the vision part only (mmproj)",
         )  # fmt: skip
     if not data.flag("attention.causal", True):
         raise UnsupportedModelError(
-            f"{model.path}: {model.architecture}.attention.causal is false", "a decoder sees the past only",
+            f"{model.path}: {model.architecture}.attention.causal is false", "a decoder attends only to the past",
             "use another model",
         )  # fmt: skip
     heads, hidden = data.integer("attention.head_count"), data.integer("embedding_length")
     size = _head_size(data)
     if (other := data.integer("attention.value_length", size)) != size:
         raise UnsupportedModelError(
-            f"{model.path}: keys have {size} elements per head, values {other}", "here both are of one size",
+            f"{model.path}: keys have {size} elements per head, values {other}", "both must have the same size",
             "use another model",
         )  # fmt: skip
     epsilon = data.get("attention.layer_norm_rms_epsilon")
@@ -228,11 +230,11 @@ def config_of(model: GgufModel, tokens: Values) -> tuple[HFConfig, list[str]]:
         **architecture.values(data, model),
         **tokens,
     }
-    if architecture.model_type == "gpt2":  # nothing is rotated
+    if architecture.model_type == "gpt2":  # it has no rotary embedding
         del values["partial_rotary_factor"]
     known = tuple(f"{model.architecture}.{key}" for key in _HARMLESS)
     config = HFConfig(values)
-    assert config.model_type  # read, though nobody else asks for it here
+    assert config.model_type  # mark the key as read
     return config, [key for key in data.unread if not key.startswith(known)]
 
 
@@ -242,7 +244,7 @@ def _head_size(data: Metadata) -> int:
 
 
 def _pattern(data: Metadata) -> Values:
-    """Which layers have a window: every layer but each n-th, or a list."""
+    """Return the layers with a window: all layers except every n-th layer, or a list."""
     value = data.get("attention.sliding_window_pattern")
     if isinstance(value, np.ndarray):
         return {"layer_types": ["sliding_attention" if flag else "full_attention" for flag in value.tolist()]}
@@ -250,7 +252,7 @@ def _pattern(data: Metadata) -> Values:
 
 
 def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
-    """rope_theta, and the scaling by which positions beyond the first training are rotated."""
+    """Return rope_theta, and the rope scaling for positions beyond the original context length."""
     values: Values = {"rope_theta": data.number("rope.freq_base", 10000.0)}
     context = data.integer("context_length")
     kind = data.text("rope.scaling.type", "linear")
@@ -276,15 +278,15 @@ def _rope(data: Metadata, model: GgufModel, pairs: int) -> Values:
         return {**values, "rope_scaling": {"type": "linear", "factor": factor}}
     raise UnsupportedModelError(
         f"{model.path}: {model.architecture}.rope.scaling.type is {kind!r:.40}",
-        f"known are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
+        f"the types are none, linear, yarn, and longrope with the tensors {ROPE_LONG} and {ROPE_SHORT}",
         "convert the model again with a current convert_hf_to_gguf.py",
     )
 
 
 def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling | None:
-    """That of the configuration, together with the divisors and the magnitude that it has no words for."""
+    """Return the configuration's scaling, with the divisors and the magnitude for which config.json has no keys."""
     scaling = spec.rope_scaling
-    has_own = isinstance(scaling, YarnScaling | LongRope)  # they have the magnitude already
+    has_own = isinstance(scaling, YarnScaling | LongRope)  # these already include the magnitude
     magnitude = 1.0 if has_own else data.number("rope.scaling.attn_factor", 1.0)
     if ROPE_FREQS not in model and magnitude == 1:
         return scaling
@@ -298,29 +300,29 @@ def _scaling(data: Metadata, model: GgufModel, spec: DecoderSpec) -> RopeScaling
 
 
 def _rotates_nothing(data: Metadata) -> bool:
-    """Granite's models have a switch for the rotation, under a name that means something else elsewhere."""
+    """Return True if rotation is disabled. Granite uses a key for this that has another meaning in other models."""
     return data.architecture in ("granite", "granitemoe") and not data.flag("rope.scaling.finetuned", True)
 
 
 def _divisors(model: GgufModel, name: str, pairs: int) -> list[float]:
-    """A tensor of positive numbers, one for each rotated pair."""
+    """Read a tensor of positive numbers, one per rotated pair."""
     if name not in model or model[name].dtype != np.float32 or model[name].shape != (pairs,):
-        actual = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not there"
+        actual = f"{model.info(name).kind} {list(model.info(name).shape)}" if name in model else "not present"
         raise InputError(
-            f"{model.path}: tensor {name!r} is {actual}", f"expected F32 [{pairs}], a number for each rotated pair",
+            f"{model.path}: tensor {name!r} is {actual}", f"expected F32 [{pairs}], one number for each rotated pair",
             "convert the model again",
         )  # fmt: skip
     values = model[name]
     if not (np.isfinite(values) & (values > 0)).all():
         raise InputError(
-            f"{model.path}: tensor {name!r} has numbers that are not positive", "frequencies are divided by them",
+            f"{model.path}: tensor {name!r} contains numbers that are not positive", "frequencies are divided by them",
             "download the file again",
         )  # fmt: skip
     return [float(value) for value in values]
 
 
 def architecture_of(model: GgufModel) -> Architecture:
-    """Our architecture, with the tensors where llama.cpp has them and with the parts that the file has."""
+    """Return our architecture with llama.cpp's tensor names and the optional parts whose tensors the file has."""
     architecture = gguf_architecture_of(model)
     known = find(architecture.model_type)
 
@@ -332,7 +334,7 @@ def architecture_of(model: GgufModel) -> Architecture:
         data = Metadata(model.metadata, model.architecture, model.path)
         return replace(
             spec,
-            # Where a family adds 1 to the weights of its norms, convert_hf_to_gguf.py has done so.
+            # In families that add 1 to their norm weights, convert_hf_to_gguf.py has already added it.
             norm_weight_offset=0.0,
             rope_scaling=_scaling(data, model, spec),
             rope_layers=() if _rotates_nothing(data) else spec.rope_layers,
@@ -350,12 +352,12 @@ def architecture_of(model: GgufModel) -> Architecture:
     return Architecture(known.model_type, known.title, describe, rules)
 
 
-# Where the tensor of the gate is left out, as it lies above that of "up".
+# Architectures without a separate gate tensor: the gate's rows precede those of "up" in one tensor.
 _GATE_BESIDE_UP = ("phi3", "glm4")
 
 
 def _neighbours(heads: str) -> Callable[..., NDArray[Any]]:
-    """Rows of a projection in our order again: of each head the first of all pairs, then the second ones."""
+    """Return a view that undoes ggml's order of each head's rows: the first elements of all pairs, then the second."""
 
     def view(spec: DecoderSpec, tensor: NDArray[Any]) -> NDArray[Any]:
         count = getattr(spec, heads)
@@ -398,7 +400,7 @@ _PARTS = ("gate", "up", "down")
 _EXPERTS = tuple(
     Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", f"ffn_{part}_exps", lambda spec, x, expert: x[expert]) for part in _PARTS
 )
-# As the first files with experts have them.
+# The tensor names in the earliest files with experts.
 _EXPERTS_APART = tuple(Rule(rf"mlp\.experts\.(\d+)\.{part}_proj", rf"ffn_{part}.\1") for part in _PARTS)
 _PACKED_GATE_UP = (
     Rule(r"mlp\.gate_proj", "ffn_up", lambda spec, x: x[: len(x) // 2]),

@@ -23,13 +23,16 @@ _ADAPTER = "adapter"
 
 
 class GgufCheckpoint(Checkpoint):
-    """Tensors by their names in the file: floats, or blocks as `quant.ggml` has them.
+    """The tensors of a GGUF file by their names in the file: floats, or blocks in the layout of `quant.ggml`.
 
     Attributes:
-        source: the file that was given. folder: a temporary one with the tokenizer's files, removed with this object.
+        source: the path of the file as the caller passed it.
+        folder: a temporary folder with the tokenizer's files, deleted with this object.
 
     Raises:
-        ModelFolderError: a file is missing. InputError: it is malformed. UnsupportedModelError: not known here.
+        ModelFolderError: a file is missing.
+        InputError: the file is malformed.
+        UnsupportedModelError: the model is not supported.
     """
 
     precision = "kept"
@@ -39,8 +42,8 @@ class GgufCheckpoint(Checkpoint):
         self.model = model = GgufModel(self.source)
         if model.files[0].single("general.type", "model") == _ADAPTER:
             raise UnsupportedModelError(
-                f"{path}: an adapter, not a model", "it holds factors that are added to a model's weights",
-                f"use it with the model that it belongs to: --lora NAME={path}",
+                f"{path} is an adapter, not a model", "it contains factors to add to a model's weights",
+                f"use it with the model that it was trained for: --lora NAME={path}",
             )  # fmt: skip
         gguf_architecture_of(model)
         self.folder = Path(tempfile.mkdtemp(prefix="genai-gguf-"))
@@ -48,7 +51,7 @@ class GgufCheckpoint(Checkpoint):
         rows = model.info(TABLE).shape[0] if TABLE in model else 0
         tokens = write_tokenizer(model, rows, self.folder) if rows else {}
         self.config, unread = config_of(model, tokens)
-        self.remarks = [f"{self.source.name} has keys that are not known here: {', '.join(unread)}"] if unread else []
+        self.remarks = [f"{self.source.name} has keys that are ignored: {', '.join(unread)}"] if unread else []
 
     @property
     def architecture(self) -> Architecture:

@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file, asked for typed values one key at a time."""
+"""Typed access to the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..spec import MAX_NUMBER
 
 
 class Metadata:
-    """The values of an architecture's keys: "{arch}." is put before the names that are asked for.
+    """The values of an architecture's keys. Getters prefix the name with "{arch}.".
 
-    Every getter raises ConfigError if a value is missing that has no default, or is of another type.
+    Every getter raises ConfigError if a value without a default is missing or a value has the wrong type.
     """
 
     def __init__(self, values: Mapping[str, Any], architecture: str, source: object) -> None:
@@ -23,36 +23,36 @@ class Metadata:
         self._keys_read: set[str] = set()
 
     def get(self, name: str) -> Any:
-        """The value as it is, or None."""
+        """Return the value without a check, or None."""
         key = f"{self.architecture}.{name}"
         self._keys_read.add(key)
         return self.values.get(key)
 
     @property
     def unread(self) -> list[str]:
-        """Keys of the architecture that nobody asked for so far."""
+        """The architecture's keys that have not been read so far."""
         own = f"{self.architecture}."
         return sorted(key for key in self.values if key.startswith(own) and key not in self._keys_read)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive whole number; of a list with one per layer, which must be the same for all."""
+        """Return a positive integer. In a list with one value per layer, all values must be equal."""
         value = self._same(name, self.get(name))
         value = default if value is None else value
         if type(value) is not int or value < 1:
-            raise self._wrong(name, value, "a positive whole number")
+            raise self._wrong(name, value, "a positive integer")
         return value
 
     def optional_integer(self, name: str) -> int:
-        """A whole number; 0 if there is none."""
+        """Return a non-negative integer, 0 if the key is missing."""
         value = self._same(name, self.get(name))
         if value is None:
             return 0
         if type(value) is not int or value < 0:
-            raise self._wrong(name, value, "a whole number, not negative")
+            raise self._wrong(name, value, "a non-negative integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number."""
+        """Return a finite number."""
         value = self.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
@@ -70,17 +70,17 @@ class Metadata:
     def text(self, name: str, default: str) -> str:
         value = self.get(name)
         if value is not None and not isinstance(value, str):
-            raise self._wrong(name, value, "a text")
+            raise self._wrong(name, value, "a string")
         return default if value is None else value
 
     def _same(self, name: str, value: Any) -> Any:
-        """Newer files may list one number per layer."""
+        """Return the common value of a list with one value per layer, which newer files may have."""
         if not isinstance(value, np.ndarray):
             return value
         if value.size == 0 or not (value == value.flat[0]).all():
             raise UnsupportedModelError(
                 f"{self._source}: {self.architecture}.{name} differs from layer to layer: {value.tolist()!r:.80}",
-                "here all layers have the same sizes",
+                "all layers must have the same sizes",
                 "use another model",
             )
         return value.flat[0].item()

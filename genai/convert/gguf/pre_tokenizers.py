@@ -1,7 +1,7 @@
-"""How llama.cpp cuts texts before byte-level BPE, by the name that a GGUF file has for it.
+"""llama.cpp's pre-tokenizers, which split texts before byte-level BPE, by their names in GGUF files.
 
-The expressions are those of the tokenizer.json files that the names stand for, with which llama.cpp's own (MIT,
-src/llama-vocab.cpp) agree. Each is applied to the pieces that the one before it has left.
+The expressions are from the corresponding tokenizer.json files and agree with the expressions in llama.cpp (MIT,
+src/llama-vocab.cpp). Each expression is applied to the pieces that the preceding expression produced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ _DEEPSEEK3 = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """Expressions; whether a word of the vocabulary is taken whole; whether texts begin with the first token."""
+    """A pre-tokenizer of llama.cpp.
+
+    Attributes:
+        expressions: regular expressions.
+        ignore_merges: True if a word in the vocabulary becomes one token without merging.
+        add_bos: True if texts start with the beginning-of-sequence token by default.
+    """
 
     expressions: tuple[str, ...]
     ignore_merges: bool = False

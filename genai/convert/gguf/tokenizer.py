@@ -1,5 +1,6 @@
-"""The vocabulary in a GGUF file's metadata as the files that a tokenizer is read from: tokenizer.json and what goes
-with it. Ids of texts are those that llama.cpp gives.
+"""Conversion of a GGUF file's vocabulary to tokenizer.json and its companion files.
+
+Token ids are the same as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ _KEY = "tokenizer.ggml."
 _MOST_MERGES, _MOST_TEMPLATE, _MOST_TOKEN = 1 << 20, 1 << 20, 1 << 16
 _MARK = "\u2581"
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
-# Ids with a role, as metadata and as transformers name them.
+# Roles of special tokens: the name in transformers, and the key in the metadata.
 _ROLES = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id", "pad_token": "padding_token_id", "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }  # fmt: skip
-# Those that llama.cpp takes where the metadata name none, by the kind of tokenizer.
+# llama.cpp's defaults for roles that the metadata omits, by kind of tokenizer.
 _DEFAULT_ROLES: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
-# Tokens that end a reply whatever the metadata say, as in llama.cpp.
+# Tokens that always end a reply, regardless of the metadata, as in llama.cpp.
 _ENDS = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> <|eom_id|>
     <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <｜end▁of▁sentence｜>""".split()
@@ -56,14 +57,16 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 class Vocabulary:
-    """Tokens by id, with what the metadata say about them.
+    """The tokens of a GGUF file by id, and their properties in its metadata.
 
     Attributes:
         kind: "gpt2" (byte-level BPE), "llama" (SentencePiece BPE), "t5" (unigram) or "bert" (WordPiece).
-        tokens: their texts. types: what each is; see PieceType.
+        tokens: texts of the tokens.
+        types: types of the tokens; see PieceType.
 
     Raises:
-        TokenizerError: there is none, it is malformed, or of a kind that is not known here.
+        TokenizerError: the vocabulary is missing or malformed.
+        UnsupportedModelError: the kind of the vocabulary is not supported.
     """
 
     def __init__(self, model: GgufModel, size: int) -> None:
@@ -71,68 +74,68 @@ class Vocabulary:
         self.kind = self._text("model", "")
         self.tokens = self._strings("tokens")
         if not self.kind or not self.tokens:
-            self._fail("it has no vocabulary", f"{_KEY}model and {_KEY}tokens are expected")
+            self._fail("it has no vocabulary", f"{_KEY}model and {_KEY}tokens are required")
         if self.kind not in _WRITERS:
             raise UnsupportedModelError(
-                f"{self._path}: a tokenizer of kind {self.kind!r:.40}", f"known are {', '.join(_WRITERS)}",
-                "use another model, or build it from its checkpoint",
+                f"{self._path}: unsupported tokenizer kind {self.kind!r:.40}", f"the kinds are {', '.join(_WRITERS)}",
+                "use another model, or build the model from its checkpoint",
             )  # fmt: skip
         if len(self.tokens) > min(MAX_TOKENS, size):
-            self._fail(f"it has {len(self.tokens)} tokens", f"the embeddings are of {size}, and at most {MAX_TOKENS}")
+            self._fail(f"it has {len(self.tokens)} tokens", f"it has embeddings for {size}; the limit is {MAX_TOKENS}")
         for id_, token in enumerate(self.tokens):
             if not token or len(token) > _MOST_TOKEN or any("\ud800" <= one <= "\udfff" for one in token):
-                self._fail(f"token {id_} is {token!r:.60}", f"1 to {_MOST_TOKEN} characters of UTF-8 are expected")
+                self._fail(f"token {id_} is {token!r:.60}", f"a token has 1 to {_MOST_TOKEN} characters of valid UTF-8")
         if len(set(self.tokens)) < len(self.tokens):
             twice = Counter(self.tokens).most_common(1)[0][0]
-            self._fail(f"two tokens have the text {twice!r:.60}", "each text has one id")
+            self._fail(f"two tokens have the text {twice!r:.60}", "texts must be unique")
         self.types = [PieceType.BYTE if _BYTE.fullmatch(token) else PieceType.NORMAL for token in self.tokens]
         if (types := self._numbers("token_type", "iu")) is not None:
             known = set(PieceType)
             if not all(int(number) in known for number in types):
-                self._fail(f"{_KEY}token_type has a number that is none", f"known are 1 to {max(known)}")
+                self._fail(f"{_KEY}token_type contains an unknown number", f"the known types are 1 to {max(known)}")
             self.types = [PieceType(int(number)) for number in types]
 
     def _fail(self, problem: str, why: str) -> NoReturn:
         raise TokenizerError(
-            f"{self._path}: {problem}", why, "convert the model again, or build it from its checkpoint"
+            f"{self._path}: {problem}", why, "convert the model again, or build the model from its checkpoint"
         )
 
     def _text(self, name: str, default: str) -> str:
         value = self._values.get(_KEY + name, default)
         if not isinstance(value, str):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "a text is expected")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be a string")
         return value
 
     def _strings(self, name: str) -> list[str]:
         value = self._values.get(_KEY + name, [])
         if not isinstance(value, list):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "a list of texts is expected")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be a list of strings")
         return value
 
     def _numbers(self, name: str, kinds: str) -> NDArray[Any] | None:
-        """An array with a number per token."""
+        """Return an array with one number per token, or None."""
         value = self._values.get(_KEY + name)
         if value is None:
             return None
         if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != len(self.tokens):
-            self._fail(f"{_KEY}{name} does not fit", f"a number for each of the {len(self.tokens)} tokens is expected")
+            self._fail(f"{_KEY}{name} has the wrong form", f"it must have {len(self.tokens)} numbers, one per token")
         return value
 
     def scores(self) -> list[float]:
-        """Of each token; TokenizerError if there are none, or one is no number."""
+        """Return each token's score. Raise TokenizerError if scores are missing or not finite."""
         scores = self._numbers("scores", "f")
         if scores is None or not np.isfinite(scores).all():
-            self._fail(f"{_KEY}scores are missing or not finite", f"a tokenizer of kind {self.kind} chooses by them")
+            self._fail(f"{_KEY}scores are missing or not finite", f"a tokenizer of kind {self.kind} needs them")
         return [float(score) for score in scores]
 
     def flag(self, name: str, default: bool) -> bool:
         value = self._values.get(_KEY + name, default)
         if not isinstance(value, bool):
-            self._fail(f"{_KEY}{name} is {value!r:.40}", "true or false is expected")
+            self._fail(f"{_KEY}{name} is {value!r:.40}", "it must be true or false")
         return value
 
     def id_of(self, name: str) -> int | None:
-        """A token with a role; None where the file names none, and llama.cpp knows none."""
+        """Return the id of the token with a role, or None if neither the file nor llama.cpp's defaults name a token."""
         value = self._values.get(_KEY + name)
         default = _DEFAULT_ROLES.get(self.kind, {}).get(name)
         if value is None and default is not None and default < len(self.tokens):
@@ -142,17 +145,17 @@ class Vocabulary:
         return value
 
     def charsmap(self) -> bytes:
-        """The compiled table by which characters are normalised; empty where there is none."""
+        """Return the compiled table for character normalisation, or b""."""
         value = self._values.get(f"{_KEY}precompiled_charsmap")
         if value is None:
             return b""
         if not isinstance(value, np.ndarray) or value.dtype.itemsize != 1:
-            self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "bytes are expected")
+            self._fail(f"{_KEY}precompiled_charsmap is {value!r:.40}", "it must be an array of bytes")
         return bytes(value.tobytes())
 
     @property
     def ends(self) -> list[int]:
-        """Tokens of which any ends a reply."""
+        """The ids of the tokens that end a reply."""
         ids = [self.id_of(name) for name in ("eos_token_id", *_MORE_ENDS)]
         named = [
             id_ for id_, token in enumerate(self.tokens)
@@ -161,7 +164,7 @@ class Vocabulary:
         return list(dict.fromkeys(id_ for id_ in [*ids, *named] if id_ is not None))
 
     def added(self) -> list[Json]:
-        """Tokens that are found in texts as they are: special ones, and those that users defined."""
+        """Return the special and user-defined tokens, which are matched as a whole in texts."""
         special = (PieceType.UNKNOWN, PieceType.CONTROL)
         return [
             added_token(id_, token, special=kind in special)
@@ -170,41 +173,41 @@ class Vocabulary:
         ]
 
     def merges(self) -> list[list[str]]:
-        """Pairs of tokens in the order in which they are joined."""
+        """Return the pairs of tokens to merge, in order of priority."""
         entries = self._strings("merges")
         if not entries or len(entries) > _MOST_MERGES:
-            self._fail(f"{_KEY}merges has {len(entries)} entries", f"byte-level BPE has 1 to {_MOST_MERGES}")
+            self._fail(f"{_KEY}merges has {len(entries)} entries", f"byte-level BPE needs 1 to {_MOST_MERGES}")
         known, pairs = set(self.tokens), []
         for merge in entries:
             left, _, right = merge[0:1] + merge[1:].partition(" ")[0], "", merge[1:].partition(" ")[2]
-            # What would make no token is passed over, as llama.cpp does.
+            # Skip merges that do not result in a token, as llama.cpp does.
             if {left, right, left + right} <= known:
                 pairs.append([left, right])
         return pairs
 
     def pre_tokenizer(self) -> str:
-        """Its name; TokenizerError if it is not known."""
+        """Return the pre-tokenizer's name. Raise UnsupportedModelError if it is not supported."""
         name = self._text("pre", "default")
         if name not in PRE_TOKENIZERS:
             raise UnsupportedModelError(
-                f"{self._path}: {_KEY}pre is {name!r:.60}", f"known are {', '.join(PRE_TOKENIZERS)}",
+                f"{self._path}: {_KEY}pre is {name!r:.60}", f"the known names are {', '.join(PRE_TOKENIZERS)}",
                 did_you_mean(name, PRE_TOKENIZERS, "build the model from its checkpoint"),
             )  # fmt: skip
         return name
 
 
 def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
-    """Write tokenizer.json, tokenizer_config.json and generation_config.json into a folder.
+    """Write tokenizer.json, tokenizer_config.json and generation_config.json to a folder.
 
     Args:
-        size: rows of the embeddings; no id may be larger.
+        size: number of rows of the embeddings, which is also the maximum number of tokens.
 
     Returns:
-        Ids of special tokens, by the names that config.json has for them.
+        The ids of special tokens, by the names of their keys in config.json.
 
     Raises:
-        TokenizerError, UnsupportedModelError: there is no vocabulary, it is malformed, or of a kind not known here.
-        ChatTemplateError: a chat template is no text, or longer than any.
+        TokenizerError, UnsupportedModelError: the vocabulary is missing, malformed, or of an unsupported kind.
+        ChatTemplateError: a chat template is not a string or is too long.
     """
     vocabulary = Vocabulary(model, size)
     try:
@@ -229,7 +232,7 @@ def write_tokenizer(model: GgufModel, size: int, folder: Path) -> Json:
 
 
 def _templates(model: GgufModel) -> Json:
-    """The chat template, or several by their names; they are texts here, and rendered within limits elsewhere."""
+    """Return the chat template, or several templates by name. Their limits are applied when they are rendered."""
     names = model.metadata.get("tokenizer.chat_templates", [])
     names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
     keys = {"default": "tokenizer.chat_template", **{name: f"tokenizer.chat_template.{name}" for name in names}}
@@ -241,7 +244,8 @@ def _templates(model: GgufModel) -> Json:
             or "\udc80" <= max(template, default="") <= "\udcff"
         ):
             raise ChatTemplateError(
-                f"{model.path}: {keys[name]} is {template!r:.60}", f"at most {_MOST_TEMPLATE} characters are expected",
+                f"{model.path}: {keys[name]} is {template!r:.60}",
+                f"a template must have at most {_MOST_TEMPLATE} characters of valid UTF-8",
                 "convert the model again",
             )  # fmt: skip
     if len(templates) > 1:
@@ -259,7 +263,7 @@ def _sampling(metadata: Mapping[str, Any]) -> Json:
 
 
 def _surrounded(vocabulary: Vocabulary, before: Sequence[str], after: Sequence[str]) -> Json | None:
-    """Puts tokens with a role before and behind a text."""
+    """Return a post-processor that inserts the tokens with these roles before and after a text."""
 
     def named(names: Sequence[str]) -> dict[str, int]:
         ids = [id_ for name in names if (id_ := vocabulary.id_of(name)) is not None]
@@ -286,8 +290,8 @@ def _byte_level(vocabulary: Vocabulary) -> str:
 
 
 def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
-    """A SentencePiece model, put together from its parts."""
-    unused = PieceType.BYTE  # in the vocabulary, and made by no text
+    """Return the tokenizer.json of a SentencePiece model assembled from its parts."""
+    unused = PieceType.BYTE  # stays in the vocabulary but never matches a text
     pieces = tuple(
         Piece(token, score, unused if type_ == PieceType.UNUSED else type_)
         for token, score, type_ in zip(vocabulary.tokens, vocabulary.scores(), vocabulary.types, strict=True)
@@ -306,13 +310,13 @@ def _pieces(vocabulary: Vocabulary, kind: ModelType) -> str:
         escape_whitespaces=True,
     )
     model = SentencePieceModel(pieces, kind, trainer, normalizer)
-    # llama.cpp puts a space behind every special token, too.
+    # llama.cpp also inserts a space after every special token.
     ends = _ends_of_texts(vocabulary, bos=is_bpe, eos=not is_bpe)
     return tokenizer_json(model, prefix_everywhere=True, post_processor=ends)
 
 
 def _word_pieces(vocabulary: Vocabulary) -> str:
-    """Words begin with a mark in the file; in a tokenizer.json all but their first pieces have one."""
+    """Convert the file's marks at the start of words to tokenizer.json's ## marks for continuations."""
 
     def piece(token: str, kind: PieceType) -> str:
         if kind != PieceType.NORMAL:
@@ -322,7 +326,7 @@ def _word_pieces(vocabulary: Vocabulary) -> str:
     names = [piece(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
     unknown = vocabulary.id_of("unknown_token_id")
     if unknown is None:
-        vocabulary._fail(f"it names no {_KEY}unknown_token_id", "WordPiece needs a token for unknown words")
+        vocabulary._fail(f"{_KEY}unknown_token_id is missing", "WordPiece needs a token for unknown words")
     return word_pieces(
         {name: id_ for id_, name in enumerate(names)},
         names[unknown],

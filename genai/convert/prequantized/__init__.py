@@ -1,1 +1,1 @@
-"""Checkpoints whose weights others have quantised: one file per format, and `formats` with the table of them."""
+"""Checkpoints that are already quantised: one module per format, and `formats` with the table of all formats."""

@@ -1,4 +1,4 @@
-"""AutoRound: its checkpoints have the layout of GPTQ or of AWQ, and say which."""
+"""AutoRound: checkpoints in the layout of GPTQ or AWQ, as stated in `packing_format`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GPTQ = (*_LESS_ONE, "gptqmodel", "exllamav2", "auto_round", "tritonv2", "triton
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """As `packing_format` says; of GPTQ's layouts only that named after AutoGPTQ has zero points less 1."""
+    """Read a checkpoint according to its `packing_format`. AutoGPTQ's layout stores zero points minus 1."""
     format = settings.text("packing_format", "backend", default="auto_round:auto_gptq")
     kind = format.rpartition(":")[2]
     if "awq" in kind:
@@ -20,7 +20,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
     if kind not in _GPTQ:
         raise UnsupportedModelError(
             f"quantization_config.packing_format is {format!r}",
-            "of AutoRound's layouts auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq are read",
-            "look for the checkpoint of the same model in one of these, or build from the float one",
+            "the supported layouts are auto_round:auto_gptq, auto_round:gptqmodel and auto_round:auto_awq",
+            "use a checkpoint of the same model in one of these layouts, or the float checkpoint",
         )
     return gptq.matrices(files, settings, 1 if kind in _LESS_ONE else 0)

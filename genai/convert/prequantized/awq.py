@@ -1,4 +1,4 @@
-"""AutoAWQ's "gemm" layout: integers of 4 bits packed along the outputs, eight to a word, in the order of its kernel."""
+"""AutoAWQ's "gemm" layout: 4-bit integers packed along the outputs, eight per word, in the order of its kernel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...errors import UnsupportedModelError
 from ..hf_config import HFConfig
 from .matrices import Codes, Files, Matrices, bases, bits_of, check_bits, floats, rows_of_bits, words
 
-# Where the numbers 0 to 7 of a word lie in it (awq/utils/packing_utils.py, AWQ_REVERSE_ORDER).
+# Positions of the numbers 0 to 7 in a word (awq/utils/packing_utils.py, AWQ_REVERSE_ORDER).
 _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """qweight [inputs, outputs / 8], qzeros [groups, outputs / 8], scales [groups, outputs]."""
+    """Read qweight [inputs, outputs / 8], qzeros [groups, outputs / 8] and scales [groups, outputs]."""
     version = settings.text("version", default="gemm").lower()
     if version != "gemm":
         raise UnsupportedModelError(
             f"quantization_config.version is {version!r}",
-            "of AWQ's layouts 'gemm' is read, in which nearly all checkpoints are",
-            "look for the 'gemm' checkpoint of the same model, or build from the float one",
+            "the only supported AWQ layout is 'gemm', which nearly all checkpoints use",
+            "use a 'gemm' checkpoint of the same model, or the float checkpoint",
         )
     for base in bases(files, ".qweight"):
         yield f"{base}.weight", _codes(files, settings, base).matrix()
@@ -37,7 +37,9 @@ def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
     check_bits(parts[0], bits, settings, "bits", "w_bit")
     if bits != 4:
         raise UnsupportedModelError(
-            f"{base} has {bits} bits", "AWQ's order within words is defined for 4 bits", "build from the float model"
+            f"{base} has {bits} bits",
+            "AWQ's order within words is defined only for 4 bits",
+            "build from the float model",
         )
     weight = words(files, parts[0], (None, zeros.shape[1]))
 
@@ -49,7 +51,7 @@ def _codes(files: Files, settings: HFConfig, base: str) -> Codes:
 
 
 def _unpacked(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """[columns, outputs / 8] to [outputs, columns]."""
+    """Unpack [columns, outputs / 8] to [outputs, columns]."""
     bytes_ = np.ascontiguousarray(packed).view(np.uint8)
     codes = unpack_bits(bytes_, 4, 2 * bytes_.shape[1]).reshape(len(packed), -1, 8)
     return np.ascontiguousarray(codes[..., _PLACES].reshape(len(packed), -1).T)

@@ -1,4 +1,4 @@
-"""bitsandbytes: codes of 4 bits (NF4, FP4) whose scales may be quantised themselves, and LLM.int8's integers."""
+"""bitsandbytes: 4-bit codes (NF4, FP4) with scales that may also be quantised, and LLM.int8's integers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases,
 
 _STATE = ".quant_state.bitsandbytes__"
 _MOST_JSON = 1 << 16
-# Integers of LLM.int8 are of [-127, 127]; its scale is the largest number.
+# LLM.int8's integers are in [-127, 127], and its scale is the largest absolute value.
 _INT8_RANGE = np.float32(127)
 _GRID_TOLERANCE = 1e-6
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """weight [pairs, 1] with weight.absmax and weight.quant_state; or weight [outputs, inputs] of int8 with SCB."""
+    """Read weight [pairs, 1] with weight.absmax and weight.quant_state, or int8 weight [outputs, inputs] with SCB."""
     settings.flag("load_in_4bit"), settings.flag("load_in_8bit")
     for name in list(files):
         if _STATE in name:
@@ -31,7 +31,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
             yield base, _four_bits(files, base, name)
     for base in bases(files, ".SCB"):
         yield f"{base}.weight", _int8(files, base)
-    for base in bases(files, ".weight"):  # integers that nothing explains
+    for base in bases(files, ".weight"):  # integers without scales: the error names the missing tensor
         kind = files[f"{base}.weight"].dtype
         if kind == np.int8:
             floats(files, f"{base}.SCB")
@@ -65,8 +65,8 @@ def _four_bits(files: Files, base: str, state_name: str) -> LazyMatrix:
     weight = part(files, base, ("uint8",))
     if weight.size != -(-rows * columns // 2):
         raise InputError(
-            f"{base} holds {weight.size} bytes, its quant_state says {rows} x {columns} numbers of 4 bits",
-            "two numbers take a byte",
+            f"{base} holds {weight.size} bytes, but its quant_state has {rows} x {columns} 4-bit numbers",
+            "one byte holds two numbers",
             "download the checkpoint again",
         )
     table = floats(files, f"{base}.quant_map", (16,)).astype(np.float32)
@@ -74,11 +74,11 @@ def _four_bits(files: Files, base: str, state_name: str) -> LazyMatrix:
     parts = (base, state_name, f"{base}.quant_map", *parts)
     codes = weight.reshape(-1)
 
-    def packed() -> NDArray[np.uint8]:  # the first of two numbers has the high bits
+    def packed() -> NDArray[np.uint8]:  # the first number of each pair is in the high bits
         return (codes >> np.uint8(4) | codes << np.uint8(4)).reshape(rows, -1)
 
     if columns % block or not np.allclose(table, GRIDS[kind], rtol=0, atol=_GRID_TOLERANCE):
-        why = f"blocks of {block} in rows of {columns}" if columns % block else "a table of its own"
+        why = f"blocks of {block} in rows of {columns}" if columns % block else "a custom code table"
 
         def values() -> Array:
             both = np.stack([codes >> np.uint8(4), codes & np.uint8(15)], -1).reshape(-1)[: rows * columns]
@@ -92,7 +92,7 @@ def _four_bits(files: Files, base: str, state_name: str) -> LazyMatrix:
 def _absmax(
     files: Files, base: str, state: HFConfig, count: int
 ) -> tuple[Callable[[], NDArray[np.float32]], tuple[str, ...]]:
-    """What reads the scales of all blocks, and the tensors that hold them."""
+    """Return a function that reads the scales of all blocks, and the names of the tensors that the function reads."""
     name = f"{base}.absmax"
     if state.get("nested_blocksize") is None:
         plain = floats(files, name, (count,))
@@ -111,12 +111,12 @@ def _absmax(
 
 
 def _state(files: Files, name: str) -> HFConfig:
-    """The JSON object that a tensor of bytes holds."""
+    """Read the JSON object in a tensor of bytes."""
     raw = part(files, name, ("uint8",), (None,))
     try:
         values: Any = json.loads(raw.tobytes().decode("utf-8")) if raw.size <= _MOST_JSON else None
     except (ValueError, RecursionError):
         values = None
     if not isinstance(values, dict):
-        raise InputError(f"{name} is no JSON object", "it says what the integers mean", "download the checkpoint again")
+        raise InputError(f"{name} is not a JSON object", "it describes the integers", "download the checkpoint again")
     return HFConfig(values, part=name)

@@ -1,4 +1,4 @@
-"""A checkpoint folder whose weights are quantised already: its matrices by the names that float checkpoints have."""
+"""A checkpoint folder with quantised weights: the matrices, by their names in float checkpoints."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .matrices import FLOAT32, LazyMatrix
 
 
 def read_quantisation(folder: Path) -> StoredQuantisation | None:
-    """How the weights of a folder are quantised, as its small files say; raises as `quantisation_of` does."""
+    """Return the quantisation of a folder's weights according to its JSON files. Raises as `quantisation_of` does."""
     old = {name: read_json(folder, name) for name in OLD_FILES if (folder / name).is_file()}
     return quantisation_of(read_json(folder, CONFIG), old)
 
 
 def without_quantisation(config: HFConfig) -> HFConfig:
-    """What config.json says of the decoder alone."""
+    """Return the values of config.json without the values about quantisation."""
     return HFConfig({key: value for key, value in config.values.items() if key not in KEYS}, config.generation)
 
 
 class QuantisedCheckpoint(Checkpoint):
-    """Tensors by their names in float checkpoints: matrices that are quantised as arrays of blocks or as float32.
+    """Tensors by their names in float checkpoints; quantised matrices are arrays of blocks, or float32.
 
     Raises:
         ModelFolderError, InputError, ConfigError: as Checkpoint does, or settings and tensors contradict each other.
-        UnsupportedModelError: a format that is not known here.
+        UnsupportedModelError: the format is not supported.
     """
 
     def __init__(self, folder: str | Path, quantisation: StoredQuantisation) -> None:
@@ -48,12 +48,12 @@ class QuantisedCheckpoint(Checkpoint):
         self._last: tuple[str, NDArray[Any]] = "", np.empty(0)
         for name, matrix in quantisation.format.read(plain, quantisation.settings):
             if name in self._matrices or (name in plain and name not in matrix.parts):
-                raise InputError(f"{name} is there twice", "there is no telling which counts", "download it again")
+                raise InputError(f"{name} is stored twice", "it must be stored once", "download it again")
             self._matrices[name] = matrix
         if not self._matrices:
             raise InputError(
-                f"{self.folder}: quantization_config says {quantisation.method}, no tensor is quantised so",
-                "its tensors have none of the names that this format has",
+                f"{self.folder}: quantization_config has {quantisation.method}, but no tensor uses that format",
+                "no tensor has one of the names that this format uses",
                 "remove quantization_config from config.json if the weights are floats",
             )
         parts = {part for matrix in self._matrices.values() for part in matrix.parts}
@@ -61,20 +61,20 @@ class QuantisedCheckpoint(Checkpoint):
         self.remarks = self._remarks()
 
     def _remarks(self) -> list[str]:
-        """What is kept, and what cannot be."""
+        """Return remarks about the matrices that cannot keep their format."""
         title = self.quantisation.format.title
         lost = Counter(matrix.why for matrix in self._matrices.values() if matrix.why)
         count = len(self._matrices)
         return [
-            f"{number} of {count} {title} matrices become floats first, then what the precision says: no blocks of "
-            f"ours have {why}"
+            f"{number} of {count} {title} matrices are converted to floats, then to the requested precision: no block "
+            f"format of ours supports {why}"
             for why, number in lost.items()
         ]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._matrices:
             return super().__getitem__(name)
-        if self._last[0] != name:  # the experts of a layer, and parts of fused projections, are cut out of one tensor
+        if self._last[0] != name:  # the experts of a layer and the parts of fused projections share one tensor
             self._last = "", np.empty(0)
             self._last = name, self._matrices[name].read()
         return self._last[1]

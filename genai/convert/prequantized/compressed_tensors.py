@@ -1,6 +1,6 @@
-"""compressed-tensors (llm-compressor): integers of 4 or 8 bits in words, integers and floats of 8 bits, NVFP4, MXFP4.
+"""compressed-tensors (llm-compressor): packed 4- or 8-bit integers, 8-bit integers and floats, NVFP4 and MXFP4.
 
-What a matrix is follows from its tensors; its `config_groups` say what they say.
+The tensors of a matrix determine its format; `config_groups` adds only details.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision", "dense",
 )  # fmt: skip
-# Of activations, and of cached keys and values, which are not rounded so here.
+# Scales of activations and of cached keys and values, which are not quantised here.
 _UNUSED = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale")
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """weight_packed or weight with weight_scale, weight_zero_point, weight_shape, weight_g_idx, weight_global_scale."""
+    """Read weight_packed or weight, with weight_scale, _zero_point, _shape, _g_idx and _global_scale."""
     format = settings.text("format", default="mixed-precision")
     if format not in _FORMATS or _object(settings, "sparsity_config").get("format", "dense") != "dense":
         raise UnsupportedModelError(
-            f"quantization_config.format is {format!r}, or weights are stored as sparse ones",
-            f"of compressed-tensors' formats {', '.join(_FORMATS)} are read",
-            "look for a checkpoint of the same model in one of these, or build from the float one",
+            f"quantization_config.format is {format!r}, or weights are stored in a sparse form",
+            f"the supported compressed-tensors formats are {', '.join(_FORMATS)}, without sparsity",
+            "use a checkpoint of the same model in one of these formats, or the float checkpoint",
         )
     _refuse_rotations(settings)
     scheme = _scheme(settings)
@@ -69,7 +69,7 @@ def _object(settings: HFConfig, name: str) -> dict[str, Any]:
 
 
 def _refuse_rotations(settings: HFConfig) -> None:
-    """Rotations of weights are in the weights; those of inputs, outputs, queries and keys belong to the graph."""
+    """Raise if the model needs rotations at run time; rotated weights need no rotation at run time."""
     rotations = HFConfig(_object(settings, "transform_config"), part="transform_config")
     for name, one in _object(rotations, "config_groups").items():
         applied = one.get("apply") if isinstance(one, dict) else None
@@ -77,14 +77,19 @@ def _refuse_rotations(settings: HFConfig) -> None:
         if not isinstance(applied, list) or not all(str(where).startswith("weight_") for where in locations):
             raise UnsupportedModelError(
                 f"transform_config of quantization_config has {name}, applied to {', '.join(map(repr, locations))}",
-                "what is rotated while the model runs is not rotated here; without it the weights mean something else",
-                "look for a checkpoint without transforms, or build from the float one",
+                "rotations at run time are not supported, and the weights are wrong without them",
+                "use a checkpoint without transforms, or the float checkpoint",
             )
 
 
 @dataclass(frozen=True)
 class _Scheme:
-    """What config_groups say: bits of weights, and blocks of rows and columns that share a scale."""
+    """The settings of config_groups.
+
+    Attributes:
+        widths: bits of weights.
+        blocks: sizes [rows, columns] of the blocks; the weights of a block share a scale.
+    """
 
     widths: set[int]
     blocks: list[list[int]]
@@ -128,8 +133,8 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
         points = _per_row(part(files, name, ("int8",)), name, rows)
         if points.shape[1] not in (1, scale.shape[1]):
             raise InputError(
-                f"{name} has {points.shape[1]} numbers per row, {scale_name} {scale.shape[1]}",
-                "each scale has one number that stands for 0", "download the checkpoint again",
+                f"{name} has {points.shape[1]} numbers per row, but {scale_name} has {scale.shape[1]}",
+                "each scale needs one zero point", "download the checkpoint again",
             )  # fmt: skip
         zeros = np.broadcast_to(points, scale.shape).astype(np.int16) + np.int16(128)
 
@@ -140,20 +145,20 @@ def _matrix(files: Files, base: str, parts: tuple[str, ...], scheme: _Scheme) ->
 
 
 def _per_row(tensor: Array, name: str, rows: int) -> Array:
-    """A number per matrix, per row, or per row and group as [rows, groups]."""
+    """Return numbers that are stored per matrix, per row, or per row and group as an array [rows, groups]."""
     if tensor.size == 1:
         return np.broadcast_to(tensor.reshape(1, 1), (rows, 1))
     if len(tensor) != rows or tensor.ndim > 2:
         raise InputError(
             f"{name} has shape {list(tensor.shape)}, expected [{rows}, groups]",
-            "a matrix has a scale, or each of its rows, or each group of a row",
-            "check that quantization_config and the weights belong together",
+            "scales are stored per matrix, per row, or per row and group",
+            "check that quantization_config and the weights belong to the same checkpoint",
         )
     return tensor.reshape(rows, -1)
 
 
 def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -> Codes:
-    """Integers plus 2 ** (bits - 1) in words, the first number in the lowest bits; zero points likewise, downwards."""
+    """Read words that store integers plus 2 ** (bits - 1), lowest bits first; zero points are packed along the rows."""
     names = {end: f"{base}.weight_{end}" for end in ("packed", "shape", "scale", "zero_point", "g_idx")}
     sizes = part(files, names["shape"], ("int32", "int64"), (2,)).tolist()
     rows, columns = int(sizes[0]), int(sizes[1])
@@ -161,9 +166,9 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -
     bits = bits_of(names["packed"], weight.shape[1] * 32, columns)
     if widths and bits not in widths:
         raise InputError(
-            f"{names['packed']} holds numbers of {bits} bits, quantization_config says {sorted(widths)}",
-            "config_groups name the bits of all matrices",
-            "check that config.json and the weights belong together",
+            f"{names['packed']} contains {bits}-bit numbers, but quantization_config has {sorted(widths)}",
+            "config_groups must list the bit widths of all matrices",
+            "check that config.json and the weights belong to the same checkpoint",
         )
     scale = _per_row(floats(files, names["scale"]), names["scale"], rows)
     groups, order, zeros = scale.shape[1], None, None
@@ -181,7 +186,7 @@ def _packed(files: Files, base: str, parts: tuple[str, ...], widths: set[int]) -
 
 
 def _floats_of_4_bits(files: Files, base: str, parts: tuple[str, ...]) -> Codes:
-    """NVFP4: two numbers a byte, scales of 8 bits per 16, divided by one float. MXFP4: powers of two per 32."""
+    """Read NVFP4 (an 8-bit scale per 16 numbers, divided by one float) or MXFP4 (a power of two per 32 numbers)."""
     weight = part(files, f"{base}.weight_packed", ("uint8",), (None, None))
     rows, columns = len(weight), 2 * weight.shape[1]
     name = f"{base}.weight_scale"
@@ -194,7 +199,7 @@ def _floats_of_4_bits(files: Files, base: str, parts: tuple[str, ...]) -> Codes:
         whole = floats(files, whole_name := f"{base}.weight_global_scale").reshape(-1).astype(np.float32)
         if whole.size != 1:
             raise InputError(
-                f"{whole_name} holds {whole.size} numbers", "a matrix has one", "download the checkpoint again"
+                f"{whole_name} has {whole.size} numbers", "a matrix needs one", "download the checkpoint again"
             )
 
         def read() -> Array:

@@ -1,4 +1,4 @@
-"""Which format a checkpoint is in, and who reads it: one table, by quantization_config.quant_method."""
+"""Formats of quantised checkpoints and their readers, by quantization_config.quant_method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..options import Precision
 from . import auto_round, awq, bitsandbytes, compressed_tensors, fp8, gptq, hqq, mlx, mxfp4
 from .matrices import Reader
 
-# What config.json calls them, and the files that older tools wrote instead, with the method that these are of.
+# The keys in config.json, and the files that older tools wrote instead, each with its method.
 KEYS = ("quantization_config", "quantization")
 OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
@@ -21,9 +21,9 @@ OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 class Format:
     """A format of quantised checkpoints.
 
-    Attributes:
-        title: for people. read: finds its matrices.
-        precision: how they are stored unless another way is asked for.
+    title: human-readable name.
+    read: finds the format's matrices.
+    precision: default storage format.
     """
 
     title: str
@@ -52,7 +52,7 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class StoredQuantisation:
-    """How the weights of a checkpoint are quantised: the format, and its settings, already checked."""
+    """The quantisation of a checkpoint's weights: the format, and its validated settings."""
 
     method: str
     format: Format
@@ -60,7 +60,7 @@ class StoredQuantisation:
 
     @property
     def precision(self) -> Precision:
-        """How weights are stored unless another way is asked for; where floats of 8 bits are most, as integers."""
+        """The default storage format; integers if most weights are 8-bit floats."""
         is_float = str(self.settings.get("format")) in ("float-quantized", "naive-quantized")
         return "int8" if is_float else self.format.precision
 
@@ -68,15 +68,15 @@ class StoredQuantisation:
 def quantisation_of(
     values: Mapping[str, Any], old: Mapping[str, Mapping[str, Any]] | None = None
 ) -> StoredQuantisation | None:
-    """The quantisation that config.json names; None for a float checkpoint.
+    """Return the quantisation that config.json describes, or None for a float checkpoint.
 
     Args:
-        values: of config.json.
-        old: the values of those of OLD_FILES that there are.
+        values: values of config.json.
+        old: values of the OLD_FILES that exist.
 
     Raises:
-        UnsupportedModelError: a method, or a format of one, that is not known here. ConfigError: settings of wrong
-            types.
+        UnsupportedModelError: the method or the variant of its format is not supported.
+        ConfigError: settings have wrong types.
     """
     key = next((key for key in KEYS if values.get(key)), None)
     settings: Any = values[key] if key else None
@@ -86,16 +86,16 @@ def quantisation_of(
         name, settings = next(iter(old.items()))
         settings = {"quant_method": OLD_FILES[name], **settings}
     if not isinstance(settings, dict):
-        raise ConfigError(f"config.json: {key} is {settings!r:.80}", "expected an object", "correct the file")
-    # MLX writes its settings under both names, without a method.
+        raise ConfigError(f"config.json: {key} is {settings!r:.80}", "it must be an object", "correct the file")
+    # MLX writes its settings under both keys, without a method.
     default = "mlx" if "group_size" in settings and "bits" in settings else None
     method = settings.get("quant_method", default)
     method = _OTHER_NAMES.get(method, method) if isinstance(method, str) else method
     if not isinstance(method, str) or method not in FORMATS:
         raise UnsupportedModelError(
             f"config.json: the quant_method is {method!r:.80}",
-            f"quantised checkpoints are read in these formats: {', '.join(FORMATS)}",
-            did_you_mean(str(method), FORMATS, "get the float checkpoint, and run genai build --precision int4 on it"),
+            f"the supported methods are {', '.join(FORMATS)}",
+            did_you_mean(str(method), FORMATS, "use the float checkpoint, and run genai build --precision int4 on it"),
         )
     found = StoredQuantisation(method, FORMATS[method], HFConfig(settings, part=key or "the quantisation"))
     list(found.format.read({}, found.settings))

@@ -1,6 +1,6 @@
-"""Floats of 8 bits with a scale per matrix, per row, or per block of 128 x 128 (DeepSeek's and Qwen's FP8).
+"""8-bit floats with one scale per matrix, per row, or per block of 128 x 128 (DeepSeek's and Qwen's FP8).
 
-No format of ours has 256 values of a grid, so the numbers become float32, and are stored as any float weights are.
+No block format has a grid of 256 values, so the weights are converted to float32 and stored like float weights.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .matrices import FLOAT32, Array, Files, LazyMatrix, Matrices, bases, part
 KINDS = ("float8_e4m3fn", "float8_e5m2")
 WHY = "8-bit floats"
 _SCALES = ("float32", "bfloat16", "float16", "float8_e8m0fnu")
-# Of activations, and of cached keys and values: nothing here is rounded to 8-bit floats.
+# Scales of activations and of cached keys and values, which are not quantised to 8-bit floats here.
 _UNUSED = (".input_scale", ".k_scale", ".v_scale", ".activation_scale", ".input_scale_ub")
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """weight [outputs, inputs], and weight_scale_inv [blocks, blocks] or weight_scale, each of which multiplies."""
+    """Read weight [outputs, inputs] and its factors, weight_scale_inv [blocks, blocks] or weight_scale."""
     block = settings.get("weight_block_size")
     if block is not None and not (
         isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
@@ -41,7 +41,7 @@ def read(files: Files, settings: HFConfig) -> Matrices:
 
 
 def matrix(weight: Array, scale: Array, parts: tuple[str, ...], block: list[int] | None) -> LazyMatrix:
-    """weight * scale as float32."""
+    """Return weight * scale as float32."""
     rows, columns = weight.shape
     return LazyMatrix((rows, columns), parts, FLOAT32, _product(weight, scale, block), why=WHY)
 
@@ -68,8 +68,8 @@ def check_scale(name: str, scale: Array, shape: tuple[int, ...], block: list[int
         allowed.append((-(-rows // block[0]), -(-columns // block[1])))
     if scale.shape not in allowed:
         raise InputError(
-            f"{name} has shape {list(scale.shape)}, beside a matrix {list(shape)}",
-            "a scale per matrix or per row was expected"
-            + (f", or per block of {block[0]} x {block[1]}" if block else "; there is no weight_block_size"),
-            "check that quantization_config and the weights belong together",
+            f"{name} has shape {list(scale.shape)} for a matrix of shape {list(shape)}",
+            "expected one scale per matrix or per row"
+            + (f", or per block of {block[0]} x {block[1]}" if block else "; weight_block_size is not set"),
+            "check that quantization_config and the weights belong to the same checkpoint",
         )

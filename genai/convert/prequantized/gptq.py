@@ -1,7 +1,7 @@
-"""GPTQ, as AutoGPTQ and GPTQModel write it: integers of 2, 3, 4 or 8 bits packed along the inputs.
+"""GPTQ in the layout of AutoGPTQ and GPTQModel: integers of 2, 3, 4 or 8 bits packed along the inputs.
 
-Zero points are stored less 1, but for checkpoint_format "gptq_v2". With desc_act, g_idx says which group each column is
-of: columns are read in an order in which groups lie side by side, and products look their inputs up in that order.
+Zero points are stored minus 1, except with checkpoint_format "gptq_v2". With desc_act, g_idx holds the group of each
+column. Columns are then sorted by group, and matmuls permute their inputs accordingly.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _LESS = {"gptq": 1, "gptq_v2": 0}
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """qweight [inputs * bits / 32, outputs], qzeros [groups, outputs * bits / 32], scales [groups, outputs], g_idx."""
+    """Read qweight [inputs * bits / 32, outputs], qzeros [groups, outputs * bits / 32] and scales [groups, outputs]."""
     format = settings.text("checkpoint_format", default="gptq")
     if format not in _LESS:
         raise UnsupportedModelError(
             f"quantization_config.checkpoint_format is {format!r}",
-            f"of GPTQ's formats {' and '.join(_LESS)} are read; others are laid out for one kernel",
-            "look for the checkpoint of the same model in one of these, or build from the float one",
+            f"the supported GPTQ formats are {' and '.join(_LESS)}; others are laid out for one kernel",
+            "use a checkpoint of the same model in one of these formats, or the float checkpoint",
         )
     return matrices(files, settings, _LESS[format])
 
 
 def matrices(files: Files, settings: HFConfig, less: int) -> Matrices:
-    """Those of a layout whose zero points are stored less 0 or 1."""
+    """Yield the matrices of a layout whose stored zero points are the actual zero points minus `less` (0 or 1)."""
     for base in bases(files, ".qweight"):
         yield f"{base}.weight", _codes(files, settings, base, less).matrix()
 
@@ -61,5 +61,5 @@ def _codes(files: Files, settings: HFConfig, base: str, less: int) -> Codes:
 
 
 def _bytes(packed: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Rows of words as rows of bits: both begin with the lowest one."""
+    """Convert rows of words to rows of bits, both with the lowest bit first."""
     return np.ascontiguousarray(packed).view(np.uint8)

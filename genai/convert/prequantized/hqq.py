@@ -1,4 +1,4 @@
-"""HQQ: codes of 1 to 8 bits with a float for 0 per group, as HQQLinear.state_dict and transformers write them."""
+"""HQQ: codes of 1 to 8 bits with a float zero point per group, as written by HQQLinear.state_dict and transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...errors import InputError, UnsupportedModelError
 from ..hf_config import HFConfig
 from .matrices import FLOAT32, Array, Codes, Files, LazyMatrix, Matrices, bases, floats, part, rows_of_bits
 
-# Of each packing: the type of its words, and by how far numbers are shifted; the first part of all rows comes first.
+# The word type and the shifts of each packing. The rows are split into equal parts; a word holds one number from each.
 _PACKINGS: dict[str, tuple[str, tuple[int, ...]]] = {
     "8bit_u8": ("uint8", (0,)),
     "4bit_u8": ("uint8", (4, 0)),
@@ -26,7 +26,7 @@ _BESIDE = (
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """W_q with numbers of groups as rows or columns, scale and zero, and what they mean in tensors of one number."""
+    """Read W_q (one group per row or column), scale and zero, and settings that are stored as tensors of one number."""
     settings.get("quant_config")
     for base in bases(files, ".W_q"):
         yield f"{base}.weight", _matrix(files, base)
@@ -38,7 +38,7 @@ def _number(files: Files, base: str, name: str, default: int | None = None) -> i
         return default
     tensor = part(files, full, ("int32", "int64", "uint8", "float32", "bool"))
     if tensor.size != 1 or not float(tensor.reshape(-1)[0]).is_integer():
-        raise InputError(f"{full} is {tensor.tolist()!r:.60}", "a whole number is expected", "use another checkpoint")
+        raise InputError(f"{full} is {tensor.tolist()!r:.60}", "it must be an integer", "use another checkpoint")
     return int(tensor.reshape(-1)[0])
 
 
@@ -51,13 +51,13 @@ def _matrix(files: Files, base: str) -> LazyMatrix:
     for flag in ("quant_scale", "quant_zero", "view_as_float"):
         if _number(files, base, flag, 0):
             raise UnsupportedModelError(
-                f"{base}.{flag} is set", "scales that are quantised themselves are not read",
+                f"{base}.{flag} is set", "quantised scales and complex views are not supported",
                 "build from the float checkpoint",
             )  # fmt: skip
     if bits not in _BY_BITS or axis not in (0, 1) or min(rows, columns, group) < 1 or rows * columns % group:
         raise InputError(
             f"{base}: {bits} bits, axis {axis}, groups of {group}, shape {sizes}",
-            f"bits are {', '.join(map(str, _BY_BITS))}, the axis is 0 or 1, and groups divide the matrix",
+            f"bits must be {', '.join(map(str, _BY_BITS))}, the axis 0 or 1, and the group size a divisor of the size",
             "download the checkpoint again",
         )
     kind, shifts = _PACKINGS[_BY_BITS[bits]]
@@ -72,7 +72,7 @@ def _matrix(files: Files, base: str) -> LazyMatrix:
         return found.astype(np.uint8)
 
     if axis == 0 or bits == 1 or columns % group:
-        why = "groups that are no part of a row" if axis == 0 or columns % group else f"{bits} bits"
+        why = "groups that are not part of one row" if axis == 0 or columns % group else f"{bits} bits"
 
         def values() -> Array:
             found = (codes().astype(np.float32) - zero.astype(np.float32)) * scale.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What a format's reader gives: matrices that are blocks of integers, or floats where no blocks hold their numbers."""
+"""Matrices that format readers return: blocks of integers, or floats if no block format can represent the values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LazyMatrix:
 
     Attributes:
         shape: [rows, columns], or [experts, rows, columns].
-        parts: names of the tensors that belong to it.
-        dtype: of what `read` gives: an array of blocks [.., rows, blocks] (see `quant.block_types`), or float32.
-        read: reads it; maps or converts anew every time.
-        order: int64 [columns], or None: column i of what is read is column order[i] of the matrix.
-        why: if there are no blocks of ours that hold its numbers exactly, why, in words.
+        parts: names of the tensors that store the matrix.
+        dtype: dtype of the result of `read`: blocks [.., rows, blocks] (see `quant.block_types`), or float32.
+        read: memory-maps or converts the matrix; repeated at every call.
+        order: int64 [columns]: column i of the result of `read` is the matrix's column order[i]; None means no change.
+        why: the reason why none of our block formats can represent the values exactly, or "".
     """
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class LazyMatrix:
     why: str = ""
 
     def of_experts(self, count: int) -> LazyMatrix:
-        """The same rows as those of so many experts."""
+        """Return the matrix with its rows divided into the matrices of `count` experts."""
         rows, columns = self.shape
         read = self.read
         return replace(
@@ -52,23 +52,23 @@ class LazyMatrix:
 
 
 Matrices = Iterator[tuple[str, LazyMatrix]]
-# The matrices among a checkpoint's tensors, by the names that they have in float checkpoints. Without tensors it
-# checks the settings alone.
+# A function that yields the quantised matrices among a checkpoint's tensors, by their names in float checkpoints.
+# Without tensors, the function only validates the settings.
 Reader = Callable[[Files, HFConfig], Matrices]
 
 
 def bases(files: Files, suffix: str) -> Iterator[str]:
-    """What stands before this end of a tensor's name, for all that have it."""
+    """Yield all names that end with the suffix, without the suffix."""
     return (name.removesuffix(suffix) for name in files if name.endswith(suffix))
 
 
 def part(files: Files, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...] | None = None) -> Array:
-    """A tensor of one of these types; in `shape`, None is any size. InputError: it is missing, or another."""
+    """Return a tensor; None in `shape` allows any size. Raise InputError if the type or the shape is wrong."""
     if name not in files:
         raise InputError(
             f"the checkpoint has no tensor {name!r}",
-            "without it the integers beside it mean nothing",
-            "download the checkpoint again; if it is whole, the tool that wrote it left it out",
+            "the corresponding integers cannot be decoded without it",
+            "download the checkpoint again; if it is complete, the tool that wrote it omitted the tensor",
         )
     tensor = files[name]
     if tensor.dtype.name not in kinds:
@@ -81,68 +81,71 @@ def part(files: Files, name: str, kinds: tuple[str, ...], shape: tuple[int | Non
         wanted = ", ".join("any" if n is None else str(n) for n in shape)
         raise InputError(
             f"{name} has shape {list(tensor.shape)}, expected [{wanted}]",
-            "the sizes follow from the tensors beside it and from quantization_config",
-            "check that quantization_config and the weights belong together",
+            "the sizes follow from the matrix's other tensors and from quantization_config",
+            "check that quantization_config and the weights are of the same checkpoint",
         )
     return tensor
 
 
 def floats(files: Files, name: str, shape: tuple[int | None, ...] | None = None) -> Array:
-    """A tensor of floats of 16 or 32 bits."""
+    """Return a tensor of 16- or 32-bit floats."""
     return part(files, name, _FLOATS, shape)
 
 
 def words(files: Files, name: str, shape: tuple[int | None, ...] | None = None) -> NDArray[np.uint32]:
-    """A tensor of integers of 32 bits, whose signs mean nothing."""
+    """Return a tensor of 32-bit integers as unsigned words."""
     return part(files, name, ("int32", "uint32"), shape).view(np.uint32)
 
 
 def bits_of(name: str, numerator: int, denominator: int) -> int:
-    """Bits of a code by the sizes of packed and of counted numbers. InputError: no such bits."""
+    """Return the bits per number from the sizes of packed and unpacked numbers. Raise InputError if unsupported."""
     bits, rest = divmod(numerator, max(denominator, 1))
     if rest or bits not in CODE_BITS:
         raise InputError(
             f"{name} has {numerator} bits for {denominator} numbers",
-            f"a number takes {', '.join(map(str, CODE_BITS))} bits",
-            "check that the tensor beside it that holds scales is of the same matrix",
+            f"a number must have {', '.join(map(str, CODE_BITS))} bits",
+            "check that the tensor of scales belongs to the same matrix",
         )
     return bits
 
 
 def check_bits(name: str, found: int, settings: HFConfig, *keys: str) -> None:
-    """Refuse tensors of other bits than quantization_config says, unless it says them layer by layer."""
+    """Raise InputError if the bits differ from quantization_config, unless it sets the bits per layer."""
     wanted = settings.integer(*keys, default=found)
     if found != wanted and not any(settings.get(key) for key in ("dynamic", "extra_config", "modules_to_not_convert")):
         raise InputError(
-            f"{name} holds numbers of {found} bits, quantization_config says {wanted}",
+            f"{name} contains {found}-bit numbers, but quantization_config has {wanted}",
             "one of them is wrong",
-            "check that config.json and the weights belong together",
+            "check that config.json and the weights are of the same checkpoint",
         )
 
 
 def groups_of(name: str, columns: int, groups: int) -> int:
-    """Columns of a group. InputError: they do not divide."""
+    """Return the number of columns per group. Raise InputError if the groups do not divide the columns."""
     if not groups or columns % groups:
         raise InputError(
             f"{name} has scales for {groups} groups of {columns} columns",
-            "groups of one size were expected",
-            "check that quantization_config and the weights belong together",
+            "all groups must have the same size",
+            "check that quantization_config and the weights are of the same checkpoint",
         )
     return columns // groups
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix of small integers that stand for numbers of a grid, group by group.
+    """A matrix of integer codes that select values from a grid, with one scale per group.
 
     Attributes:
-        shape: [rows, columns]. bits: of a code. groups: of a row.
-        parts: names of the tensors.
-        packed: reads codes as rows of bits, uint8 [rows, columns * bits / 8], least bits first.
-        scales: reads [rows, groups].
-        zeros: integers [rows, groups] that stand for 0, None = 2 ** (bits - 1), or the grid has a 0 of its own.
-        least: reads what a code of 0 stands for, [rows, groups].
-        grid: as `plain_blocks` has it. order: as `LazyMatrix` has it.
+        shape: [rows, columns].
+        bits: bits per code.
+        groups: number of groups per row.
+        parts: names of the tensors that the matrix consists of.
+        packed: reads the codes as rows of bits, uint8 [rows, columns * bits / 8], lowest bits first.
+        scales: reads the scales [rows, groups].
+        zeros: zero points, integers [rows, groups]; None means 2 ** (bits - 1), or a grid that contains 0.
+        least: reads the values of code 0, [rows, groups].
+        grid: as in `plain_blocks`.
+        order: as in `LazyMatrix`.
     """
 
     shape: tuple[int, int]
@@ -157,7 +160,7 @@ class Codes:
     order: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
     def matrix(self) -> LazyMatrix:
-        """As blocks; the groups of a row are cut where they are longer than a block of ours."""
+        """Return the matrix as blocks; groups that are longer than our longest block are split."""
         group = groups_of(self.parts[0], self.shape[1], self.groups)
         columns = block_of(group)
         if columns is None:
@@ -175,7 +178,7 @@ class Codes:
         return LazyMatrix(self.shape, self.parts, kind.dtype, read, self.order)
 
     def _second(self) -> tuple[Second, Callable[[], Array] | None]:
-        """What blocks have beside scales. A stored zero point may be one above the largest code."""
+        """Return the values stored in addition to scales. A stored zero point can exceed the largest code by one."""
         zeros = self.zeros
         if self.least is not None:
             return "least", self.least
@@ -186,7 +189,7 @@ class Codes:
         return "least", lambda: -self.scales().astype(np.float32) * zeros.astype(np.float32)
 
     def _floats(self) -> Array:
-        """The numbers themselves."""
+        """Return the dequantised values."""
         columns = self.shape[1]
         middle = 0 if self.least else 1 << (self.bits - 1)
         grid = GRIDS[self.grid] if self.grid != "int" else uniform_grid(self.bits, centred=not self.least)
@@ -199,31 +202,32 @@ class Codes:
 
 
 def rows_of_bits(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """Codes [rows, columns] as rows of bits."""
+    """Pack codes [rows, columns] into rows of bits."""
     return pack_bits(codes, bits)
 
 
 def group_order(
     name: str, g_idx: Array, groups: int
 ) -> tuple[NDArray[np.int64] | None, int]:  # the order, and the columns of a group
-    """The order of columns in which groups lie side by side, from the group of each column; None = they do already.
+    """Return the column order that sorts columns by group, or None if they are already sorted.
 
     Raises:
-        InputError: a group that there is not, or groups of different sizes.
+        InputError: a group index is out of range.
+        UnsupportedModelError: groups have different sizes.
     """
     index, columns = np.array(g_idx, np.int64), len(g_idx)
     if index.min(initial=0) < 0 or index.max(initial=0) >= groups:
         raise InputError(
-            f"{name} names group {int(index.max() if index.max() >= groups else index.min())}, there are {groups}",
-            "it says which scale each column has",
+            f"{name} names group {int(index.max() if index.max() >= groups else index.min())} of {groups}",
+            "the tensor assigns a group, and thereby a scale, to each column",
             "download the checkpoint again",
         )
     size = groups_of(name, columns, groups)
     if (np.bincount(index, minlength=groups) != size).any():
         raise UnsupportedModelError(
             f"{name} has groups of different sizes",
-            "columns are put in order so that those of one scale lie side by side, in groups of one size",
-            "use the float checkpoint, or one that was quantised with desc_act false",
+            "columns are sorted by group, and all groups must have the same size",
+            "use the float checkpoint, or a checkpoint quantised with desc_act false",
         )
     order = np.argsort(index, kind="stable")
     return (None if np.array_equal(order, np.arange(columns)) else order), size

@@ -1,4 +1,4 @@
-"""MLX folders: codes of 2 to 8 bits in words along the inputs, with a scale and a least value ("bias") per group."""
+"""MLX folders: codes of 2 to 8 bits packed along the inputs, with a scale and a minimum ("bias") per group."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .matrices import Array, Codes, Files, Matrices, bases, bits_of, floats, par
 from .mxfp4 import power_scales
 
 _MODES = ("affine", "mxfp4")
-# Experts of a layer are one tensor; what one of them is called where they are apart.
+# The experts of a layer share one tensor; these are the names of the matrices of single experts.
 _TOGETHER = ".switch_mlp."
 _MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """weight uint32 [outputs, inputs * bits / 32], scales and biases [outputs, groups]; experts before the outputs."""
+    """Read weight uint32 [outputs, inputs * bits / 32], scales and biases [outputs, groups]; experts are axis 0."""
     group, mode = settings.integer("group_size"), settings.text("mode", default="affine")
     settings.integer("bits")
     _check_mode("quantization.mode", mode)
@@ -34,8 +34,8 @@ def read(files: Files, settings: HFConfig) -> Matrices:
 def _check_mode(key: str, mode: str) -> None:
     if mode not in _MODES:
         raise UnsupportedModelError(
-            f"{key} is {mode!r}", f"of MLX's modes {' and '.join(_MODES)} are read",
-            "look for a folder of the same model in one of these, or build from the float checkpoint",
+            f"{key} is {mode!r}", f"the supported MLX modes are {' and '.join(_MODES)}",
+            "use a folder of the same model in one of these modes, or the float checkpoint",
         )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def _matrices(files: Files, base: str, group: int, mode: str) -> Matrices:
     names = tuple(f"{base}.{end}" for end in ends)
     scales = files[names[1]]
     if scales.ndim not in (2, 3):
-        raise InputError(f"{names[1]} has shape {list(scales.shape)}", "a matrix is expected", "download it again")
+        raise InputError(f"{names[1]} has shape {list(scales.shape)}", "it must be a matrix", "download it again")
     weight = words(files, names[0], (*scales.shape[:-1], None))
     columns = scales.shape[-1] * group
     bits = bits_of(names[0], weight.shape[-1] * 32, columns)

@@ -1,4 +1,4 @@
-"""MXFP4 as gpt-oss has it: experts as blocks of 32 floats of 4 bits (E2M1), with a power of two for each."""
+"""MXFP4 as in gpt-oss: experts in blocks of 32 4-bit floats (E2M1), with one power-of-two scale per block."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK, _BIAS = 32, 127
 
 
 def read(files: Files, settings: HFConfig) -> Matrices:
-    """name_blocks uint8 [experts, rows, blocks, 16], name_scales uint8 [experts, rows, blocks]: all experts at once."""
+    """Read name_blocks uint8 [experts, rows, blocks, 16] and name_scales uint8 [experts, rows, blocks]."""
     settings.get("modules_to_not_convert")
     for base in bases(files, "_blocks"):
         names = (f"{base}_blocks", f"{base}_scales")
@@ -28,11 +28,11 @@ def read(files: Files, settings: HFConfig) -> Matrices:
 
 
 def power_scales(name: str, exponents: NDArray[np.uint8]) -> Callable[[], Array]:
-    """What reads the powers of two of E8M0 exponents."""
+    """Return a function that converts E8M0 exponents to powers of two."""
 
     def read() -> Array:
         if (exponents == 255).any():
-            raise InputError(f"{name} holds the exponent 255", "it stands for no number", "download the file again")
+            raise InputError(f"{name} contains the exponent 255", "255 is the code for NaN", "download the file again")
         found: Array = np.ldexp(np.float32(1), exponents.astype(np.int32) - _BIAS)
         return found
 

@@ -1,6 +1,6 @@
-"""Choosing tokens: from what a request asks for to the next token of each row of a batch.
+"""Sampling: the path from a request's options to the next token of each row in a batch.
 
-`option_rules` names the samplers and says which options are valid, `params` holds them, `search_options` has those of
-onnxruntime-genai; `plan` turns options into numbers for the kernels, once per request, and is what one sequence
-remembers; `batch` samples many rows at once and reads log-probabilities. `strings` are policies over tokens and text.
+`option_rules` lists the samplers and validates options, `params` holds the options, and `search_options` holds those of
+onnxruntime-genai. `plan` converts options to kernel parameters once per request, and holds the state of one sequence.
+`batch` samples many rows at a time and computes log-probabilities. `strings` detects stop strings and banned strings.
 """

@@ -1,7 +1,7 @@
-"""Chooses the next token of many rows at once, each with options of its own, Python functions over logits included; and
-log-probabilities in the model's own distribution, before temperature, penalties and all else.
+"""Sampling of many rows in one call, each with its own options and logits processors; and log-probabilities.
 
-Log-probabilities are exact to float64: logit - log(sum(exp(logits))), computed in float64 from the float32 logits.
+Log-probabilities describe the model's own distribution, before temperature, penalties and all other options. They are
+exact to float64: logit - log(sum(exp(logits))), computed in float64 from the float32 logits.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TokenLogprob:
     """A token's log-probability (natural logarithm), and the most likely alternatives.
 
     Attributes:
-        token: its id.
-        logprob: -inf if the model excludes it.
-        top: (id, logprob) of the most likely tokens, the first first; the token itself may be among them.
+        token: token id.
+        logprob: log-probability; -inf if the model excludes the token.
+        top: (id, logprob) of each of the most likely tokens, most likely first; may include the token itself.
     """
 
     token: int
@@ -42,7 +42,7 @@ class TokenLogprob:
 
 
 class Normalizer(Protocol):
-    """The part of a Sampler that makes log-probabilities of logits."""
+    """The part of a Sampler that computes log-probabilities from logits."""
 
     def log_normalizers(
         self, logits: DeviceArray, rows: NDArray[np.int64], top: int
@@ -58,17 +58,19 @@ def token_logprobs(
     rows: Sequence[int] | None = None,
     sampler: Normalizer | None = None,
 ) -> list[TokenLogprob]:
-    """Log-probabilities of one token per row: of a prompt (logits of row i, token i + 1) or of chosen tokens.
+    """Return the log-probability of one token per row.
+
+    For prompt tokens, the logits of row i apply to token i + 1; otherwise the tokens are those chosen from the rows.
 
     Args:
         logits: float32 [B, V].
-        tokens: A ids, 0 to V - 1.
-        top: how many alternatives, 0 to V.
-        rows: A rows of `logits`, one for each token; None = all in order.
-        sampler: of the device that holds the logits; None: they are the host's, and one thread is enough.
+        tokens: A token ids, each from 0 to V - 1.
+        top: number of alternatives, 0 to V.
+        rows: A rows of `logits`, one per token; None = all rows in order.
+        sampler: sampler of the device that holds the logits; None = compute on the host with one thread.
 
     Raises:
-        SamplingError: logits with NaN or infinity, or without any finite one.
+        SamplingError: the logits contain NaN or infinity, or are all -inf.
     """
     where = np.arange(len(logits)) if rows is None else np.asarray(rows, np.int64)
     ids = np.asarray(tokens, np.int64)
@@ -82,9 +84,9 @@ def token_logprobs(
     for row, token, normalizer, logit, best, values in zip(*columns, strict=True):
         if np.isnan(normalizer):
             raise SamplingError(
-                f"the logits of row {row} have no log-probabilities",
-                "they hold NaN or infinity, or nothing but -inf",
-                "check the model: its output overflowed or is damaged",
+                f"the log-probabilities of row {row} cannot be computed",
+                "its logits contain NaN or infinity, or they are all -inf",
+                "check the model: its output overflowed, or the model is damaged",
             )
         alternatives = tuple(
             (other, value - normalizer) for other, value in zip(best, values, strict=True) if other >= 0
@@ -94,9 +96,9 @@ def token_logprobs(
 
 
 _REASONS = {
-    HAS_NAN: ("hold NaN", "check the model: its output is damaged, or overflowed inside"),
-    HAS_INFINITY: ("hold plus infinity", "check the model and the penalties: the logits overflowed"),
-    ALL_MASKED: ("leave no token to choose", "forbid fewer tokens: all of them have the logit -inf"),
+    HAS_NAN: ("contain NaN", "check the model: it is damaged, or a computation overflowed"),
+    HAS_INFINITY: ("contain plus infinity", "check the model and the penalties: the logits overflowed"),
+    ALL_MASKED: ("allow no token", "mask fewer tokens: all logits are -inf"),
 }
 
 
@@ -105,8 +107,8 @@ class SampledBatch:
     """The tokens of one step.
 
     Attributes:
-        tokens: int64 [B]; -1 where there was no row.
-        logprobs: per row, where its request asks for them.
+        tokens: int64 [B]; -1 for rows that are None.
+        logprobs: log-probabilities per row, if requested.
     """
 
     tokens: NDArray[np.int64]
@@ -114,17 +116,17 @@ class SampledBatch:
 
 
 class BegunBatch:
-    """Tokens that a device is choosing (`BatchSampler.begin`).
+    """Tokens that a device is still choosing (see `BatchSampler.begin`).
 
     Attributes:
-        choice: what a step may take them from, row by row.
+        choice: the source from which a step can read the tokens on the device, row by row.
     """
 
     def __init__(self, choice: TokenChoice, rows: Sequence[RowSampler]) -> None:
         self.choice, self._rows = choice, rows
 
     def outcomes(self) -> list[tuple[int, SamplingError | None]]:
-        """Wait: each row's token, or why it has none. Called once; nothing is appended."""
+        """Wait for each row's token, or for the error that explains why there is none. Call once; appends nothing."""
         tokens, probabilities, status = self.choice.wait()
         found: list[tuple[int, SamplingError | None]] = []
         columns = tokens.tolist(), probabilities.tolist(), status.tolist()
@@ -146,14 +148,14 @@ def _active(rows: Sequence[RowSampler | None]) -> dict[int, RowSampler]:
 
 
 class BatchSampler:
-    """Samples batches of rows. Safe to call from several threads: calls take turns.
+    """Samples batches of rows. Several threads may call a sampler; the calls are serialised.
 
-    A row's token depends on its own logits, options, tokens and random numbers only: not on the other rows, their
+    A row's token depends only on the row's own logits, options, tokens and random numbers, and not on other rows, their
     order, or the number of threads.
 
     Args:
-        vocab_size: logits per row.
-        executor: the device that holds the logits; None: they are the host's, and one thread is enough.
+        vocab_size: number of logits per row.
+        executor: device that holds the logits; None = the host with one thread.
     """
 
     def __init__(self, vocab_size: int, executor: Executor | None = None) -> None:
@@ -165,20 +167,20 @@ class BatchSampler:
         renew_locks(self, "_lock")
 
     def prepare(self, rows: Iterable[RowSampler]) -> None:
-        """Fill the masks of rows that will be sampled next, while something else is computed."""
+        """Start filling, in the background, the masks of the rows to be sampled next."""
         matchers = [row.matcher for row in rows if row.matcher is not None]
         if matchers:
             self._masks.begin(matchers)
 
     def sample(self, logits: Logits, rows: Sequence[RowSampler | None]) -> SampledBatch:
-        """The next token of each row. Nothing is appended; a call that raises changes nothing.
+        """Choose the next token of each row. Nothing is appended; a call that raises an error changes nothing.
 
         Args:
             logits: float32 [B, vocab_size]; not modified.
-            rows: B rows, planned for so many logits; None where no token is wanted.
+            rows: B rows, planned for this vocabulary size; None for rows without a token to choose.
 
         Raises:
-            SamplingError: logits with NaN or plus infinity, or nothing left to choose; names the row.
+            SamplingError: the logits of a row contain NaN or plus infinity, or no token can be chosen.
             LogitsProcessorError: a logits processor failed.
         """
         active = _active(rows)
@@ -192,14 +194,14 @@ class BatchSampler:
         return SampledBatch(tokens, tuple(logprobs.get(index) for index in range(len(rows))))
 
     def begin(self, logits: Logits, rows: Sequence[RowSampler]) -> BegunBatch | None:
-        """Begin to choose the next token of each row; the logits are read before anything that is started later.
+        """Start choosing the next token of each row; the logits are read before any work that is started later.
 
         Returns:
-            None where `sample` is to be called: the device chooses while it is asked, there are too many rows, or a
-            request asks for log-probabilities, which need the logits once the token is known.
+            None if the caller must use `sample` instead: the device chooses synchronously, there are too many rows, or
+            a request needs log-probabilities, which need the logits after the token is known.
 
         Raises:
-            LogitsProcessorError: a logits processor failed. What waiting raises besides comes from `outcomes`.
+            LogitsProcessorError: a logits processor failed. `outcomes` returns any other error.
         """
         if not 0 < len(rows) <= self._sampler.most_begun or any(row.plan.params.logprobs is not None for row in rows):
             return None
@@ -208,9 +210,9 @@ class BatchSampler:
             return BegunBatch(self._sampler.begin(logits, batch), rows)
 
     def distributions(self, logits: Logits, rows: Sequence[RowSampler | None]) -> NDArray[np.float64]:
-        """The distributions that `sample` would draw from, float64 [B, vocab_size]; zeros where there is no row.
+        """Return the distributions that `sample` would draw from, float64 [B, vocab_size]; zeros where a row is None.
 
-        XTC takes part or not as it would. Arguments and errors as for `sample`.
+        XTC is applied at random, as in `sample`. The arguments and errors are the same as those of `sample`.
         """
         active = _active(rows)
         found = np.empty((len(active), self._vocab_size))
@@ -222,14 +224,14 @@ class BatchSampler:
     def log_normalizers(
         self, logits: Logits, rows: NDArray[np.int64], top: int
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """See genai.kernels.device.Sampler; calls of several threads take turns."""
+        """See genai.kernels.device.Sampler; calls from several threads are serialised."""
         with self._lock:
             return self._sampler.log_normalizers(logits, rows, top)
 
     def _run(
         self, logits: Logits, active: dict[int, RowSampler], distributions: NDArray[np.float64] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The rows' tokens, and the probabilities of these."""
+        """Return the rows' tokens and their probabilities."""
         batch = self._batches.make(logits, active)
         with self._lock:
             tokens, probabilities, status = self._sampler.sample(logits, batch, distributions)
@@ -255,7 +257,7 @@ class BatchSampler:
 
 
 def stacked(rows: Sequence[Logits]) -> Logits:
-    """Rows [vocab_size] as float32 [rows, vocab_size]: where a step gave them one after the other, its own memory."""
+    """Stack rows [vocab_size] into float32 [rows, vocab_size], without a copy if they are adjacent in memory."""
     first = rows[0]
     if len(rows) == 1:
         return first[None]

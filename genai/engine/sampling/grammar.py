@@ -1,4 +1,4 @@
-"""What a reply must match, as a request says it: a JSON schema, an expression, a grammar, or one of some texts."""
+"""Grammar options of a request: a JSON schema, a regular expression, a grammar, or a choice of strings."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from ...errors import GrammarError, kind_of
 from .json_schema import close_objects, cut_pattern, ends, far_number, hold_days, is_cut, move_bounds, old_draft
 from .schema_depth import depth
 
-# Longer ones are a mistake, or an attack: every character takes time and memory before a limit of the compiler counts.
+# A longer grammar is a mistake or an attack: each character costs time and memory before the compiler's limits apply.
 MOST_CHARACTERS = 2**20
 MOST_CHOICES = 10_000
-# llguidance recurses from rule to rule, and from reference to reference, with up to 10 KB each, and nothing checks the
-# stack's end: these fit a stack of STACK_BYTES, of which only what is used takes memory.
+# llguidance recurses from rule to rule and from reference to reference. Each level uses up to 10 KB, and llguidance
+# does not check for stack overflow. These limits fit a stack of STACK_BYTES, of which only the used part occupies
+# memory.
 _MOST_RULES, _MOST_LEVELS, STACK_BYTES = 5_000, 3_000, 2**26
 _INNER_SCHEMA = re.compile(r"%json\s*(?=\{)")
-# Characters that regular expressions do not take for themselves.
+# Characters with a special meaning in regular expressions.
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-# Literals, classes of characters and comments of GBNF; escapes in them, of which codes have groups.
+# Literals, character classes and comments in GBNF; and the escapes in them, with groups for character codes.
 _GBNF_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*', re.DOTALL)
 _CODE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _BLANKS = {9: r"\t", 10: r"\n", 13: r"\r"}
 _CODE_IN_CLASS = re.compile(_CODE.pattern + "|[&~]", re.DOTALL)
-# The options of SamplingParams that say it; a request has at most one of them.
+# The options of SamplingParams that set a grammar; a request may use at most one of them.
 OPTIONS = ("json_schema", "regex", "grammar", "choice")
-# On one line, as json.dumps writes it: where blanks are free, a model may write them without end. A schema can ask for
-# something else ("x-guidance").
+# JSON on one line, in the style of json.dumps: if whitespace is unrestricted, a model may generate it without end. A
+# schema can override this style ("x-guidance").
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the text of a reply must match, as a whole.
+    """The form that the entire text of a reply must match.
 
     Attributes:
-        option: which of OPTIONS says it, or "tools": calls of tools, or a body behind reasoning, in Lark.
+        option: one of OPTIONS, or "tools" (tool calls, or a body after reasoning, in Lark).
         text: the schema as JSON text, the regular expression, the grammar in llguidance's dialect of Lark, or the
             choices as a JSON list.
-        blanks: whether JSON may have blanks anywhere, as llguidance has it by itself.
-        body: what a grammar in Lark calls @body.
-        inner: schemas that it holds, as JSON text, each with what messages call it.
+        blanks: True if JSON may have whitespace anywhere, which is llguidance's default.
+        body: the grammar that a Lark grammar references as @body.
+        inner: schemas in the grammar, each with its name in messages and its JSON text.
     """
 
     option: str
@@ -55,22 +56,22 @@ class Grammar:
 
     @property
     def shown(self) -> str:
-        """What messages call it: what the request says, not what is made of that."""
+        """The name of the grammar in messages, in the words of the request."""
         if self.option != "tools":
             return f"{self.option} {self.text[:80]!r}"
         names = ", ".join(name for name, _ in self.inner)[:200]
         beside = self.body.shown if self.body is not None else ""
-        return " with ".join(part for part in (names, beside) if part) or "the form of the reply"
+        return " with ".join(part for part in (names, beside) if part) or "the reply format"
 
     @property
     def source(self) -> str:
-        """As llguidance takes it. Raises GrammarError: it is not of its kind."""
+        """The grammar in llguidance's format. Raises GrammarError if it is malformed."""
         try:
             return self._source()
         except GrammarError:
             raise
-        except (ValueError, RecursionError) as error:  # JSON that Python reads and llguidance does not: 128 levels deep
-            raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "make it simpler") from None
+        except (ValueError, RecursionError) as error:  # Python reads deeper JSON than llguidance's 128 levels
+            raise GrammarError(f"{self.shown} cannot be read", str(error)[:200], "simplify it") from None
 
     def _source(self) -> str:
         from llguidance import LLMatcher
@@ -80,49 +81,48 @@ class Grammar:
         if self.option == "regex":
             return LLMatcher.grammar_from_regex(self.text)
         if self.option == "choice":
-            # As one expression: of texts that are symbols of a grammar, llguidance follows at most 2,000 at once.
+            # A single regular expression, because llguidance follows at most 2,000 literals of a grammar at a time.
             texts = (_META.sub(r"\\\g<0>", choice) for choice in json.loads(self.text))
             return LLMatcher.grammar_from_regex("|".join(texts))
         if self.body is None:
             lark = _as_lark(self.text)
             if (rules := lark.count(":")) > _MOST_RULES:
-                why = f"it has {rules:,} colons, and each rule has one; at most {_MOST_RULES:,} are compiled"
-                raise GrammarError("the grammar is too large", why, "make it simpler")
+                why = f"it has {rules:,} colons, one per rule; the limit is {_MOST_RULES:,} rules"
+                raise GrammarError("the grammar is too large", why, "simplify it")
             return LLMatcher.grammar_from_lark(_with_held_numbers(lark))
         inner = self.body.source
         body = json.loads(inner)["grammars"][0] if inner.startswith("{") else {"lark_grammar": inner}
         return json.dumps({"grammars": [{"name": "main", "lark_grammar": self.text}, {**body, "name": "body"}]})
 
     def _schema(self) -> str:
-        """The schema as it is given to llguidance."""
+        """Return the schema to pass to llguidance."""
         schema = json.loads(self.text)
         if (levels := depth(schema)) > _MOST_LEVELS:
-            why = (
-                f"with its references followed it may be {levels:,} levels deep; at most {_MOST_LEVELS:,} are compiled"
-            )
-            raise GrammarError("json_schema is too deep", why, "make it simpler")
+            why = f"with references followed, it may be {levels:,} levels deep; the limit is {_MOST_LEVELS:,}"
+            raise GrammarError("json_schema is too deeply nested", why, "simplify it")
         if not ends(schema):
-            why = "an instance of it would hold another one, and that another one, without end"
-            raise GrammarError("nothing is an instance of json_schema", why, "let what refers to itself be optional")
+            why = "it requires itself recursively, so every instance would be infinite"
+            raise GrammarError("json_schema has no valid instance", why, "make the recursive part optional")
         hold_values(schema)
-        # True and false are schemas, too, but hold no options.
+        # `true` and `false` are also schemas, but they cannot hold options.
         return json.dumps(schema if isinstance(schema, Mapping) else {"allOf": [schema]}, ensure_ascii=False)
 
 
 def hold_values(schema: Any, name: str = "json_schema") -> None:
-    """Move the bounds of a schema, in place, to numbers that replies are held to, and let dates be days that there are.
+    """Move bounds in a schema to numbers that llguidance enforces, and restrict dates to existing days, in place.
 
     Args:
-        name: of the schema, for messages.
+        schema: the schema.
+        name: name of the schema in messages.
 
     Raises:
-        GrammarError: what they could not be held to: a number, an expression, or a draft that is not understood.
+        GrammarError: the schema has a number or a pattern that cannot be enforced, or an unsupported draft.
     """
     if (draft := old_draft(schema)) is not None:
         raise GrammarError(
-            f"{name} is of the draft {draft!r:.80}",
-            "words of drafts before 4 would be left out: there, a text may be required, and numbers divisible",
-            "write it in a later draft, such as https://json-schema.org/draft/2020-12/schema",
+            f"{name} uses the draft {draft!r:.80}",
+            'keywords of drafts before 4, such as "required": true and "divisibleBy", would be ignored',
+            "use a later draft, such as https://json-schema.org/draft/2020-12/schema",
         )
     if cut := cut_pattern(schema):
         raise _backslash(f"the pattern at {cut[0] or 'the top'} of {name}", cut[1])
@@ -130,12 +130,12 @@ def hold_values(schema: Any, name: str = "json_schema") -> None:
     move_bounds(schema)
     if far := far_number(schema):
         where, number = far
-        why = "replies would be held to another one: grammars compute with floats, and with whole numbers of 64 bits"
-        raise GrammarError(f"{name} has the number {number!r:.80} at {where}", why, "leave it out, or ask for a text")
+        why = "grammars compute with floats and 64-bit integers, so replies would be held to a different number"
+        raise GrammarError(f"{name} has the number {number!r:.80} at {where}", why, "remove it, or use a string")
 
 
 def _with_held_numbers(lark: str) -> str:
-    """A grammar in Lark, with `hold_values` of the schemas inside; what is no JSON is left to the compiler."""
+    """Apply `hold_values` to the schemas in a Lark grammar; invalid JSON is left to the compiler."""
     written, end = [], 0
     for found in _INNER_SCHEMA.finditer(lark):
         if found.end() >= end:
@@ -153,7 +153,7 @@ def _with_held_numbers(lark: str) -> str:
 
 
 def _as_lark(text: str) -> str:
-    """A grammar in Lark, converted if it is GBNF: only that has `::=`."""
+    """Convert a GBNF grammar, which is recognised by `::=`, to Lark; return a Lark grammar unchanged."""
     if "::=" not in text:
         return text
     from llguidance.gbnf_to_lark import any_to_lark
@@ -167,9 +167,10 @@ def _as_lark(text: str) -> str:
 
 
 def _without_codes(part: re.Match[str]) -> str:
-    """A literal or a class of GBNF, with characters in the place of their codes: the converter spoils codes.
+    """Replace character codes in a GBNF literal or class with the characters, because the converter corrupts codes.
 
-    In a class, what would mean something there is left as a code, and `&` and `~`, which do in Lark, become one.
+    In a class, characters with a special meaning remain codes, and `&` and `~`, which are special in Lark, become
+    codes.
     """
     text, is_class = part[0], part[0].startswith("[")
 
@@ -188,7 +189,7 @@ def _without_codes(part: re.Match[str]) -> str:
 
 
 def joined_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, and those that replace them: a grammar replaces any other one."""
+    """Merge two sets of options; a grammar in the second set replaces any grammar in the first."""
     if any(name in own for name in OPTIONS):
         given = {name: value for name, value in given.items() if name not in OPTIONS}
     return {**given, **own}
@@ -198,7 +199,7 @@ def joined_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 
 
 def schema_text(name: str, value: Any) -> str | None:
-    """A JSON schema as JSON text: from such text, from what JSON can write, or from a Pydantic model."""
+    """Convert a JSON schema to JSON text; accepts JSON text, JSON values and Pydantic models."""
     if value is None:
         return None
     if callable(make := getattr(value, "model_json_schema", None)):
@@ -208,35 +209,39 @@ def schema_text(name: str, value: Any) -> str | None:
         raise GrammarError(
             f"{name} is {kind_of(value)}",
             "a schema is a JSON object, as a dictionary or as text, or a Pydantic model",
-            "pass one of these",
+            "pass a schema in one of these forms",
         )
     try:
         parsed = json.loads(value) if isinstance(value, str) else value
         text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise GrammarError(f"{name} is not JSON", str(error)[:200], "write the schema as JSON") from None
+        raise GrammarError(f"{name} is not JSON", str(error)[:200], "pass the schema as JSON") from None
     if not isinstance(parsed, (Mapping, bool)):
         raise GrammarError(
-            f"{name} = {text[:80]} is no schema", "a schema is an object, true or false", 'such as {"type": "object"}'
+            f"{name} = {text[:80]} is not a schema",
+            "a schema is an object, true or false",
+            'such as {"type": "object"}',
         )
     return _limited(name, text)
 
 
 def _schema_of(name: str, model: Any, make: Callable[[], Any]) -> Any:
-    """What a class says its schema is; whatever it raises, there is none."""
+    """Return the schema of a class; convert any error that the class raises to a GrammarError."""
     try:
         return make()
     except Exception as error:
         shown = getattr(model, "__name__", type(model).__name__)
         why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         raise GrammarError(
-            f"{name}: the class {shown:.80} has no JSON schema", why, "leave out what JSON cannot say, or pass a schema"
+            f"{name}: the class {shown:.80} has no JSON schema",
+            why,
+            "remove fields that JSON cannot represent, or pass a schema",
         ) from error
 
 
 def expression(name: str, value: Any) -> str | None:
-    """A regular expression."""
+    """Check a regular expression."""
     text = source_text(name, value)
     if text is not None and is_cut(text):
         raise _backslash(name, text)
@@ -246,29 +251,29 @@ def expression(name: str, value: Any) -> str | None:
 def _backslash(name: str, pattern: str) -> GrammarError:
     return GrammarError(
         f"{name}, {pattern[-80:]!r}, ends with a backslash",
-        "what it stands before is missing",
-        "write two of them for the character itself",
+        "the character to escape is missing",
+        "write two backslashes to match a backslash",
     )
 
 
 def source_text(name: str, value: Any) -> str | None:
-    """A regular expression or a grammar."""
+    """Check the text of a regular expression or a grammar."""
     if value is None:
         return None
     if not isinstance(value, str) or not value.strip():
         shown = f"{name} = {value!r:.80}" if isinstance(value, str) else f"{name} is {kind_of(value)}"
-        raise GrammarError(shown, "a text that is not empty is expected", "pass its source")
+        raise GrammarError(shown, "expected: a non-empty string", "pass its source text")
     return _limited(name, value)
 
 
 def choices(name: str, value: Any) -> tuple[str, ...]:
-    """The texts of which the reply is one."""
+    """Check the choices for a reply."""
     if value is None or value == ():
         return ()
     valid = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
     if not valid or not all(isinstance(text, str) and text for text in value) or not 0 < len(value) <= MOST_CHOICES:
         raise GrammarError(
-            f"{name} is not a list of texts", f"a list of 1 to {MOST_CHOICES:,} texts, none of them empty, is expected",
+            f"{name} is not a list of strings", f"expected: 1 to {MOST_CHOICES:,} non-empty strings",
             'such as ["yes", "no"]',
         )  # fmt: skip
     _limited(name, "".join(value))
@@ -278,21 +283,21 @@ def choices(name: str, value: Any) -> tuple[str, ...]:
 def _limited(name: str, text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise GrammarError(
-            f"{name} has {len(text):,} characters", f"at most {MOST_CHARACTERS:,} are compiled", "make it smaller"
+            f"{name} has {len(text):,} characters", f"the limit is {MOST_CHARACTERS:,}", "make it smaller"
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(
-            f"{name} has half a surrogate pair at position {error.start}", "it is not valid Unicode", "remove it"
+            f"{name} has an unpaired surrogate at position {error.start}", "it is not valid Unicode", "remove it"
         ) from None
     return text
 
 
 def contradictions(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Options that cannot be obeyed beside a grammar, as option_rules says them: two, why, and what to do."""
+    """Yield pairs of options that contradict each other because of a grammar, with the reason and the fix."""
     given = [name for name in OPTIONS if options[name] != defaults[name]]
     if len(given) > 1:
-        yield given[0], given[1], "a reply matches one grammar", "leave one of them out"
+        yield given[0], given[1], "a reply can match only one grammar", "remove one of them"
     if given and options["ignore_eos"]:
-        yield given[0], "ignore_eos = True", "the end of a grammar is the end of the reply", "leave ignore_eos out"
+        yield given[0], "ignore_eos = True", "the reply ends where the grammar ends", "remove ignore_eos"

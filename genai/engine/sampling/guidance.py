@@ -1,4 +1,4 @@
-"""Grammars at work: compiled for a model's tokens, and followed by one sequence each. The automata are llguidance's."""
+"""Grammars compiled with llguidance: `Guidance` compiles them for a vocabulary; `Matcher` follows one sequence."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from .json_schema import parts
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# Compiled grammars that are kept for later requests.
+# The number of compiled grammars that are cached for later requests.
 _MOST_KEPT = 64
-# Time to compile one, on a thread; llguidance's own limits end most of what would take longer. It is the thread's own
-# time: a machine on which much else runs refuses no other grammars. By the clock it is so many times as long at most.
+# The time limit for compiling a grammar on a thread; llguidance's own limits usually apply first. It limits the
+# thread's CPU time, so that grammars are not refused because the machine is busy. The wall-clock limit is this multiple
+# of it.
 SECONDS, _BUSY = 4.0, 30
-# Subschemas that are tried, to say which of them is wrong.
+# The maximum number of subschemas to compile in order to find the invalid one.
 _MOST_TRIED = 200
 
 
 def _limits() -> LLParserLimits:
-    """What a grammar may cost: about 20 ms for its regular expressions, 15 ms per mask, 100 MB for its states."""
+    """Return the limits for a grammar: about 20 ms for regular expressions, 15 ms per mask, 100 MB for its states."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -48,12 +49,12 @@ def _limits() -> LLParserLimits:
 
 @dataclass(frozen=True)
 class TokenBytes:
-    """A vocabulary as grammars see it.
+    """A vocabulary in the form that grammars use.
 
     Attributes:
-        tokens: the UTF-8 bytes that each id adds to a text; b"" for those that add none.
-        special: ids of control tokens, which no text is made of; a grammar can name them.
-        encode: the ids of a text, of which these bytes are the text again.
+        tokens: the UTF-8 bytes that each id adds to a text; b"" for ids that add none.
+        special: ids of control tokens, which do not encode text; a grammar can name them.
+        encode: returns the token ids of a text; their bytes must be equal to the text.
     """
 
     tokens: Sequence[bytes]
@@ -62,11 +63,12 @@ class TokenBytes:
 
 
 class Guidance:
-    """Compiles grammars for one vocabulary. Safe to use from several threads.
+    """A compiler of grammars for one vocabulary. Several threads may use it.
 
     Args:
-        vocabulary: makes the tokens known, when the first grammar comes.
-        vocab_size: logits per row. eos_token_ids: tokens that end a reply.
+        vocabulary: returns the vocabulary; called when the first grammar is compiled.
+        vocab_size: number of logits per row.
+        eos_token_ids: tokens that end a reply.
     """
 
     def __init__(self, vocabulary: Callable[[], TokenBytes], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -78,10 +80,10 @@ class Guidance:
         renew_locks(self, "_lock")
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """Follows the grammar from its beginning.
+        """Return a matcher at the start of the grammar.
 
         Raises:
-            GrammarError: it is malformed, nothing matches it, or it takes too much time or memory.
+            GrammarError: the grammar is malformed, matches nothing, or needs too much time or memory.
         """
         with self._lock:
             found = self._compiled.get(grammar)
@@ -100,7 +102,7 @@ class Guidance:
         except ThreadsRefused as error:
             raise no_threads(error) from error
         if not finished:
-            raise _refused(grammar.shown, f"it is not compiled after {SECONDS:.0f} seconds", "make it simpler")
+            raise _refused(grammar.shown, f"it takes more than {SECONDS:.0f} seconds to compile", "simplify it")
         return task.result()
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
@@ -110,7 +112,7 @@ class Guidance:
         return compiled
 
     def _tried(self, source: str) -> tuple[LLMatcher | None, str]:
-        """A grammar compiled and its first mask computed; or None, and what is wrong with it."""
+        """Compile a grammar and compute its first mask; return None and the reason if it is invalid."""
         from llguidance import LLMatcher
 
         if self._tokenizer is None:
@@ -118,7 +120,7 @@ class Guidance:
         found = LLMatcher(self._tokenizer, source, log_level=0, limits=_limits())
         if found.is_error():
             return None, _said(found.get_error())
-        for _ in range(2):  # a limit that the first mask reached is said by the second
+        for _ in range(2):  # if the first mask exceeds a limit, only the second call reports it
             first = found.deep_copy()
             if not any(first.compute_bitmask()) or first.is_error():
                 return None, _said(first.get_error())
@@ -130,13 +132,13 @@ class Guidance:
         known = self._vocabulary()
         missing = self._vocab_size - len(known.tokens)
         tokens, eos = [*known.tokens[: self._vocab_size], *[b""] * missing], self._eos
-        if not eos:  # a place behind the last logit, so that nothing ends the reply but the grammar
+        if not eos:  # an extra id after the last logit, so that only the grammar can end the reply
             tokens, eos = [*tokens, b"<end>"], [self._vocab_size]
         special = sorted({*(token for token in known.special if token < self._vocab_size), *eos})
         return LLTokenizer(_Wrapper(tokens, special, eos[0], known.encode), eos_token=eos)  # type: ignore[arg-type]
 
     def _explained(self, grammar: Grammar, why: str) -> GrammarError:
-        """The error of a grammar that is refused: about the part that is refused by itself, where there is one."""
+        """Return the error for an invalid grammar; it names the smallest part that is invalid on its own."""
         for name, text in grammar.inner:
             schema = Grammar("json_schema", text)
             try:
@@ -153,7 +155,7 @@ class Guidance:
         return _refused(grammar.shown, why, _fix(why), where)
 
     def _wrong_part(self, grammar: Grammar) -> str:
-        """A JSON pointer to the smallest part of a schema that is refused by itself, "" where it is the whole."""
+        """Return a JSON pointer to the smallest part of a schema that is invalid on its own; "" = the whole schema."""
         schema, path, tried = json.loads(grammar.text), "", 0
         names = ("$defs", "definitions") if isinstance(schema, Mapping) else ()
         definitions = {name: schema[name] for name in names if name in schema}
@@ -171,7 +173,7 @@ class Guidance:
 
 
 class _Wrapper:
-    """A tokenizer as llguidance takes it."""
+    """A tokenizer with the interface that llguidance expects."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -186,15 +188,15 @@ class _Wrapper:
 
 
 def _said(message: str) -> str:
-    """What llguidance says, without its marks and on one line."""
+    """Return llguidance's message on one line, without markup."""
     text = " ".join(message.replace("<non-verbose/>", "").split())
     return "nothing matches it" if text in ("NoExtensionBias", "NoExtension", "") else text[:300]
 
 
 def _fix(why: str) -> str:
     if "too" in why or "limit" in why or "fuel" in why:
-        return "make it simpler: fewer alternatives, smaller counts"
-    return "correct it (docs/structured_output.md says what is understood)"
+        return "simplify it: use fewer alternatives or smaller counts"
+    return "correct it (docs/how-to/structured-output.md lists what is supported)"
 
 
 def _refused(shown: str, why: str, fix: str, where: str = "") -> GrammarError:
@@ -207,7 +209,8 @@ class FilledMask:
     """A row of an array of masks.
 
     Attributes:
-        masks: uint32 [M, words], see `SamplingBatch`. row: which of them.
+        masks: uint32 [M, words]; see `SamplingBatch`.
+        row: index of the row.
     """
 
     masks: NDArray[np.uint32]
@@ -215,11 +218,11 @@ class FilledMask:
 
 
 class Matcher:
-    """One sequence's place in its grammar. Used by one thread at a time.
+    """The position of a sequence in its grammar. One thread at a time may use it.
 
     Attributes:
-        num_followed: tokens since its beginning.
-        mask: which tokens may come next; None = not filled yet.
+        num_followed: number of tokens since the start of the grammar.
+        mask: mask of the tokens that may come next; None = not computed yet.
     """
 
     __slots__ = ("_matcher", "mask", "num_followed")
@@ -230,35 +233,35 @@ class Matcher:
         self.mask: FilledMask | None = None
 
     def fork(self) -> Matcher:
-        """Another at the same place, which goes its own way."""
+        """Return an independent matcher at the same position."""
         other = Matcher(self._matcher.deep_copy())
         other.num_followed = self.num_followed
         return other
 
     @property
     def automaton(self) -> LLMatcher:
-        """What fills the mask."""
+        """The llguidance object that computes the mask."""
         return self._matcher
 
     @property
     def is_over(self) -> bool:
-        """Whether the grammar is complete and allows nothing more."""
+        """True if the grammar is complete and allows no further token."""
         return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the reply could end here."""
+        """True if the reply may end here."""
         return bool(self._matcher.is_accepting())
 
     def num_allowed(self, tokens: Sequence[int]) -> int:
-        """How many of these tokens, from the first one on, may come next."""
+        """Return the number of leading tokens that the grammar allows next."""
         return 0 if self._matcher.is_stopped() else int(self._matcher.validate_tokens(list(tokens)))
 
     def follow(self, token: int) -> None:
-        """A token was appended.
+        """Advance by a token that was appended to the sequence.
 
         Raises:
-            GrammarError: the grammar does not allow it, or took more than its limits.
+            GrammarError: the grammar does not allow the token, or exceeded its limits.
         """
         self.mask = None
         if not self._matcher.consume_token(token):
@@ -266,7 +269,7 @@ class Matcher:
         self.num_followed += 1
 
     def rewind(self, count: int) -> None:
-        """The reply was cut to so many tokens."""
+        """Go back to the position after `count` tokens."""
         if count < self.num_followed:
             self.mask = None
             if not self._matcher.rollback(self.num_followed - count):
@@ -274,10 +277,10 @@ class Matcher:
             self.num_followed = count
 
     def forced(self) -> list[int]:
-        """The tokens that must come next; none where there is a choice, or at the end."""
+        """Return the tokens that must come next; empty if there is a choice, or at the end."""
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
     def failure(self) -> GenaiError:
-        """Why it cannot go on."""
+        """Return the error that stopped the grammar."""
         why = _said(self._matcher.get_error())
         return GrammarError(f"the grammar cannot be followed after {self.num_followed} tokens", why, _fix(why))

@@ -1,4 +1,4 @@
-"""JSON schemas before they are compiled: their parts, bounds that llguidance widens, and whether instances end."""
+"""Changes to JSON schemas before compilation, such as bounds that llguidance would widen; and finite instances."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any, TypeGuard
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
-# Bounds, with the direction in which instances lie.
+# Keywords of bounds, each with the direction in which the valid values lie.
 _BOUNDS = {"minimum": 1, "exclusiveMinimum": 1, "maximum": -1, "exclusiveMaximum": -1}
-# By how much a bound that must not be reached is moved, at most: of the bound, or of one.
+# The maximum distance by which an exclusive bound is moved. It is relative to the bound or, for small bounds, absolute.
 _STEP = 1e-9
-# The float before 2 ** 63: llguidance computes with whole numbers up to it, and overflows its stack at -2 ** 63.
+# The largest float below 2 ** 63. llguidance computes with whole numbers up to 2 ** 63, and overflows its stack at
+# -(2 ** 63).
 _FARTHEST = 2**63 - 1024
-# llguidance reads these as if they were of a later draft: "required": true and "divisibleBy" would mean nothing.
+# llguidance treats old drafts like later ones, in which "required": true and "divisibleBy" have no meaning.
 _OLD_DRAFT = re.compile(r"json-schema\.org/draft-0[0-3]/")
-# Days that there are, of texts that llguidance takes for a date or begin with one: it has 29 days in every February.
+# A pattern for existing days, for texts that llguidance accepts as dates. llguidance allows 29 days in every February.
 _DAYS = (
     "^(?:[0-9]{4}-(?:0[13-9]|1[0-2])|[0-9]{4}-02-(?:[01]|2[0-8])"
     "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
@@ -26,7 +27,7 @@ _DAYS = (
 
 
 def parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas inside one, with how a JSON pointer goes on to each."""
+    """Yield the direct subschemas of a schema, each with the step of a JSON pointer that leads to it."""
     if not isinstance(schema, Mapping):
         return
     for name in _NAMED:
@@ -43,7 +44,7 @@ def parts(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def all_parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """A schema and all inside it, each with its JSON pointer."""
+    """Yield a schema and all subschemas, each with its JSON pointer."""
     waiting = [("", schema)]
     while waiting:
         path, part = waiting.pop()
@@ -52,30 +53,30 @@ def all_parts(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def escaped(key: str) -> str:
-    """A key as a part of a JSON pointer."""
+    """Escape a key for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def close_objects(schema: Any) -> None:
-    """Let objects have the named values alone, in place, where nothing is said of others: classes ignore these."""
+    """Disallow additional values in objects, in place, unless the schema defines them: classes ignore these values."""
     for _, part in all_parts(schema):
         if isinstance(part, MutableMapping) and "properties" in part:
             part.setdefault("additionalProperties", False)
 
 
 def old_draft(schema: Any) -> str | None:
-    """The draft of JSON Schema that a schema says it is written in, if it is older than those that are understood."""
+    """Return the declared JSON Schema draft if it is older than the supported drafts."""
     known = schema.get("$schema") if isinstance(schema, Mapping) else None
     return known if isinstance(known, str) and _OLD_DRAFT.search(known) else None
 
 
 def is_cut(pattern: Any) -> bool:
-    """Whether a regular expression ends with a backslash that stands before nothing; llguidance leaves it out."""
+    """Return True if a regular expression ends with a single backslash, which llguidance would ignore."""
     return isinstance(pattern, str) and (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def cut_pattern(schema: Any) -> tuple[str, str] | None:
-    """Where a schema has an expression that ends with a backslash, and that expression."""
+    """Return the location of a pattern that ends with a single backslash, and the pattern; None if none does."""
     for path, part in all_parts(schema):
         if isinstance(part, Mapping):
             named = part.get("patternProperties")
@@ -86,7 +87,7 @@ def cut_pattern(schema: Any) -> tuple[str, str] | None:
 
 
 def hold_days(schema: Any) -> None:
-    """Let dates be days that there are, in place."""
+    """Restrict dates to existing days, in place."""
     for _, part in list(all_parts(schema)):
         if isinstance(part, MutableMapping) and part.get("format") in ("date", "date-time"):
             if "pattern" not in part:
@@ -96,10 +97,12 @@ def hold_days(schema: Any) -> None:
 
 
 def far_number(schema: Any) -> tuple[str, float] | None:
-    """Where a schema whose bounds were moved has a number that no reply could be held to, and that number: a bound
-    beyond the whole numbers with which llguidance computes, a whole number beyond them elsewhere, or one that no float
-    holds where it is what a reply must be ("const", "enum")."""
-    # A place, its keyword, whether its keys are names of schemas, whether it is part of a value.
+    """Return the location and value of a number that cannot be enforced in replies; None if there is none.
+
+    This is a bound or another number outside llguidance's range of whole numbers, or a number in "const" or "enum" that
+    a float cannot represent. The bounds must already have been moved.
+    """
+    # Entries: path, keyword, value, True if the value's keys are names of schemas, True if it is in a constant value.
     waiting: list[tuple[str, str, Any, bool, bool]] = [("", "", schema, False, False)]
     while waiting:
         path, name, value, names, fixed = waiting.pop()
@@ -118,10 +121,10 @@ def far_number(schema: Any) -> tuple[str, float] | None:
 
 
 def move_bounds(schema: Any) -> None:
-    """Replace whole bounds that no float holds, and those that must not be reached, in place, by others next to them.
+    """Replace whole-number bounds that a float cannot represent, and exclusive bounds, with adjacent numbers, in place.
 
-    llguidance 1.9 takes 2 for greater than 2 if the other bound is below 3. Where schemas are merged, that may stand in
-    another part.
+    llguidance 1.9 accepts 2 for "greater than 2" if the other bound is below 3. In merged schemas, the other bound may
+    be in another subschema.
     """
     known = [part for _, part in all_parts(schema) if isinstance(part, MutableMapping)]
     for part in known:
@@ -140,7 +143,7 @@ def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other:
     if not _is_number(bound) or not float(bound).is_integer() or abs(bound) > 2**40:
         return
     if _is_number(known := part.get(inclusive)) and sign * known > sign * bound:
-        return  # that one is nearer
+        return  # the inclusive bound is stricter
     limits = [part[name] for name in part if name.endswith(other) and _is_number(part[name])]
     room = min((sign * (limit - bound) for limit in limits), default=math.inf)
     if merges or 0 < room < 1:
@@ -149,7 +152,7 @@ def _move(part: MutableMapping[str, Any], exclusive: str, inclusive: str, other:
 
 
 def _inward(bound: float, sign: int) -> float:
-    """The nearest number that a float holds, on the side where instances are: llguidance computes with floats."""
+    """Return the nearest float on the side of the valid values, because llguidance computes with floats."""
     if sign * bound < -_FARTHEST:
         return -sign * _FARTHEST
     near = float(bound)
@@ -167,7 +170,7 @@ def _is_real(value: Any) -> TypeGuard[float]:
 
 
 def ends(schema: Any) -> bool:
-    """Whether there is an instance: some schemas only have ones that hold another of their kind, without end."""
+    """Return True if the schema has a finite instance; some recursive schemas have none."""
     known = {f"#{path}": part for path, part in all_parts(schema)}
     finite = dict.fromkeys(known, False)
     while True:
@@ -178,7 +181,7 @@ def ends(schema: Any) -> bool:
 
 
 def _ends(schema: Any, finite: Mapping[str, bool]) -> bool:
-    """Whether there is an instance, as far as it is known of what it refers to; what is not understood has one."""
+    """Return True if a schema is known to have a finite instance; schemas not understood are assumed to have one."""
     if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
         return True
     if isinstance(ref := schema.get("$ref"), str) and not finite.get(ref, True):

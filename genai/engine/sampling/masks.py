@@ -1,4 +1,4 @@
-"""Masks of a batch: which tokens each row's grammar allows; filled while a step runs, or when they are missed."""
+"""Grammar masks of a batch: the tokens that each row may choose. They are computed during a step or on demand."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .guidance import FilledMask, Matcher
 if TYPE_CHECKING:
     from llguidance import LLExecutor
 
-# Threads that fill masks. They take cores from the step that runs beside them, and a mask takes a twentieth of a
-# millisecond.
+# The maximum number of threads that fill masks. They compete with the running step for cores, and a mask takes only
+# about 0.05 ms.
 _MOST_THREADS = 8
 
 
 class MaskFiller:
-    """Fills masks. Used by one thread at a time.
+    """Fills masks. Only one thread at a time may use it.
 
     Args:
-        vocab_size: logits per row.
+        vocab_size: number of logits per row.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -38,7 +38,7 @@ class MaskFiller:
         self._pending: tuple[Future[None], Sequence[Matcher]] | None = None
 
     def begin(self, matchers: Iterable[Matcher]) -> None:
-        """Fill the masks that are missing on a thread of its own; `filled` waits for it."""
+        """Start filling missing masks on a separate thread; `filled` waits for the thread."""
         self._wait()
         missing = [matcher for matcher in matchers if matcher.mask is None]
         if not missing:
@@ -46,14 +46,14 @@ class MaskFiller:
         self._renew()
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "genai-masks")
-        with suppress(RuntimeError):  # no thread can be started: `filled` does it
+        with suppress(RuntimeError):  # if no thread can be started, `filled` computes the masks
             self._pending = self._helper.submit(self._fill, missing), missing
 
     def filled(self, matchers: Sequence[Matcher]) -> NDArray[np.uint32]:
-        """The masks, uint32 [M, words], in order.
+        """Return the masks in order, uint32 [M, words].
 
         Raises:
-            GrammarError: a grammar took more than its limits.
+            GrammarError: a grammar exceeded its limits.
         """
         self._wait()
         if missing := [matcher for matcher in matchers if matcher.mask is None]:
@@ -72,7 +72,7 @@ class MaskFiller:
     def _wait(self) -> None:
         if self._pending is not None:
             (future, _), self._pending = self._pending, None
-            if self._process == os.getpid():  # the thread of a process that was forked is not there
+            if self._process == os.getpid():  # after a fork, the thread does not exist in the child process
                 future.result()
 
     def _renew(self) -> None:
@@ -83,7 +83,7 @@ class MaskFiller:
         masks = np.zeros((len(matchers), self._words), np.uint32)
         if len(matchers) == 1:
             automaton = matchers[0].automaton
-            with suppress(ValueError, RuntimeError):  # it has failed: `filled` says so
+            with suppress(ValueError, RuntimeError):  # `filled` reports the failure
                 automaton.unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
         else:
             self._fill_beside(matchers, masks)

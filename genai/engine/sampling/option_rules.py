@@ -1,6 +1,4 @@
-"""The samplers and the order in which they are applied; what each sampling option may be (its type, its range, and how
-that is said), and which cannot all be obeyed.
-"""
+"""Rules for sampling options: samplers and their order, the type and range of each option, and contradictions."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 from ...errors import OptionError, did_you_mean, kind_of
 from .grammar import OPTIONS as GRAMMARS, contradictions as grammar_contradictions
 
-# The samplers in llama.cpp's order, and the options that switch each on; docs/sampling.md says what they do.
+# The samplers in llama.cpp's order, each with the options that enable it; described in docs/reference/sampling.md.
 SAMPLERS = {
     "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
     "dry": ("dry_multiplier",),
@@ -28,20 +26,20 @@ SAMPLERS = {
 }
 
 DEFAULT_ORDER = tuple(SAMPLERS)
-# Top-k on the raw logits, softmax at the temperature, top-p inside, as onnxruntime-genai does.
+# onnxruntime-genai's order: top-k on the raw logits, softmax at the temperature, then top-p.
 SEARCH_ORDER = ("penalties", "top_k", "temperature", "top_p")
-# The short name of llama.cpp.
+# The short name that llama.cpp uses.
 _OTHER_NAMES = {"typ_p": "typical_p"}
 
 
 def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of samplers in order.
+    """Return the names of samplers in order.
 
     Args:
         samplers: names joined by semicolons, or a sequence of names.
 
     Raises:
-        OptionError: not text, an unknown name, or a name that comes twice.
+        OptionError: a name is unknown or occurs twice, or the value has a wrong type.
     """
     if isinstance(samplers, str):
         names = [name.strip() for name in samplers.split(";")] if samplers.strip() else []
@@ -50,54 +48,58 @@ def parse_order(samplers: str | Sequence[str]) -> tuple[str, ...]:
     else:
         raise OptionError(
             f"samplers = {_shown(samplers)} is {kind_of(samplers)}",
-            "names joined by semicolons, or a sequence of names, are expected",
+            "expected: names joined by semicolons, or a sequence of names",
             f"the default is {';'.join(DEFAULT_ORDER)}",
         )
     names = [_OTHER_NAMES.get(name, name) for name in names]
     for name in names:
         if name not in DEFAULT_ORDER:
             hint = did_you_mean(name, DEFAULT_ORDER, f"the default is {';'.join(DEFAULT_ORDER)}")
-            raise OptionError(f"samplers names {name!r}", f"known: {', '.join(DEFAULT_ORDER)}", hint)
+            raise OptionError(
+                f"samplers contains the unknown name {name!r}", f"known: {', '.join(DEFAULT_ORDER)}", hint
+            )
         if names.count(name) > 1:
-            raise OptionError(f"samplers names {name!r} twice", "each sampler is applied once", "leave one of them out")
+            raise OptionError(f"samplers contains {name!r} twice", "each sampler is applied once", "remove one of them")
     return tuple(names)
 
 
-# Of a name and a value: gives the value in its own type, or raises an OptionError.
+# A function that receives a name and a value. It returns the value converted to its type, or raises OptionError.
 Check = Callable[[str, Any], Any]
 
 _LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
-# No vocabulary and no sequence has more; machine code could not count further.
+# No vocabulary or sequence is larger, and kernels use 32-bit counters.
 MOST_TOKENS = 2**31 - 1
-# Penalties stay so small that no sum of them, and no logit that one of them multiplies, leaves the range of float32.
+# These limits ensure that sums of penalties, and logits multiplied by them, stay in the range of float32.
 LARGEST_PENALTY, SMALLEST_FACTOR = 1e28, 1e-28
 
 
 def _refuse(name: str, value: Any, allowed: str) -> OptionError:
-    return OptionError(f"{name} = {_shown(value)}", f"allowed: {allowed}", "choose an allowed value, or leave it out")
+    return OptionError(f"{name} = {_shown(value)}", f"allowed: {allowed}", "use an allowed value, or remove the option")
 
 
 def _shown(value: Any) -> str:
-    """A value as it would be written; Python refuses to write integers of thousands of digits."""
+    """Return the repr of a value; Python refuses to format integers with thousands of digits."""
     try:
         return repr(value)
     except ValueError:
-        return "a value too long to be written"
+        return "a value that is too long to show"
 
 
 def _scalar(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
+    """Convert NumPy scalars to Python numbers."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number within limits.
+    """A check for a number within limits.
 
     Attributes:
-        kind: int or float (which takes whole numbers too).
+        kind: int, or float (which also accepts whole numbers).
         low, high: limits, inclusive unless excluded.
         allowed: the limits in words.
+        excludes_low: True if `low` itself is not allowed.
+        optional: True if None is allowed.
     """
 
     kind: type
@@ -108,7 +110,7 @@ class Number:
     optional: bool = False
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value in its own type; an OptionError if it is of another type, or out of range."""
+        """Return the converted value; raise OptionError if it has a wrong type or is out of range."""
         value = _scalar(value)
         if value is None and self.optional:
             return None
@@ -116,7 +118,7 @@ class Number:
         if not is_number or (self.kind is int and isinstance(value, float) and not value.is_integer()):
             raise OptionError(
                 f"{name} = {_shown(value)} is {kind_of(value)}",
-                f"{'a whole number' if self.kind is int else 'a number'} is expected",
+                f"expected: {'a whole number' if self.kind is int else 'a number'}",
                 f"allowed: {self.allowed}",
             )
         if not self.low <= value <= self.high or (self.excludes_low and value == self.low):
@@ -126,13 +128,13 @@ class Number:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of a few values."""
+    """A check that a value is one of a few allowed values."""
 
     values: tuple[Any, ...]
     allowed: str
 
     def __call__(self, name: str, value: Any) -> Any:
-        """The value; an OptionError for another value, or one of another type."""
+        """Return the value; raise OptionError for any other value or type."""
         value = _scalar(value)
         for choice in self.values:
             if type(value) is type(choice) and value == choice:
@@ -141,21 +143,21 @@ class Choice:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """A tuple of texts from one text or a sequence of them; none is empty."""
+    """Convert a string or a sequence of non-empty strings to a tuple."""
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, Sequence) or not all(isinstance(text, str) and text for text in given):
-        raise _refuse(name, value, "a text or several, none of them empty")
+        raise _refuse(name, value, "a string or several strings, none of them empty")
     return tuple(dict.fromkeys(given))
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """A tuple of token ids from a sequence."""
+    """Convert a sequence of token ids to a tuple."""
     given = value.tolist() if hasattr(value, "tolist") else value
     given = sorted(given) if isinstance(given, (set, frozenset)) else given
     valid = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     given = [_scalar(token) for token in given] if valid else []
     if not valid or not all(map(_is_token, given)):
-        raise _refuse(name, value, "token ids: whole numbers, 0 or greater, below 2 ** 31")
+        raise _refuse(name, value, "token ids: whole numbers from 0 to 2 ** 31 - 1")
     return tuple(dict.fromkeys(given))
 
 
@@ -164,7 +166,7 @@ def _is_token(value: Any) -> bool:
 
 
 def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """(token id, bias) pairs in order of ids, from a mapping or pairs; no bias is NaN or plus infinity."""
+    """Convert a mapping or pairs to (token id, bias) pairs sorted by id. A bias must not be NaN or plus infinity."""
     allowed = "token id -> number; -inf forbids a token"
     try:
         pairs = [(_scalar(token), _scalar(bias)) for token, bias in dict(value).items()]
@@ -179,7 +181,7 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
-    """A tuple of callables from one or a sequence."""
+    """Convert a callable or a sequence of callables to a tuple."""
     given = (value,) if callable(value) else value
     if not isinstance(given, Sequence) or not all(callable(processor) for processor in given):
         raise _refuse(name, value, "functions of (token_ids, logits)")
@@ -187,13 +189,13 @@ def processors(name: str, value: Any) -> tuple[Callable[..., Any], ...]:
 
 
 number, whole = partial(Number, float, high=sys.float_info.max), partial(Number, int, high=math.inf)
-# How many tokens there are to be, or are to be looked at: beyond this, no model has what is asked for.
+# The check of a number of tokens; it is limited because no model supports more.
 count = partial(Number, int, high=MOST_TOKENS)
 
 
-# Options that remove tokens.
+# Options that remove candidate tokens.
 _TRUNCATION = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability")
-# Options without an effect unless another one is on.
+# Options that have no effect unless another option is set.
 _NEEDS = {
     "xtc_threshold": ("xtc_probability",),
     "dry_base": ("dry_multiplier",),
@@ -206,18 +208,19 @@ _NEEDS = {
 }
 
 
-# Two options, why they contradict each other, and what to do.
+# Two options, why they contradict each other, and how to fix it.
 _Contradiction = tuple[str, str, str, str]
 
 
 def check_contradictions(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise if options contradict each other.
+    """Raise an error if options contradict each other.
 
     Args:
-        options: all options, each valid alone. defaults: the neutral values.
+        options: all options, each valid on its own.
+        defaults: the neutral values.
 
     Raises:
-        OptionError: naming both options.
+        OptionError: two options contradict each other; the error names both.
     """
     for first, second, why, fix in _found(options, defaults):
         raise OptionError(f"{first} contradicts {second}", why, fix)
@@ -230,19 +233,19 @@ def _found(options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[
         yield from _greedy(options, truncating)
     if options["mirostat"]:
         for name in truncating:
-            why = "Mirostat itself decides how many tokens are kept"
-            yield _said(name, options), _said("mirostat", options), why, f"leave {name} or mirostat out"
+            why = "Mirostat determines the number of candidate tokens itself"
+            yield _said(name, options), _said("mirostat", options), why, f"remove {name} or mirostat"
     for name, needed in _NEEDS.items():
         if name in given and given.isdisjoint(needed):
             others = " and ".join(_said(other, options) for other in needed)
-            fix = f"set {' or '.join(needed)}, or leave {name} out"
-            yield _said(name, options), others, f"{name} has no effect then", fix
+            fix = f"set {' or '.join(needed)}, or remove {name}"
+            yield _said(name, options), others, f"{name} has no effect without them", fix
     for sampler, switches in SAMPLERS.items():
-        # Greedy needs no sampler of that name: the temperature is never divided by.
+        # Greedy decoding does not divide by the temperature, so the temperature sampler may be absent.
         off = [name for name in switches if name in given and (name != "temperature" or options[name] != 0)]
         for name in off if sampler not in options["samplers"] else ():
-            order, why = f"samplers = {';'.join(options['samplers'])!r}", f"{sampler!r} is not among the samplers"
-            yield _said(name, options), order, why, f"add {sampler!r}, or leave {name} out"
+            order, why = f"samplers = {';'.join(options['samplers'])!r}", f"{sampler!r} is not in samplers"
+            yield _said(name, options), order, why, f"add {sampler!r}, or remove {name}"
     yield from _ends(options)
     if not given.isdisjoint(GRAMMARS):
         yield from grammar_contradictions(options, defaults)
@@ -253,12 +256,12 @@ def _said(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _greedy(options: Mapping[str, Any], truncating: Sequence[str]) -> Iterator[_Contradiction]:
-    why = "the most likely token is taken: nothing is drawn"
+    why = "greedy decoding always takes the most likely token"
     for name in (*truncating, "mirostat"):
         if options[name] and not (name == "top_k" and options[name] == 1):
-            yield _said(name, options), "temperature = 0", why, f"raise temperature, or leave {name} out"
+            yield _said(name, options), "temperature = 0", why, f"raise temperature, or remove {name}"
     if options["n"] > 1:
-        same = "all samples would be the same"
+        same = "all samples would be identical"
         yield _said("n", options), "temperature = 0", same, "raise temperature, or use n = 1"
 
 
@@ -270,12 +273,12 @@ def _ends(options: Mapping[str, Any]) -> Iterator[_Contradiction]:
     for stop in options["stop"]:
         for banned in options["banned_strings"]:
             if banned in stop:
-                why = "a stop string that holds a banned string never comes"
-                yield f"stop = {stop!r}", f"banned_strings = {banned!r}", why, "leave one of them out"
+                why = "a stop string that contains a banned string can never occur"
+                yield f"stop = {stop!r}", f"banned_strings = {banned!r}", why, "remove one of them"
             elif stop in banned and least == 0:
-                why = "the output ends before the banned string can come"
-                yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "leave one of them out"
+                why = "the output ends before the banned string can occur"
+                yield f"banned_strings = {banned!r}", f"stop = {stop!r}", why, "remove one of them"
     for token, bias in options["logit_bias"]:
         if bias == -math.inf and token in options["stop_token_ids"]:
-            why = "a forbidden token never comes"
-            yield f"stop_token_ids = {token}", f"logit_bias = {{{token}: -inf}}", why, "leave one of them out"
+            why = "a forbidden token is never generated"
+            yield f"stop_token_ids = {token}", f"logit_bias = {{{token}: -inf}}", why, "remove one of them"

@@ -1,4 +1,4 @@
-"""SamplingParams: how a request's tokens are chosen, and what a model's own defaults make of that."""
+"""SamplingParams, the sampling options of a request, and their combination with a model's defaults."""
 
 from __future__ import annotations
 
@@ -17,71 +17,83 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LogitsProcessor = Callable[["tuple[int, ...]", "NDArray[np.float32]"], "NDArray[np.float32] | None"]
-"""Called as processor(token_ids, logits), see SamplingParams.logits_processors."""
+"""A function processor(token_ids, logits), see SamplingParams.logits_processors."""
 
 
-# Samples of one request share a prompt; a number beyond this is a mistake, and would take the memory of its results.
+# The samples of a request share a prompt. A larger number is probably a mistake, and the results would use much memory.
 _MOST_SAMPLES = 10_000
 _ALTERNATIVES = rules.count(0, "0 or greater, below 2 ** 31 (alternatives per token), or None (none)", optional=True)
 
 
 def _option(default: T, check: rules.Check) -> T:
-    """A field with its default, and what its values are checked with."""
+    """Return a field with its default and the check of its values."""
     return field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How a request's tokens are chosen. By default they are drawn from the model's own distribution.
+    """The sampling options of a request. By default, tokens are drawn from the model's unmodified distribution.
 
-    Values are checked and brought into the types below; options that contradict each other raise (see
-    docs/sampling.md). Applied in this order: logits_processors on the model's logits; logit_bias; what masks tokens
-    (grammars, no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the draw.
+    Values are checked and converted to the types below; contradictory options raise an error (see
+    docs/reference/sampling.md). Options apply in this order: logits_processors on the model's logits; logit_bias; masks
+    (grammars, no_repeat_ngram_size, minimum lengths, banned strings); then `samplers`; then the random draw.
 
     >>> SamplingParams(temperature=0.7, top_p=0.9, seed=1).top_p
     0.9
     >>> SamplingParams(temperature=0, top_p=0.9)
     Traceback (most recent call last):
     genai.errors.OptionError: top_p = 0.9 contradicts temperature = 0
-      why: the most likely token is taken: nothing is drawn
-      fix: raise temperature, or leave top_p out
+      why: greedy decoding always takes the most likely token
+      fix: raise temperature, or remove top_p
 
     Attributes:
-        temperature: divides the logits; 0 = greedy, the most likely token (the lowest id among equals).
+        temperature: divisor of the logits; 0 = greedy, the most likely token (the lowest id among equally likely ones).
         top_k: keep the k most likely tokens; 0 = all.
-        top_p: keep the fewest most likely tokens whose probability reaches top_p; 1 = all.
-        min_p: keep tokens at least min_p times as likely as the most likely one; 0 = all.
-        typical_p: keep tokens whose surprise is closest to the entropy, until their probability reaches typical_p.
-        top_n_sigma: keep tokens whose logit is within that many standard deviations of the largest; 0 = all.
-        xtc_probability: how often XTC is applied. xtc_threshold: of the tokens with at least this probability it keeps
-            only the least likely.
-        dry_multiplier: switches DRY on: a token that would continue a repetition of m tokens loses dry_multiplier *
-            dry_base ** (m - dry_allowed_length), if m is at least dry_allowed_length. dry_last_n: how many tokens back
-            it looks; None = all. dry_sequence_breakers: texts that repetitions do not reach across.
-        mirostat: 2 = Mirostat 2.0, which keeps the surprise per token near mirostat_tau bits; mirostat_eta is its
-            learning rate. 0 = off.
-        repetition_penalty: divides positive logits of tokens that occur in prompt or output, multiplies negative ones.
-        presence_penalty, frequency_penalty: subtracted from logits of tokens in the output, once, and once per
-            occurrence. penalty_last_n: the three look that many tokens back; None = all.
-        no_repeat_ngram_size: no n-gram of this size occurs twice in prompt and output; 0 = any may.
-        logit_bias: token id -> number added to its logit; -inf forbids it. Kept as pairs in order of ids.
-        min_tokens: output tokens before stop tokens and EOS may be chosen. min_length: the same, prompt included.
-        max_tokens: most output tokens; None = as many as the context holds.
-        stop_token_ids: tokens that end the output, besides EOS. ignore_eos: EOS does not end it.
-        stop: texts that end the output; they are not part of it.
-        banned_strings: texts that do not occur in the output: generation goes back and takes another token.
-        seed: of the random numbers: 0 to 2 ** 64 - 1; None = a new one each time. A token depends on the seed, the
-            sample's number and its position only, not on the batch or on threads.
-        n: samples per prompt.
-        json_schema: a JSON schema that the reply is an instance of: an object, its JSON text, or a Pydantic model. Kept
-            as text. regex: an expression that the reply matches as a whole. grammar: one in Lark or GBNF. choice: texts
-            of which the reply is one. At most one of the four; see docs/structured_output.md.
-        logprobs: report log-probabilities of output tokens, with that many most likely alternatives; None = do not.
-            They are those of the model's distribution, before all that is described here. prompt_logprobs: the same
-            for prompt tokens.
-        logits_processors: functions called as f(token_ids, logits): a tuple of prompt and output so far, and a float32
-            array [V] that it may change in place (then it returns None) or replace by one of the same shape and dtype.
-        samplers: the samplers in order, joined by semicolons or as a sequence. Kept as a tuple.
+        top_p: keep the smallest set of most likely tokens whose total probability reaches top_p; 1 = all.
+        min_p: keep tokens that are at least min_p times as likely as the most likely token; 0 = all.
+        typical_p: keep tokens whose surprise is closest to the entropy, until their total probability reaches
+            typical_p; 1 = all.
+        top_n_sigma: keep tokens with a logit within this number of standard deviations of the largest logit; 0 = all.
+        xtc_probability: probability that XTC is applied.
+        xtc_threshold: of the tokens with at least this probability, XTC keeps only the least likely one.
+        dry_multiplier: DRY strength; 0 = off. A token that would continue a repetition of m tokens loses dry_multiplier
+            * dry_base ** (m - dry_allowed_length), if m is at least dry_allowed_length.
+        dry_base, dry_allowed_length: see dry_multiplier.
+        dry_last_n: number of tokens to search for repetitions; None = all.
+        dry_sequence_breakers: strings that a repetition cannot extend across.
+        mirostat: 2 = Mirostat 2.0, which keeps the surprise per token near mirostat_tau bits; 0 = off.
+        mirostat_tau: target surprise in bits.
+        mirostat_eta: learning rate of Mirostat.
+        repetition_penalty: divides positive logits of tokens that occur in the prompt or output, and multiplies
+            negative logits.
+        presence_penalty: subtracted once from the logits of tokens that occur in the output.
+        frequency_penalty: subtracted from the logits of tokens in the output, once per occurrence.
+        penalty_last_n: number of most recent tokens that these three penalties consider; None = all.
+        no_repeat_ngram_size: size of n-grams that must not occur twice in prompt and output; 0 = off.
+        logit_bias: token id -> number added to the token's logit; -inf forbids the token. Stored as pairs sorted by id.
+        min_tokens: number of output tokens before stop tokens and EOS may be chosen.
+        min_length: like min_tokens, but the number includes the prompt.
+        max_tokens: maximum number of output tokens; None = limited only by the context.
+        stop_token_ids: tokens that end the output, in addition to EOS.
+        ignore_eos: True = EOS does not end the output.
+        stop: strings that end the output; not included in the output.
+        banned_strings: strings that must not occur in the output: generation backtracks and takes another token.
+        seed: seed of the random numbers, 0 to 2 ** 64 - 1; None = a new seed each time. A token depends only on the
+            seed, the sample's number and the token's position, not on the batch or on threads.
+        n: number of samples per prompt.
+        json_schema: a JSON schema that the reply must match: an object, the schema's JSON text, or a Pydantic model.
+            Stored as text.
+        regex: a regular expression that the whole reply must match.
+        grammar: a grammar that the reply must match, in Lark or GBNF.
+        choice: a list of strings; the reply must be one of them. At most one of json_schema, regex, grammar and choice
+            may be set; see docs/how-to/structured-output.md.
+        logprobs: number of most likely alternatives to report with the log-probabilities of output tokens; None =
+            report nothing. Log-probabilities describe the model's distribution, before all other options.
+        prompt_logprobs: like logprobs, for prompt tokens.
+        logits_processors: functions called as f(token_ids, logits) with a tuple of the prompt and output so far, and a
+            float32 array [V]. A function either changes the array in place and returns None, or returns an array of the
+            same shape and dtype.
+        samplers: the samplers in order, joined by semicolons or as a sequence. Stored as a tuple.
     """
 
     temperature: float = _option(1.0, rules.number(0, "0 (greedy) or greater"))
@@ -91,7 +103,7 @@ class SamplingParams:
     typical_p: float = _option(1.0, rules.number(0, "greater than 0, at most 1 (all)", high=1, excludes_low=True))
     top_n_sigma: float = _option(0.0, rules.number(0, "0 (all) or greater"))
     xtc_probability: float = _option(0.0, rules.number(0, "0 (never) to 1", high=1))
-    # More than one token cannot have more than half of the probability.
+    # at most one token can have a probability above 0.5
     xtc_threshold: float = _option(0.1, rules.number(0, "greater than 0, at most 0.5", high=0.5, excludes_low=True))
     dry_multiplier: float = _option(0.0, rules.number(0, "0 (off) or greater"))
     dry_base: float = _option(1.75, rules.number(1, "1 or greater"))
@@ -102,10 +114,10 @@ class SamplingParams:
     mirostat_tau: float = _option(5.0, rules.number(0, "greater than 0, in bits", excludes_low=True))
     mirostat_eta: float = _option(0.1, rules.number(0, "greater than 0, at most 1", high=1, excludes_low=True))
     repetition_penalty: float = _option(
-        1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, 1e-28 at least; 1 = none")
+        1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, at least 1e-28; 1 = none")
     )
-    presence_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, -1e28 at least; 0 = none"))
-    frequency_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, -1e28 at least; 0 = none"))
+    presence_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, at least -1e28; 0 = none"))
+    frequency_penalty: float = _option(0.0, rules.number(-rules.LARGEST_PENALTY, "a number, at least -1e28; 0 = none"))
     penalty_last_n: int | None = _option(
         None, rules.whole(1, "1 or greater, or None (the whole sequence)", optional=True)
     )
@@ -113,13 +125,15 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _option((), rules.biases)
     min_tokens: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
     min_length: int = _option(0, rules.count(0, "0 or greater, below 2 ** 31"))
-    max_tokens: int | None = _option(None, rules.whole(1, "1 or greater, or None (no limit of its own)", optional=True))
+    max_tokens: int | None = _option(
+        None, rules.whole(1, "1 or greater, or None (limited only by the context)", optional=True)
+    )
     stop_token_ids: Sequence[int] = _option((), rules.token_ids)
     ignore_eos: bool = _option(False, rules.Choice((False, True), "True or False"))
     stop: str | Sequence[str] = _option((), rules.texts)
     banned_strings: str | Sequence[str] = _option((), rules.texts)
     seed: int | None = _option(
-        None, rules.whole(0, "0 to 2 ** 64 - 1, or None (a new one each time)", high=2**64 - 1, optional=True)
+        None, rules.whole(0, "0 to 2 ** 64 - 1, or None (a new seed each time)", high=2**64 - 1, optional=True)
     )
     n: int = _option(1, rules.whole(1, f"1 to {_MOST_SAMPLES}", high=_MOST_SAMPLES))
     json_schema: str | Mapping[str, Any] | bool | type[Any] | None = _option(None, grammars.schema_text)  # noqa: RUF009
@@ -132,7 +146,7 @@ class SamplingParams:
     samplers: str | Sequence[str] = _option(rules.DEFAULT_ORDER, lambda name, value: rules.parse_order(value))
 
     def __post_init__(self) -> None:
-        # Defaults are what their checks make of them.
+        # Default values have already been checked and converted.
         options = {
             one.name: value
             if (value := getattr(self, one.name)) is one.default
@@ -145,10 +159,10 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> SamplingParams:
-        """From names and values, which may come from a user.
+        """Create params from names and values, for example from user input.
 
         Raises:
-            OptionError: also for unknown names.
+            OptionError: a value is invalid, or a name is unknown.
 
         >>> SamplingParams.from_options({"temprature": 0.7})
         Traceback (most recent call last):
@@ -165,15 +179,17 @@ class SamplingParams:
 
     @classmethod
     def from_search_options(cls, options: Mapping[str, Any]) -> SamplingParams:
-        """From the search options of onnxruntime-genai (`search_options.SEARCH_OPTIONS`), with its meanings and order.
+        """Create params from search options of onnxruntime-genai, with their meanings there (see `SEARCH_OPTIONS`).
 
-        Greedy unless do_sample is set; then the rest that concerns drawing has no meaning, as there. A top_k of 1 or a
-        temperature of 0 is greedy too; a top_p of 0 or 1 keeps all. Otherwise top-k on the logits, softmax at the
-        temperature, top-p inside. A negative random_seed asks for a new one.
+        Decoding is greedy unless do_sample is set; the options for random sampling then have no effect, as in
+        onnxruntime-genai. A top_k of 1 or a temperature of 0 is also greedy; a top_p of 0 or 1 keeps all tokens.
+        Otherwise top-k applies to the logits, then the softmax at the temperature, then top-p. A negative random_seed
+        selects a new seed.
 
         Args:
             options: do_sample, temperature, top_k, top_p, repetition_penalty, min_length, random_seed and
-                no_repeat_ngram_size, where they differ from the defaults of `SEARCH_OPTIONS`; others are for others.
+                no_repeat_ngram_size. Values equal to the defaults of `SEARCH_OPTIONS` may be left out. Other options
+                are ignored.
 
         >>> SamplingParams.from_search_options({"do_sample": True, "top_k": 40}).samplers
         ('penalties', 'top_k', 'temperature', 'top_p')
@@ -181,10 +197,10 @@ class SamplingParams:
         return cls(**_from_search({"top_k": SEARCH_OPTIONS["top_k"].default, **options}), samplers=rules.SEARCH_ORDER)
 
     def replace(self, **changes: Unpack[SamplingOptions]) -> SamplingParams:
-        """The same with other values, checked as a whole.
+        """Return a copy with changed values. The combination of all options is checked.
 
         Raises:
-            OptionError: unknown, out of range or contradictory.
+            OptionError: an option is unknown, out of range or contradictory.
 
         >>> SamplingParams(top_k=40).replace(temperature=0.7).top_k
         40
@@ -192,7 +208,7 @@ class SamplingParams:
         return self.from_options({**self.as_dict(), **changes})
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values.
+        """Return all options by name.
 
         >>> SamplingParams(stop="END").as_dict()["stop"]
         ('END',)
@@ -201,11 +217,11 @@ class SamplingParams:
 
 
 NEUTRAL: Mapping[str, Any] = {one.name: one.default for one in fields(SamplingParams)}
-"""The options of a request that asks for nothing."""
+"""The default values of all options."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of SamplingParams as keywords of calls."""
+    """The fields of SamplingParams, as keyword arguments."""
 
     temperature: float
     top_k: int
@@ -248,21 +264,22 @@ class SamplingOptions(TypedDict, total=False):
     samplers: str | Sequence[str]
 
 
-# What chooses among several tokens; meaningless when the most likely one is taken.
+# Options that select among several tokens; they have no effect in greedy decoding.
 DRAWING = tuple(
     "top_k top_p min_p typical_p top_n_sigma xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta".split()
 )
 
 
 def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Sampling options from the "search" block of a genai_config.json: only those that it sets.
+    """Return the sampling options that the "search" block of a genai_config.json sets.
 
     Args:
-        search: the block; where it is silent, what generation_config.json says.
+        search: the block, completed from generation_config.json.
+        vocab_size: size of the vocabulary, which is the upper limit of top_k.
 
     Raises:
-        OptionError: a value out of range.
-        NotSupportedYetError: it asks for something that this version does not do, such as beams.
+        OptionError: a value is out of range.
+        NotSupportedYetError: this version does not support an option, such as beams, as a default.
     """
     further = {name: search[name] for name in ("min_p", "typical_p") if search.get(name) is not None}
     search = {name: checked(name, value) for name, value in search.items() if name in SEARCH_OPTIONS}
@@ -270,8 +287,8 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
         if search.get(name, 1) != 1:
             raise NotSupportedYetError(
                 f"{name} = {search[name]} as a model's default",
-                "streams and conversations have one output, so that beams are asked for per call",
-                f"set it to 1 in genai_config.json, and give {name} to LLM.generate",
+                "streams and conversations have a single output, so beams must be requested in each call",
+                f"set it to 1 in genai_config.json, and pass {name} to LLM.generate",
             )
     if search.get("top_k"):
         search["top_k"] = min(search["top_k"], vocab_size)
@@ -280,7 +297,7 @@ def model_defaults(search: Mapping[str, Any], vocab_size: int) -> dict[str, Any]
 
 
 def _from_search(search: Mapping[str, Any]) -> dict[str, Any]:
-    """What search options ask for: greedy without do_sample, and where one token is left."""
+    """Convert search options. The result is greedy without do_sample, or if only one token can remain."""
     found = {
         name: search[name] for name in ("repetition_penalty", "no_repeat_ngram_size", "min_length") if search.get(name)
     }
@@ -292,14 +309,14 @@ def _from_search(search: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> SamplingParams:
-    """The options asked for; the rest are the model's defaults, as far as they go together.
+    """Combine a request's options with the model's defaults; where they contradict each other, the request wins.
 
-    Asking for a temperature of 0 leaves the model's drawing options out. Asking a model that is greedy by default for a
-    drawing option (other than its neutral value), or for several samples, asks for drawing, at a temperature of 1.
-    Mirostat replaces the model's truncation.
+    A requested temperature of 0 drops the model's options for random sampling. If the model is greedy by default,
+    requesting such an option (other than its neutral value) or several samples selects random sampling at a temperature
+    of 1. Mirostat replaces the model's truncation options.
 
     Raises:
-        OptionError: unknown, out of range, or contradictory among those asked for.
+        OptionError: a requested option is unknown, out of range, or contradicts another requested option.
     """
     checks = {one.name: one.metadata["check"] for one in fields(SamplingParams)}
     asked = {name: checks[name](name, value) if name in checks else value for name, value in asked.items()}
@@ -317,14 +334,14 @@ def with_defaults(defaults: Mapping[str, Any], asked: Mapping[str, Any]) -> Samp
 
 
 def has_grammar(params: SamplingParams | None, options: Mapping[str, Any]) -> bool:
-    """Whether a request with these options, the others from `params`, may ask for a grammar."""
+    """Return True if a request with these options, and with `params` for all other options, may use a grammar."""
     if any(options.get(name) is not None for name in grammars.OPTIONS):
         return True
     return isinstance(params, SamplingParams) and grammar_of(params) is not None
 
 
 def grammar_of(params: SamplingParams) -> grammars.Grammar | None:
-    """The grammar that a request asks for, if any."""
+    """Return the grammar that a request uses; None if it uses no grammar."""
     for option in grammars.OPTIONS:
         value = getattr(params, option)
         if value is not None and value != ():

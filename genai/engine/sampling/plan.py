@@ -1,4 +1,4 @@
-"""A request's options, made ready for the sampling kernel; and what one sequence remembers from token to token."""
+"""Sampling plans, which hold a request's options in the sampling kernel's format, and the state of one sequence."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ from .params import NEUTRAL, SamplingParams
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """What a request asks for, made ready once; all its rows share it. Made by `plan_sampling`.
+    """A request's sampling options, converted once and shared by all its rows. Created by `plan_sampling`.
 
     Attributes:
         params: the options.
-        asked: its steps and settings, as in `genai.kernels.sampling.ROW`. is_plain: see there.
-        stop_ids: tokens that end the output, EOS included.
-        breakers: sequences of tokens that DRY does not reach across, by their last token.
-        edit_ids, edit_values: int32 and float32, the logit bias.
-        held_back: int32, the tokens that may not be chosen before the output is long enough.
-        most_history: how many tokens back the steps look; infinite = all.
-        matcher: at the beginning of the grammar, if there is one. skips_forced: whether tokens that it leaves no
-            choice about are appended without being sampled; not where something else is asked about each token.
+        asked: steps and settings in the format of `genai.kernels.sampling.ROW`.
+        is_plain: see `genai.kernels.sampling.is_plain`.
+        stop_ids: tokens that end the output, including EOS.
+        breakers: token sequences that DRY does not extend across, keyed by their last token.
+        edit_ids, edit_values: the logit bias, int32 and float32.
+        held_back: int32, the tokens that may not be chosen before the output has its minimum length.
+        most_history: number of past tokens that the steps use; infinite = all.
+        matcher: a matcher at the start of the grammar; None = no grammar.
+        skips_forced: True if tokens that the grammar forces are appended without sampling; False if another option has
+            to process every token.
     """
 
     params: SamplingParams
@@ -57,17 +59,17 @@ def plan_sampling(
     breakers: Sequence[Sequence[int]] = (),
     matcher: Matcher | None = None,
 ) -> SamplingPlan:
-    """Make a request's options ready.
+    """Convert a request's options to a plan.
 
     Args:
         params: the options.
-        vocab_size: logits per row.
+        vocab_size: number of logits per row.
         eos_token_ids: tokens that end a sequence of this model.
-        breakers: DRY's sequence breakers as tokens, see `breakers.breaker_tokens`.
-        matcher: at the beginning of the grammar that the output matches, if there is one.
+        breakers: DRY's sequence breakers as tokens; see `breaker_tokens`.
+        matcher: a matcher at the start of the grammar for the output; None = no grammar.
 
     Raises:
-        OptionError: a token id, or a number of alternatives, that the vocabulary does not have.
+        OptionError: a token id or a number of alternatives exceeds the vocabulary.
     """
     biases = dict(params.logit_bias)
     _check_ids("logit_bias", biases, vocab_size)
@@ -98,14 +100,14 @@ def plan_sampling(
 
 
 def _skips_forced(params: SamplingParams) -> bool:
-    """Whether nothing but the token itself comes of choosing one that is the only one left."""
+    """Return True if choosing a forced token has no effect other than the token itself."""
     asks = params.logprobs is not None or params.mirostat or params.logits_processors or params.no_repeat_ngram_size
     forbids = params.banned_strings or -math.inf in dict(params.logit_bias).values()
     return not (asks or forbids)
 
 
 def request_seed(params: SamplingParams) -> int:
-    """The seed that all samples of a request share: its own, or a new one."""
+    """Return the seed that all samples of a request share: the requested seed, or a new seed."""
     return secrets.randbits(64) if params.seed is None else params.seed
 
 
@@ -113,16 +115,21 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
     for token in ids:
         if token >= vocab_size:
             raise OptionError(
-                f"{name} names token {token}", f"the vocabulary has {vocab_size} tokens", f"use 0 to {vocab_size - 1}"
+                f"{name} contains token {token}",
+                f"the vocabulary has {vocab_size} tokens",
+                f"use 0 to {vocab_size - 1}",
             )
 
 
 def _steps(params: SamplingParams) -> list[int]:
-    """The samplers that do something, in order."""
+    """Return the samplers that have an effect, in order."""
     asked = {name for name, value in params.as_dict().items() if value != NEUTRAL[name]}
     active = {name for name, options in SAMPLERS.items() if not asked.isdisjoint(options)}
     if params.temperature == 0:
-        active &= {"penalties", "dry"}  # only what changes the order of the tokens matters to the most likely one
+        active &= {
+            "penalties",
+            "dry",
+        }  # greedy decoding is only affected by samplers that change the order of the tokens
     steps: list[int] = [Step[name.upper()] for name in params.samplers if name in active]
     return [*steps, Step.MIROSTAT] if params.mirostat else steps
 
@@ -133,7 +140,7 @@ def _settings(params: SamplingParams) -> NDArray[np.float64]:
 
 
 def _number(option: float | None) -> float:
-    """An option as machine code takes it."""
+    """Convert an option to a number for the kernel."""
     if option is None:
         return math.inf
     return float(min(option, MOST_TOKENS)) if isinstance(option, int) else option
@@ -149,18 +156,18 @@ def _most_history(steps: Sequence[int], settings: NDArray[np.float64]) -> float:
 def breaker_tokens(
     breakers: Sequence[str], vocabulary: Sequence[str], encode: Callable[[str], Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """The sequences of tokens in which a sequence breaker may appear, as llama.cpp finds them.
+    """Return the token sequences in which a sequence breaker may appear, found as in llama.cpp.
 
-    A token whose text holds the breaker is one by itself. A token that ends with a beginning of it is one together with
-    the tokens of the rest.
+    A token that contains the breaker is a sequence on its own. A token that ends with a prefix of the breaker forms a
+    sequence with the tokens of the rest of the breaker.
 
     Args:
-        breakers: texts, see SamplingParams.dry_sequence_breakers.
+        breakers: strings, see SamplingParams.dry_sequence_breakers.
         vocabulary: the text of each token id, as it appears in the output.
-        encode: tokens of a text, without special tokens.
+        encode: returns the tokens of a text, without special tokens.
 
     Raises:
-        OptionError: a breaker that no token can begin, so that it would never take effect.
+        OptionError: no token can start a breaker, so the breaker would never take effect.
     """
     found: dict[tuple[int, ...], None] = {}
     for breaker in breakers:
@@ -179,7 +186,7 @@ def breaker_tokens(
                         found[(token, *rests[rest])] = None
         if len(found) == before and not any(breaker in text for text in vocabulary):
             raise OptionError(
-                f"dry_sequence_breakers holds {breaker!r}", "no token of the vocabulary begins it", "leave it out"
+                f"dry_sequence_breakers contains {breaker!r}", "no token in the vocabulary starts it", "remove it"
             )
     return tuple(found)
 
@@ -190,19 +197,19 @@ _NO_CHANGE = 2**62
 
 
 class RowSampler:
-    """One sequence's side of sampling.
+    """The sampling state of one sequence.
 
     Args:
-        plan: what its request asks for.
-        tokens: the sequence's own list, prompt and output, read at every step. Its owner appends to it, and says so
-            when it takes tokens back (`rewind`).
-        seed: of the request's random numbers, 0 to 2 ** 64 - 1.
-        row: the sample's number inside the request.
-        prompt_length: how many tokens at the start are the prompt; None = all that are there now.
+        plan: the request's plan.
+        tokens: the sequence's own list of prompt and output tokens, read at every step. The list's owner appends tokens
+            to it, and calls `rewind` after removing tokens.
+        seed: seed of the request's random numbers, 0 to 2 ** 64 - 1.
+        row: number of the sample in the request.
+        prompt_length: number of prompt tokens; None = all tokens currently in the list.
 
     Attributes:
-        changes: counts what changed besides the tokens that were appended.
-        matcher: its place in the grammar; its owner says what is appended (`follow`).
+        changes: number of changes other than appended tokens.
+        matcher: the position in the grammar; the owner reports appended tokens with `follow`.
     """
 
     __slots__ = (
@@ -222,17 +229,17 @@ class RowSampler:
         self._grammar_start = 0
         self.begin_grammar()
         self.prompt_length = len(tokens) if prompt_length is None else prompt_length
-        # An int32 copy of the tokens, as many as `_length`, and the places in it where sequence breakers end.
+        # An int32 copy of the first `_length` tokens, and the positions in it at which sequence breakers end.
         self._copy, self._length = _NO_IDS, 0
         self._breaker_ends: list[int] = []
         self._forbidden: tuple[int, NDArray[np.int32]] = (-1, _NO_IDS)
-        # Mirostat's limit from a position on. It depends on the tokens before, so that later ones are dropped when the
-        # sequence is shorter again.
+        # Mirostat's limits, each with the position at which it starts to apply. A limit depends on the preceding
+        # tokens, so the limits of later positions are dropped when the sequence is cut.
         self._limits: list[tuple[int, float]] = []
 
     @property
     def padding(self) -> int:
-        """Places of a padded row that hold no token, and count in min_length."""
+        """The number of padding positions in a padded row; they count towards min_length."""
         return self._padding
 
     @padding.setter
@@ -242,14 +249,15 @@ class RowSampler:
 
     @property
     def num_generated(self) -> int:
-        """Output tokens so far; 0 also where the sequence was cut inside the prompt."""
+        """The number of output tokens so far; 0 if the sequence was cut to a length inside the prompt."""
         return max(0, len(self.tokens) - self.prompt_length)
 
     def rewind(self, length: int, forbidden: Collection[int] = ()) -> None:
-        """The sequence was cut to `length` tokens.
+        """Update the state after the sequence was cut to `length` tokens.
 
         Args:
-            forbidden: token ids that may not be chosen at that place (until the next rewind).
+            length: number of remaining tokens.
+            forbidden: token ids that may not be chosen at the next position (until the next rewind).
         """
         self.changes += 1
         self._forget(length)
@@ -260,28 +268,28 @@ class RowSampler:
 
     @property
     def forbidden_now(self) -> tuple[int, ...]:
-        """Token ids that a rewind forbids at the next place."""
+        """The token ids that a rewind forbids at the next position."""
         return tuple(self._forbidden[1].tolist()) if self._forbidden[0] == len(self.tokens) else ()
 
     def restore(self, surprise_limit: float | None, forbidden: Collection[int]) -> None:
-        """Go on as a row did that had the same tokens: Mirostat's limit and forbidden ids of the next place."""
+        """Restore Mirostat's limit and the ids forbidden at the next position; the row must have the same tokens."""
         self.changes += 1
         if surprise_limit is not None:
             self._limits = [(len(self.tokens), surprise_limit)]
         self._forbidden = (len(self.tokens), np.asarray(sorted(forbidden), np.int32))
 
     def finish_reason(self, token: int) -> FinishReason | None:
-        """Whether the output ends with `token`, just chosen and not appended yet: at a stop token, or being full."""
+        """Return the reason why the output ends with the chosen, not yet appended token; None if it continues."""
         if token in self.plan.stop_ids:
             return "stop"
         most = self.plan.params.max_tokens
         return "length" if most is not None and self.num_generated + 1 >= most else None
 
     def begin_grammar(self, num_tokens: int = 0) -> None:
-        """Let the grammar, where there is one, begin in front of the last `num_tokens` of those that are there now.
+        """Start the grammar, if there is one, before the last `num_tokens` tokens of the sequence.
 
         Raises:
-            GrammarError: it does not allow these.
+            GrammarError: the grammar does not allow these tokens.
         """
         self.changes += 1
         self.matcher = None if self.plan.matcher is None else self.plan.matcher.fork()
@@ -290,10 +298,10 @@ class RowSampler:
             self.follow(token)
 
     def follow(self, token: int) -> bool:
-        """A token was appended; whether the grammar allows nothing behind it.
+        """Advance the grammar by an appended token; return True if the grammar allows no further token.
 
         Raises:
-            GrammarError: it does not allow the token, or took more than its limits.
+            GrammarError: the grammar does not allow the token, or exceeded its limits.
         """
         if self.matcher is None:
             return False
@@ -301,33 +309,34 @@ class RowSampler:
         return self.matcher.is_over
 
     def forced(self) -> Sequence[int]:
-        """Tokens that must come next and need not be sampled."""
+        """Return the tokens that must come next and need no sampling."""
         return self.matcher.forced() if self.matcher is not None and self.plan.skips_forced else ()
 
     def history(self) -> NDArray[np.int32]:
-        """All tokens, int32 [n]: a view that is good until the next token."""
+        """Return all tokens, int32 [n]: a view that is valid until the next token."""
         self._sync()
         return self._copy[: self._length]
 
     # --- for BatchSampler ----------------------------------------------------------------------------------------
 
     def same_until(self) -> int:
-        """As long as there are fewer tokens than this, and `changes` stays, the next ones are asked for in the same way
-        but for their position; 0 = every token is asked for in its own way.
+        """Return the length up to which only the position changes in the row's sampling inputs.
+
+        The result is valid for as long as `changes` stays the same; it is 0 if the inputs change with every token.
         """
         params, length = self.plan.params, len(self.tokens)
         is_own = self.matcher is not None or params.logits_processors or params.mirostat or self.plan.most_history
         if is_own or self._forbidden[0] == length:
             return 0
         changes = [_NO_CHANGE] if self._forbidden[0] < length else [self._forbidden[0]]
-        # Where min_tokens and min_length are reached.
+        # The length at which min_tokens and min_length are reached.
         reached = max(self.prompt_length + params.min_tokens, params.min_length - self.padding)
         if length < reached:
             changes.append(reached)
         return min(changes)
 
     def window(self) -> tuple[NDArray[np.int32], int]:
-        """The tokens that the steps look at (int32), and the index of the first generated one among them."""
+        """Return the tokens that the steps use (int32), and the index in them of the first generated token."""
         if self.plan.most_history == 0:
             return _NO_IDS, 0
         self._sync()
@@ -335,7 +344,7 @@ class RowSampler:
         return window, self.prompt_length - (len(self.tokens) - len(window))
 
     def _sync(self) -> None:
-        """Copy what is new."""
+        """Copy new tokens."""
         self._forget(len(self.tokens))
         new = np.asarray(self.tokens[self._length :], np.int32)
         length = self._length + len(new)
@@ -355,7 +364,7 @@ class RowSampler:
         )
 
     def _forget(self, length: int) -> None:
-        """Forget the copies of all tokens from `length` on."""
+        """Drop the copies of all tokens from index `length`."""
         if length < self._length:
             self._length = length
             while self._breaker_ends and self._breaker_ends[-1] > length:
@@ -363,11 +372,11 @@ class RowSampler:
 
     @property
     def since_breaker(self) -> int:
-        """How many of the window's last tokens DRY may match: those that follow the last sequence breaker."""
+        """The number of most recent tokens that DRY may match: those after the last sequence breaker."""
         return self._length - (self._breaker_ends[-1] if self._breaker_ends else 0)
 
     def edits(self) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Ids and what is added to their logits: the bias, and -inf for tokens that may not come here."""
+        """Return token ids and the values to add to their logits: the bias, and -inf for tokens not allowed here."""
         masked = []
         params = self.plan.params
         if self.num_generated < params.min_tokens or len(self.tokens) + self.padding < params.min_length:
@@ -383,7 +392,7 @@ class RowSampler:
 
     @property
     def asked(self) -> bytes:
-        """The plan's, with Mirostat's limit."""
+        """The plan's steps and settings, with Mirostat's current limit."""
         asked = self.plan.asked
         if not self.plan.params.mirostat:
             return asked
@@ -397,7 +406,7 @@ class RowSampler:
         return self._limits[-1][1] if self._limits else 2.0 * self.plan.params.mirostat_tau
 
     def steer(self, probability: float) -> None:
-        """Set Mirostat's limit for the token after the next, whose probability among those kept was this."""
+        """Update Mirostat's limit for the token after the next, from the next token's probability among those kept."""
         params, limit = self.plan.params, self.surprise_limit
         limit -= params.mirostat_eta * (-float(np.log2(probability)) - params.mirostat_tau)
         self._limits.append((len(self.tokens) + 1, limit))

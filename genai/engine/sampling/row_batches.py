@@ -1,4 +1,4 @@
-"""What rows ask of a device's sampler, as arrays. Most ask for the same again and again, but for their position."""
+"""Conversion of rows to arrays for a device's sampler, cached because most rows only change their position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A = TypeVar("A", bound=NDArray[Any])
 
 
 def processed(logits: NDArray[np.float32], row: RowSampler) -> NDArray[np.float32]:
-    """Logits [V] after the request's functions, see SamplingParams.logits_processors."""
+    """Return logits [V] after the request's logits processors; see SamplingParams.logits_processors."""
     token_ids, result = tuple(row.tokens), np.array(logits)
     for processor in row.plan.params.logits_processors:
         result = _run(processor, token_ids, result)
@@ -34,7 +34,7 @@ def _run(processor: Any, token_ids: tuple[int, ...], row: NDArray[np.float32]) -
         raise LogitsProcessorError(
             f"the logits processor {name} raised {type(error).__name__}: {error}",
             f"it was called with {len(token_ids)} token ids and logits float32 {list(shape)}",
-            "correct the processor, or leave it out",
+            "correct the processor, or remove it",
         ) from error
     result = row if result is None else result
     if not isinstance(result, np.ndarray) or result.shape != shape or result.dtype != np.float32:
@@ -42,15 +42,15 @@ def _run(processor: Any, token_ids: tuple[int, ...], row: NDArray[np.float32]) -
         found = f"{result.dtype} {list(result.shape)}" if is_array else type(result).__name__
         raise LogitsProcessorError(
             f"the logits processor {name} returned {found}",
-            f"float32 {list(shape)} is expected",
-            "return logits.astype(np.float32), or change the array given and return None",
+            f"expected: float32 {list(shape)}",
+            "return logits.astype(np.float32), or change the array in place and return None",
         )
     if not np.max(result) < np.inf:
         token = int(np.flatnonzero(~(result < np.inf))[0])
         raise LogitsProcessorError(
-            f"the logits processor {name} gave token {token} the logit {result[token]}",
-            "logits are finite, or -inf for tokens that may not be chosen",
-            "to force a token, set all others to -inf",
+            f"the logits processor {name} set the logit of token {token} to {result[token]}",
+            "logits must be finite, or -inf for tokens that must not be chosen",
+            "to force a token, set all other logits to -inf",
         )
     return np.ascontiguousarray(result)
 
@@ -66,12 +66,12 @@ def _read_only(array: A) -> A:
 
 
 class _Known:
-    """A batch whose rows ask for the same as long as they have fewer tokens than `untils`."""
+    """A batch that changes only in its positions for as long as its rows have fewer tokens than `untils`."""
 
     def __init__(self, active: dict[int, RowSampler], batch: SamplingBatch, untils: list[int]) -> None:
         self._rows, self._sources = [*active.values()], [*active]
         self._changes, self._untils = [row.changes for row in self._rows], untils
-        # Arrays that cannot be written to: who has seen them need not look again.
+        # The arrays are read-only, so a device that has read them need not read them again.
         self._batch = SamplingBatch(
             batch.rows,
             batch.plain,
@@ -83,7 +83,7 @@ class _Known:
         )
 
     def at_other_positions(self, active: dict[int, RowSampler]) -> SamplingBatch | None:
-        """The batch for the tokens that there are now; None if something else changed."""
+        """Return the batch for the rows' current lengths; None if anything other than the lengths changed."""
         rows = [*active.values()]
         if rows != self._rows or [*active] != self._sources or [row.changes for row in rows] != self._changes:
             return None
@@ -96,10 +96,11 @@ class _Known:
 
 
 class RowBatches:
-    """Makes batches of rows. Threads may call at the same time: what is kept is replaced as a whole.
+    """Builds batches of rows. Several threads may use a builder at the same time: cached data is only replaced whole.
 
     Args:
-        vocab_size: logits per row. masks: fills those of grammars.
+        vocab_size: number of logits per row.
+        masks: fills grammar masks.
     """
 
     def __init__(self, vocab_size: int, masks: MaskFiller) -> None:
@@ -107,10 +108,11 @@ class RowBatches:
         self._known: _Known | None = None
 
     def make(self, logits: Logits, active: dict[int, RowSampler]) -> SamplingBatch:
-        """What the rows ask for, by their number among the logits.
+        """Build the batch of the active rows, which are keyed by their row in the logits.
 
         Raises:
-            LogitsProcessorError: a logits processor failed. GrammarError: a grammar took more than its limits.
+            LogitsProcessorError: a logits processor failed.
+            GrammarError: a grammar exceeded its limits.
         """
         known = self._known
         if known is not None and (batch := known.at_other_positions(active)) is not None:

@@ -1,4 +1,4 @@
-"""How deep a JSON schema is when its references are followed: llguidance recurses there, and a stack has an end."""
+"""The depth of a JSON schema if references are followed; llguidance recurses to this depth on a limited stack."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 
 def depth(schema: Any) -> int:
-    """At most how many values lie inside one another on a way that comes to no reference's target twice.
+    """Return an upper bound on the nesting depth over all paths that visit no reference target twice.
 
-    Targets that lead to each other count together, whichever of them a walk begins with.
+    Targets that refer to each other are counted together, whichever target a path enters first.
     """
     refs = {ref for value, _ in _inside(schema) if (ref := _ref(value)) is not None}
     found = {ref: _resolved(schema, ref) for ref in refs}
@@ -35,7 +35,7 @@ def _ref(value: Any) -> str | None:
 
 
 def _inside(value: Any, closed: Collection[int] = ()) -> Iterator[tuple[Any, int]]:
-    """A value and the objects and lists in it, each with its level; what is in closed ones is left out."""
+    """Yield a value and all objects and lists in it, with their levels; skip the content of values in `closed`."""
     waiting = [(value, 1)]
     while waiting:
         one, level = waiting.pop()
@@ -46,7 +46,7 @@ def _inside(value: Any, closed: Collection[int] = ()) -> Iterator[tuple[Any, int
 
 
 def _resolved(schema: Any, ref: str) -> Any:
-    """What a reference leads to; all of the schema where that is not a place in it, as of anchors."""
+    """Return the target of a reference; the whole schema if the reference is not a path, such as an anchor."""
     found = schema
     for key in unquote(ref).removeprefix("#").split("/")[1:] if ref.startswith("#") else ():
         key = key.replace("~1", "/").replace("~0", "~")
@@ -60,9 +60,9 @@ def _resolved(schema: Any, ref: str) -> Any:
 
 
 def _longest(leads: dict[int, set[int]], lengths: Mapping[int, int]) -> int:
-    """The longest way, where what is on a circle, or between two, counts as a whole."""
+    """Return the length of the longest path; everything on a cycle, or between two cycles, counts in full."""
     total = 0
-    for _ in range(2):  # what ends somewhere is taken off behind the circles, then, turned round, before them
+    for _ in range(2):  # removes the parts after all cycles, and then, with edges reversed, the parts before all cycles
         total += _taken_off(leads, lengths)
         left: dict[int, set[int]] = {name: set() for name in leads}
         for name, others in leads.items():
@@ -73,7 +73,7 @@ def _longest(leads: dict[int, set[int]], lengths: Mapping[int, int]) -> int:
 
 
 def _taken_off(leads: MutableMapping[int, set[int]], lengths: Mapping[int, int]) -> int:
-    """Remove, in place, what leads to no circle; the length of the longest way through it."""
+    """Remove, in place, the nodes that lead to no cycle; return the length of the longest path through them."""
     users: defaultdict[int, list[int]] = defaultdict(list)
     for name, others in leads.items():
         for other in others:

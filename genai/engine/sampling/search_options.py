@@ -1,4 +1,4 @@
-"""Search options, the "search" block of a genai_config.json: names, types, ranges and defaults."""
+"""Search options, which form the "search" block of a genai_config.json: names, types, ranges and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import option_rules as rules
 
 @dataclass(frozen=True)
 class Option:
-    """One search option: its default, and what its values are checked with."""
+    """A search option: its default and the check of its values."""
 
     default: Any
     check: rules.Check
@@ -23,7 +23,9 @@ class Option:
 _BOOL = rules.Choice((False, True), "True or False")
 _NUMBER = rules.number(-sys.float_info.max, "a number")
 _SEED = rules.whole(
-    -sys.float_info.max, "a whole number that a float holds; negative = a new one each time", high=sys.float_info.max
+    -sys.float_info.max,
+    "a whole number in the range of a float; negative = a new seed each time",
+    high=sys.float_info.max,
 )
 _COUNT = rules.count(1, "1 or greater, below 2 ** 31")
 SEARCH_OPTIONS: Mapping[str, Option] = {
@@ -31,7 +33,7 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "temperature": Option(1.0, rules.number(0, "0 or greater")),
     "top_k": Option(50, rules.count(0, "0 (all) or greater, below 2 ** 31")),
     "top_p": Option(0.0, rules.number(0, "0 to 1", high=1)),
-    "repetition_penalty": Option(1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, 1e-28 at least")),
+    "repetition_penalty": Option(1.0, rules.number(rules.SMALLEST_FACTOR, "greater than 0, at least 1e-28")),
     "min_length": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
     "max_length": Option(0, _COUNT),
     "batch_size": Option(1, _COUNT),
@@ -40,18 +42,18 @@ SEARCH_OPTIONS: Mapping[str, Option] = {
     "no_repeat_ngram_size": Option(0, rules.count(0, "0 or greater, below 2 ** 31")),
     "num_beams": Option(1, rules.whole(1, f"1 to {MOST_BEAMS}", high=MOST_BEAMS)),
     "num_return_sequences": Option(1, _COUNT),
-    # With one beam these cannot change tokens.
+    # These have no effect with a single beam.
     "length_penalty": Option(1.0, rules.number(-50, "a number, -50 to 50", high=50)),
     "early_stopping": Option(True, _BOOL),
-    # onnxruntime-genai reads it and does nothing with it.
+    # onnxruntime-genai accepts this option but ignores it.
     "diversity_penalty": Option(0.0, _NUMBER),
-    # How onnxruntime allocates.
+    # Controls onnxruntime's memory allocation.
     "past_present_share_buffer": Option(False, _BOOL),
 }
 
 
 class SearchOptions(TypedDict, total=False):
-    """Search options as keywords of calls."""
+    """Search options, as keyword arguments."""
 
     do_sample: bool
     temperature: float
@@ -73,10 +75,10 @@ class SearchOptions(TypedDict, total=False):
 
 
 def checked(name: str, value: Any) -> Any:
-    """The value of a search option in its own type.
+    """Return the value of a search option, converted to its type.
 
     Raises:
-        OptionError: unknown name, wrong type, out of range.
+        OptionError: the name is unknown, or the value has a wrong type or is out of range.
     """
     option = SEARCH_OPTIONS.get(name)
     if option is None:

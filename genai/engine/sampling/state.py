@@ -1,4 +1,4 @@
-"""What a sequence's sampler remembers, apart from its tokens: enough to go on as if nothing had come between."""
+"""The state of a sequence's sampler, without the tokens: enough to continue with identical results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from .plan import RowSampler
 
 @dataclass(frozen=True)
 class SamplerState:
-    """A sampler between two tokens. Random numbers depend on seed, row and position alone: there is no state of them.
+    """A sampler's state between two tokens. Random numbers need no state: they depend only on seed, row and position.
 
     Attributes:
-        params: what the request asked for.
-        seed, row: of its random numbers.
-        prompt_length: so many of the tokens are the prompt.
-        surprise_limit: Mirostat's, in bits. forbidden: ids that may not come next.
+        params: the request's sampling options.
+        seed, row: keys of the sampler's random numbers.
+        prompt_length: number of prompt tokens.
+        surprise_limit: Mirostat's limit, in bits.
+        forbidden: token ids that may not come next.
         padding: see RowSampler.
     """
 
@@ -33,7 +34,7 @@ class SamplerState:
 
     @classmethod
     def of(cls, row: RowSampler) -> SamplerState:
-        """That of a row."""
+        """Return the state of a row."""
         return cls(
             row.plan.params,
             row.seed,
@@ -45,21 +46,21 @@ class SamplerState:
         )
 
     def put_into(self, row: RowSampler) -> None:
-        """Let a row, whose tokens are there, go on from here."""
+        """Restore the state in a row that already has the tokens."""
         row.restore(self.surprise_limit if self.params.mirostat else None, self.forbidden)
         row.padding = self.padding
 
     def as_json(self) -> dict[str, Any]:
-        """Values that JSON has.
+        """Return the state as JSON values.
 
         Raises:
-            StateError: the request has functions, which a file cannot hold.
+            StateError: the request has logits processors, which a file cannot hold.
         """
         if self.params.logits_processors:
             raise StateError(
                 "a sampler with logits_processors cannot be saved",
-                "they are functions of this process, and nothing in a state file is ever executed",
-                "save a state without them, and give them again when it goes on",
+                "logits processors are Python functions, and a state file never contains code",
+                "save the state without them, and pass them again when you continue",
             )
         usual = SamplingParams().as_dict()
         options = {name: value for name, value in self.params.as_dict().items() if value != usual[name]}
@@ -67,10 +68,10 @@ class SamplerState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], num_tokens: int) -> SamplerState:
-        """From what `as_json` gave; of a sequence of so many tokens.
+        """Create a state from the result of `as_json`, for a sequence of `num_tokens` tokens.
 
         Raises:
-            ValueError, TypeError, KeyError: it says something else. OptionError is one of them.
+            ValueError, TypeError, KeyError: the content is invalid. OptionError is a ValueError.
         """
         options = {**content["params"]}
         if "logits_processors" in options:
@@ -84,6 +85,6 @@ class SamplerState:
         limit = float(content["surprise_limit"])
         if not abs(limit) < 1e9:
             raise ValueError(f"surprise_limit = {limit}")
-        # Checked like any that a caller gives.
+        # Validated like options from a caller.
         params = SamplingParams.from_options(options)
         return cls(params, surprise_limit=limit, forbidden=forbidden, **whole)

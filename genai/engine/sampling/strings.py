@@ -1,8 +1,8 @@
-"""Strings that end a text, and strings that are kept out of it, found while it comes in pieces.
+"""Detection of stop strings and banned strings in a text that arrives in pieces.
 
-No part of a stop string is ever shown. When a banned string appears, generation goes back to where it began and goes
-another way; the idea is exllamav2's. This is the policy alone: it sees tokens and their text, and says what to take
-back.
+No part of a stop string is ever shown. When a banned string appears, generation backtracks to the string's start and
+takes another token; the idea is exllamav2's. This module is policy only: it receives tokens and their text, and returns
+the tokens to take back.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 
 class _Matcher:
-    """Finds a text, which is not empty, in a stream of characters: the automaton of Knuth, Morris and Pratt (1977)."""
+    """Finds a non-empty string in a stream of characters with the automaton of Knuth, Morris and Pratt (1977)."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        # The longest proper beginning of the text that also ends its first i + 1 characters.
+        # The length of the longest proper prefix of the text that is also a suffix of its first i + 1 characters.
         self._fallback = [0] * len(text)
         length = 0
         for i in range(1, len(text)):
@@ -27,7 +27,7 @@ class _Matcher:
             self._fallback[i] = length
 
     def feed(self, character: str) -> bool:
-        """Whether the text ends with this character. `matched`: how many characters of it the stream now ends with."""
+        """Process a character; return True if the string ends with it. `matched` is the length of the partial match."""
         if self.matched == len(self.text):
             self.matched = self._fallback[-1]
         while self.matched and character != self.text[self.matched]:
@@ -36,30 +36,30 @@ class _Matcher:
         return self.matched == len(self.text)
 
     def reset(self) -> None:
-        """Begin a new stream."""
+        """Start a new stream."""
         self.matched = 0
 
 
 class StopStrings:
-    """Reads a text in pieces and passes on what cannot be part of a stop string any more.
+    """Reads a text in pieces and passes on the text that can no longer be part of a stop string.
 
-    The result does not depend on where the text is cut into pieces. Where several stop strings end at the same
-    character, the longest counts. Characters are compared as they are, without normalisation.
+    The result does not depend on how the text is split. If several stop strings end at the same character, the longest
+    stop string counts. Characters are compared exactly, without normalisation.
 
     Args:
         stops: the stop strings; none is empty.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        # The longest first: it is the one that is found where several end.
+        # The longest stop string comes first, because it counts if several end at the same character.
         self._matchers = [_Matcher(stop) for stop in sorted(stops, key=len, reverse=True)]
         self._held = ""
         self.found: str | None = None
 
     def feed(self, piece: str) -> str:
-        """The text that may be shown now; `found` is the stop string once there is one, and all later text is dropped.
+        """Return the text that may be shown now, and set `found` if a stop string occurs; all later text is dropped.
 
-        What is held back is the longest end of the text so far that could begin a stop string.
+        The longest suffix of the text that could start a stop string is held back.
         """
         if self.found is not None:
             return ""
@@ -76,7 +76,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def would_end(self, text: str) -> bool:
-        """Whether a stop string would be found if this text came next."""
+        """Return True if a stop string would be found if `text` came next."""
         before = [matcher.matched for matcher in self._matchers]
         found = any(matcher.feed(character) for character in text for matcher in self._matchers)
         for matcher, matched in zip(self._matchers, before, strict=True):
@@ -84,7 +84,7 @@ class StopStrings:
         return found
 
     def flush(self) -> str:
-        """The text is over: what was held back is no stop string and may be shown."""
+        """Return the text held back, because the text has ended and the held part is not a stop string."""
         held, self._held = self._held, ""
         for matcher in self._matchers:
             matcher.reset()
@@ -93,12 +93,12 @@ class StopStrings:
 
 @dataclass(frozen=True)
 class Rewind:
-    """Take tokens back and forbid the one that began the banned string.
+    """An instruction to take back tokens and forbid the token that began the banned string.
 
     Attributes:
         position: number of output tokens to keep.
-        num_tokens: how many to take back, the one just fed included.
-        forbidden: ids that may not be chosen at that position: this one, and those found there before.
+        num_tokens: number of tokens to take back, including the token just fed.
+        forbidden: ids that may not be chosen at that position: the id of that token, and ids forbidden there earlier.
         banned: the string that appeared.
     """
 
@@ -109,35 +109,36 @@ class Rewind:
 
 
 class BannedStrings:
-    """Watches one output.
+    """Watches an output for banned strings.
 
-    After a Rewind the caller drops the last `num_tokens` tokens (and the text they gave), forbids `forbidden` at that
-    place, and feeds what is chosen instead. The text of tokens that may still be taken back is held back, so what was
-    shown stays. A place at which every token leads to a banned string runs out of tokens, and the sampler says so.
+    After a Rewind the caller drops the last `num_tokens` tokens with their text, forbids `forbidden` at that position,
+    and feeds the token chosen instead. The text of tokens that may still be taken back is held back, so text that was
+    shown never changes. If every token at a position leads to a banned string, no token remains, and the sampler raises
+    an error.
 
-    Tokens whose text becomes certain only later (the bytes of a character) belong to the text that follows them.
+    If a token's text becomes certain only later (the bytes of a character), it is part of the text of later tokens.
 
     Args:
-        banned: the strings; none is empty. Characters are compared as they are.
-        position: output tokens that came before, and stay.
+        banned: the strings; none is empty. Characters are compared exactly.
+        position: number of preceding output tokens, which are never taken back.
     """
 
     def __init__(self, banned: Sequence[str], position: int = 0) -> None:
-        # The longest first: where several end, it goes back the farthest.
+        # The longest string comes first, because it backtracks the farthest if several end at the same character.
         self._matchers = [_Matcher(text) for text in sorted(banned, key=len, reverse=True)]
-        self._tokens: list[_Token] = []  # those that may still be taken back
-        self._position = position  # output tokens before them
+        self._tokens: list[_Token] = []  # tokens that may still be taken back
+        self._position = position  # number of output tokens before them
         self._forbidden: dict[int, frozenset[int]] = {}
 
     def feed(self, token: int, piece: str) -> str | Rewind:
-        """After a token, and the text that became certain with it (which may be empty): text to show, or a Rewind."""
+        """Process a token and the text that became certain with it (may be empty). Return text to show, or a Rewind."""
         self._tokens.append(_Token(token, piece, self._position))
         for i, character in enumerate(piece):
             found = [matcher.text for matcher in self._matchers if matcher.feed(character)]
             if found:
                 return self._rewind(found[0], len(piece) - i - 1)
         first_held = self._beginning(max((matcher.matched for matcher in self._matchers), default=0))
-        # A rewind to a token also brings back what was held when it came.
+        # A rewind to a token also restores the tokens that were held back when that token arrived.
         keep_from = self._tokens[first_held].held_from if first_held < len(self._tokens) else self._end
         return self._release(keep_from)
 
@@ -148,11 +149,11 @@ class BannedStrings:
 
     @property
     def num_held(self) -> int:
-        """How many tokens may still be taken back."""
+        """The number of tokens that may still be taken back."""
         return len(self._tokens)
 
     def flush(self) -> str:
-        """The output is over: what was held back may be shown."""
+        """Return the text held back, because the output has ended."""
         for matcher in self._matchers:
             matcher.reset()
         return self._release(self._end)
@@ -162,7 +163,7 @@ class BannedStrings:
         return self._position + len(self._tokens)
 
     def _beginning(self, num_behind: int) -> int:
-        """Index of the token that begins the character `num_behind` before the end of the text."""
+        """Return the index of the token with the character that is `num_behind` before the end of the text."""
         index = len(self._tokens)
         while num_behind > 0:
             index -= 1
@@ -172,7 +173,7 @@ class BannedStrings:
         return index
 
     def _release(self, position: int) -> str:
-        """Pass on the text of the tokens before this position."""
+        """Return the text of the tokens before this position and drop them."""
         count = position - self._position
         text = "".join(token.piece for token in self._tokens[:count])
         del self._tokens[:count]
@@ -181,7 +182,7 @@ class BannedStrings:
         return text
 
     def _rewind(self, banned: str, num_behind: int) -> Rewind:
-        """Go back to the token with the first character of the string, whose last is `num_behind` before the end."""
+        """Backtrack to the token with the string's first character. The string ends `num_behind` before the end."""
         first = self._beginning(num_behind + len(banned))
         position, dropped = self._position + first, self._tokens[first:]
         del self._tokens[first:]
@@ -197,7 +198,7 @@ class BannedStrings:
 
 @dataclass(frozen=True)
 class _Token:
-    """A token, its text, and the position of the first token that could be taken back when it came."""
+    """A token, its text, and the position of the first token that could be taken back when this token arrived."""
 
     id: int
     piece: str

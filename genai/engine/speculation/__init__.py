@@ -1,4 +1,5 @@
-"""Speculation: guesses at the next tokens are computed together with the last one, and kept where they are right.
+"""Speculative decoding: a step computes draft tokens together with the last token, and keeps those that are accepted.
 
-Where guesses come from (`lookup`, `draft`), when they pay (`policy`), and what the engine calls (`speculator`).
+`lookup` and `draft` propose tokens, `policy` decides how many are worthwhile, and `speculator` is the interface to the
+engine.
 """

@@ -1,7 +1,7 @@
-"""A draft model: a smaller one that goes ahead of the other, with the same options and random numbers.
+"""A draft model: a smaller model that proposes tokens with the same options and random numbers as the target model.
 
-A token depends on the logits and on the random number of its place. The draft draws with the number that the other
-model will draw with, so that the two often choose the same also where the temperature is high.
+A token depends on the logits and on the random number for its position. The draft model uses the same random number as
+the target model, so both often choose the same token even at a high temperature.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..scheduler import plan_step
 from ..sequence import DecoderSequence, Logits
 from .policy import StepCosts
 
-# A draft that is more tokens behind reads them first, a step's worth at a time.
+# If the draft model lags further behind than this, it first computes the missing tokens in steps without drafting.
 _MOST_BEHIND = 32
 
 
 class Followed(Protocol):
-    """What a draft sees of a request, see engine.Request."""
+    """The part of a request that a draft model uses; see request.EngineRequest."""
 
     sequence: DecoderSequence
     row: RowSampler
@@ -32,7 +32,7 @@ class Followed(Protocol):
 
 @dataclass
 class _Follower:
-    """A request's sequence in the draft model; `refused` once it cannot be drafted any more."""
+    """A request's sequence in the draft model; `refused` is set when no more tokens can be drafted for the request."""
 
     sequence: DecoderSequence
     row: RowSampler
@@ -40,14 +40,16 @@ class _Follower:
 
 
 class DraftModel:
-    """Drafts for requests of another model with the same vocabulary.
+    """A model that generates draft tokens for requests of a target model with the same vocabulary.
 
     Args:
-        decoder, sampler: of the draft model. context_size: most tokens of a sequence there.
-        vocab_size: logits of the other model; no token beyond is proposed.
+        decoder, sampler: the draft model's decoder and sampler.
+        context_size: maximum number of tokens in a sequence of the draft model.
+        vocab_size: vocabulary size of the target model; larger token ids are not proposed.
 
     Attributes:
-        costs: seconds of its steps. read_seconds: what it took to read prompts since the last `read`.
+        costs: durations of the draft model's steps.
+        read_seconds: time that the last call to `read` took to compute prompts.
     """
 
     def __init__(self, decoder: Decoder, sampler: BatchSampler, *, context_size: int, vocab_size: int) -> None:
@@ -58,7 +60,7 @@ class DraftModel:
         self.read_seconds = 0.0
 
     def read(self, requests: Sequence[Followed]) -> None:
-        """Compute a part of what is far behind: prompts, and what came while nothing was drafted."""
+        """Compute a step of sequences that lag far behind: prompts, and tokens generated while drafting was paused."""
         self.read_seconds = 0.0
         behind = [
             own for request in requests if not (own := self._follow(request)).refused and _lag(own) > _MOST_BEHIND
@@ -75,14 +77,14 @@ class DraftModel:
         self.read_seconds = time.perf_counter() - began
 
     def room(self, request: Followed) -> int:
-        """How many tokens it could draft for a request now."""
+        """Return the number of tokens that could be drafted for a request now."""
         own = self._followers.get(request)
         if own is None or own.refused or not 0 < _lag(own) <= _MOST_BEHIND:
             return 0
         return max(self._context_size - len(own.sequence.tokens) - 1, 0)
 
     def draft(self, requests: Sequence[Followed], depths: Sequence[int]) -> list[list[int]]:
-        """So many tokens for each request, or fewer; requests are those of the last `read`, with room."""
+        """Draft up to the given number of tokens for each request of the last `read` that has room."""
         found: list[list[int]] = [[] for _ in requests]
         over: set[int] = set()
         for request in requests:
@@ -99,41 +101,41 @@ class DraftModel:
                     if one.row.follow(token):
                         over.add(index)
         for request in requests:
-            self._followers[request].row.matcher = None  # it is the request's that goes on
+            self._followers[request].row.matcher = None  # the request's own matcher remains in use
         return found
 
     def _begin_grammar(self, request: Followed) -> None:
-        """Let a draft obey the request's grammar from here on; masks fit vocabularies of the same size only."""
+        """Apply the request's grammar to its draft if both vocabularies have the same size, which masks require."""
         matcher = request.row.matcher
         if matcher is not None and self._decoder.vocab_size == self._vocab_size:
             self._followers[request].row.matcher = matcher.fork()
 
     def forget(self, request: Followed) -> None:
-        """A request is over: what was computed may serve the next one that begins alike."""
+        """Remove a finished request; its computed prefix is published for later requests."""
         own = self._followers.pop(request, None)
         if own is not None:
             own.sequence.publish()
             own.sequence.close()
 
     def _step(self, own: Sequence[_Follower]) -> list[int]:
-        """The next token of each; none if there is no room or nothing to choose."""
+        """Choose the next token of each sequence; return an empty list if the cache is full or a row has no token."""
         sequences = [one.sequence for one in own]
         rows = sum(map(_lag, own))
         began = time.perf_counter()
         try:
             logits: list[Logits] = compute(self._decoder, sequences)
             sampled = self._sampler.sample(stacked([one[-1] for one in logits]), [one.row for one in own])
-            self.costs.note(rows, rows, time.perf_counter() - began)  # a device may have computed until now
+            self.costs.note(rows, rows, time.perf_counter() - began)  # asynchronous devices have finished by now
         except CacheCapacityError:
             _refuse(own)
             return []
         except (SamplingError, GrammarError):
-            return []  # the other model says what is wrong, if it finds the same
+            return []  # if the target model has the same problem, it raises the error
         tokens: list[int] = sampled.tokens.tolist()
         return tokens
 
     def _follow(self, request: Followed) -> _Follower:
-        """Let the draft's sequence have the request's tokens; what it drafted otherwise goes."""
+        """Update the draft sequence to the request's tokens, and drop draft tokens that differ."""
         begins = request not in self._followers
         if begins:
             self._followers[request] = self._begin(request)
@@ -154,7 +156,7 @@ class DraftModel:
         return own
 
     def _begin(self, request: Followed) -> _Follower:
-        """What follows a request, without its tokens."""
+        """Create a follower, without tokens, for a request."""
         sequence, plan = self._decoder.open(), _narrowed(request.row.plan, self._decoder.vocab_size)
         row = RowSampler(
             plan, sequence.tokens, seed=request.row.seed, row=request.row.row, prompt_length=request.row.prompt_length
@@ -163,7 +165,7 @@ class DraftModel:
 
 
 def _lag(own: _Follower) -> int:
-    """How many tokens it has not computed."""
+    """Return the number of tokens that are not computed yet."""
     return len(own.sequence.tokens) - int(own.sequence.num_computed)
 
 
@@ -174,7 +176,7 @@ def _refuse(followers: Sequence[_Follower]) -> None:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens at the start are the same."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length
@@ -186,7 +188,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _narrowed(plan: SamplingPlan, vocab_size: int) -> SamplingPlan:
-    """A request's plan for a draft: without functions over logits, whose owner expects each token once."""
+    """Return a request's plan for drafting, without logits processors, because these expect each token only once."""
     known = plan.edit_ids < vocab_size
     return replace(
         plan,

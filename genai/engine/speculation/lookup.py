@@ -1,6 +1,7 @@
-"""Prompt lookup: what followed the last tokens when they came before, in the prompt, the reply, or a text beside them.
+"""Prompt lookup: propose the tokens that followed the last tokens at an earlier position.
 
-After A. Saxena, "Prompt Lookup Decoding" (2023); with the longest match in place of a fixed length.
+The position is in the prompt, in the reply or in an additional text. Based on A. Saxena, "Prompt Lookup Decoding"
+(2023), but with the longest match instead of a match of fixed length.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
-# Fewer equal tokens are no reason to expect the same again; of more, so many are compared.
+# The minimum length of a match, because shorter matches predict nothing, and the maximum number of tokens to compare.
 LEAST_MATCH, MOST_MATCH = 2, 16
-# Of so many positions in a text beside the prompt, the last ones, the longest match is taken.
+# The number of last positions in an additional text among which the longest match is chosen.
 _MOST_POSITIONS = 64
-# Three ids in one number.
+# Three token ids are packed into one number.
 _KEY_TOKENS, _KEY_BITS = 3, 21
 
 
 class Match(NamedTuple):
-    """What may come next.
+    """A possible continuation.
 
     Attributes:
         tokens: int32, at least one.
-        length: how many tokens before it agree.
+        length: number of matching tokens before the continuation.
     """
 
     tokens: Tokens
@@ -34,15 +35,18 @@ class Match(NamedTuple):
 
 
 def match_history(history: Tokens, most: int) -> Match | None:
-    """What followed the longest of the earlier runs of tokens that the history ends with; of equal ones the last.
+    """Return the continuation of the longest earlier occurrence of the history's last tokens.
 
-    A run that reaches the end repeats itself: its continuation goes round.
+    Of several equally long occurrences, the last one counts.
+
+    A continuation that reaches the end of the history repeats periodically.
 
     Args:
-        history: int32 [n]. most: tokens wanted, at least 1.
+        history: int32 [n].
+        most: number of tokens to return, at least 1.
 
     Returns:
-        None if the last two tokens did not come before.
+        The match; None if the last two tokens did not occur earlier.
     """
     last = len(history) - 1
     if last < LEAST_MATCH:
@@ -58,7 +62,13 @@ def match_history(history: Tokens, most: int) -> Match | None:
 
 
 def _longest(text: Tokens, positions: NDArray[np.int64], history: Tokens) -> tuple[int, int]:
-    """Of positions in a text where the history's last two tokens end, the last one with the longest match, and that."""
+    """Return the position with the longest match (of several, the last) and the match's length.
+
+    Args:
+        text: the text.
+        positions: positions in the text at which the history's last two tokens end.
+        history: the history.
+    """
     last, length = len(history) - 1, LEAST_MATCH
     while length < min(MOST_MATCH, last):
         longer = positions[positions >= length]
@@ -70,10 +80,10 @@ def _longest(text: Tokens, positions: NDArray[np.int64], history: Tokens) -> tup
 
 
 class LookupText:
-    """A text beside the prompts in which continuations are looked up, such as the files of a project.
+    """An additional text to look up continuations in, such as the files of a project.
 
     Args:
-        tokens: int32 [n], of a vocabulary of at most 2 ** 21.
+        tokens: int32 [n], from a vocabulary of at most 2 ** 21 tokens.
     """
 
     def __init__(self, tokens: Sequence[int] | Tokens) -> None:
@@ -86,7 +96,7 @@ class LookupText:
         return len(self._tokens)
 
     def match(self, history: Tokens, most: int) -> Match | None:
-        """As match_history, in this text; at least three tokens agree."""
+        """Return a match in this text, in the same form as match_history; at least three tokens match."""
         if len(history) < _KEY_TOKENS or not len(self._keys):
             return None
         (key,) = _keys(history[-_KEY_TOKENS:])
@@ -100,7 +110,7 @@ class LookupText:
 
 
 def _keys(tokens: Tokens) -> NDArray[np.int64]:
-    """One number for each three neighbours."""
+    """Pack every three consecutive tokens into one number."""
     if len(tokens) < _KEY_TOKENS:
         return np.empty(0, np.int64)
     wide = tokens.astype(np.int64)

@@ -1,6 +1,6 @@
-"""How many tokens to propose: what a step costs by its rows, how often proposals are kept, and what follows from both.
+"""The policy of speculative decoding: it derives the number of draft tokens from step costs and acceptance rates.
 
-Pure arithmetic over what was measured. The idea of pricing proposals with a measured curve is llama.cpp's.
+Pure arithmetic on measurements. The use of a measured cost curve to price draft tokens is an idea from llama.cpp.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-# What a row more adds to a step, as a part of it, until that was measured.
+# The assumed cost of an additional row, relative to a step, until the cost is measured.
 _FIRST_SHARE = 0.1
-# What is known is the median of so many steps.
+# Costs are medians of this number of steps.
 _STEPS_REMEMBERED = 9
-# A step without proposals is measured again after so many; what rows add is forgotten if it was not seen in so many.
+# A step without draft tokens is measured again after the first number of steps. The cost of additional rows expires if
+# it was not measured during the second number of steps.
 _PLAIN_GOOD, _ROWS_GOOD = 48, 128
-# How many proposals a belief from elsewhere is worth, and what is left of experience after each step.
+# The weight of the prior acceptance rate, in draft tokens, and the factor by which experience decays per step.
 _PRIOR_WEIGHT, _MEMORY = 3.0, 0.98
-# Proposals must promise so much more speed, or they are left out.
+# Draft tokens are proposed only if the expected speedup is at least this share.
 _LEAST_GAIN = 0.02
-# Part of the time that may be lost to guesses that turn out wrong, and how many steps' worth may be saved up for it.
+# The share of time that rejected draft tokens may cost; the maximum credit for it, in steps; and the longest pause.
 _LOSS_SHARE, _MOST_CREDIT, _LONGEST_PAUSE = 0.01, 2.0, 64
 
 
 class _Recent:
-    """The median of the last few numbers, and at which step the last of them came."""
+    """The median of the most recent values, and the step of the last value."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
@@ -37,10 +38,11 @@ class _Recent:
 
 
 class StepCosts:
-    """Seconds of a step, learnt from those that were computed: without proposals, by how many sequences it has; and
-    what each row more adds, by how many more there are (1, 2 to 3, 4 to 7, …).
+    """Measured durations of steps.
 
-    The first step of so many rows does not count: it also loads kernels and takes memory.
+    The durations of steps without draft tokens are stored by the number of sequences. The cost per additional row is
+    stored by the number of additional rows (1, 2 to 3, 4 to 7, …). The first step with a given number of rows does not
+    count, because it also loads kernels and allocates memory.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,13 @@ class StepCosts:
         self._step = 0
 
     def note(self, sequences: int, rows: int, seconds: float) -> None:
-        """A step of so many sequences, and so many rows in all, took so long."""
+        """Record the duration of a step.
+
+        Args:
+            sequences: number of sequences.
+            rows: number of rows, including draft tokens.
+            seconds: duration of the step.
+        """
         self._step += 1
         if rows not in self._seen:
             self._seen.add(rows)
@@ -62,50 +70,49 @@ class StepCosts:
             self._per_row.setdefault(more.bit_length(), _Recent()).note(added, self._step)
 
     def knows(self, sequences: int) -> bool:
-        """Whether a step of so many sequences without proposals was measured of late."""
+        """Return True if a step of `sequences` sequences without draft tokens was measured recently."""
         return sequences in self._plain and self._step - self._plain[sequences].step < _PLAIN_GOOD
 
     def plain(self, sequences: int) -> float:
-        """A step of so many sequences without proposals; or of a number near to it. 0 if none was measured."""
+        """Return the seconds of a step without draft tokens, for the nearest measured number of sequences; else 0."""
         if not self._plain:
             return 0.0
         return self._plain[min(self._plain, key=lambda known: abs(known - sequences))].median
 
     def seconds(self, sequences: int, rows: int) -> float:
-        """What a step takes."""
+        """Return the estimated seconds of a step."""
         plain, more = self.plain(sequences), rows - sequences
         return plain + more * self._added(more.bit_length(), _FIRST_SHARE * plain) if more else plain
 
     def _added(self, size: int, unknown: float) -> float:
-        """What each row adds where there are so many more: measured, or as for the next size that was."""
+        """Return the cost per additional row, measured for a size class or else for the nearest measured class."""
         good = [one for one, known in self._per_row.items() if self._step - known.step < _ROWS_GOOD]
         return self._per_row[min(good, key=lambda one: abs(one - size))].median if good else unknown
 
 
 class Acceptance:
-    """How often proposals are kept, by what kind they are; recent ones count more.
+    """The acceptance rate of draft tokens by kind; recent draft tokens have a higher weight.
 
     Args:
-        elsewhere: what to believe before there is experience: an Acceptance of all requests, or chances by kind (and
-            step).
+        elsewhere: the prior, which is an Acceptance over all requests, or a function of the kind and the step.
     """
 
     def __init__(self, elsewhere: Acceptance | Callable[[str, int], float]) -> None:
         self._elsewhere = elsewhere.chance if isinstance(elsewhere, Acceptance) else elsewhere
-        self._seen: dict[str, tuple[int, float, float]] = {}  # in which step last, how many until then, of these kept
+        self._seen: dict[str, tuple[int, float, float]] = {}  # last step; tested and accepted draft tokens so far
 
     def note(self, kind: str, step: int, kept: int, rejected: bool) -> None:
-        """In a step so many proposals were kept, and then one was not."""
+        """Record that a step accepted `kept` draft tokens, and whether it rejected the following draft token."""
         tested, before = self._counts(kind, step)
         self._seen[kind] = step, tested + kept + rejected, before + kept
 
     def chance(self, kind: str, step: int) -> float:
-        """The probability that a proposal is kept, if those before it were."""
+        """Return the probability that a draft token is accepted, given that all preceding draft tokens are."""
         tested, kept = self._counts(kind, step)
         return (kept + _PRIOR_WEIGHT * self._elsewhere(kind, step)) / (tested + _PRIOR_WEIGHT)
 
     def _counts(self, kind: str, step: int) -> tuple[float, float]:
-        """With every step, what was seen before counts a little less: so what has failed is tried again one day."""
+        """Return the decayed counts. Older experience counts less, so that a failed kind is eventually tried again."""
         if kind not in self._seen:
             return 0.0, 0.0
         last, tested, kept = self._seen[kind]
@@ -114,12 +121,12 @@ class Acceptance:
 
 
 class Prospect(NamedTuple):
-    """What could be proposed to one sequence.
+    """The draft tokens that could be proposed to one sequence.
 
     Attributes:
-        most: at most so many tokens.
-        chance: that each of them is kept, if those before it are.
-        drafted: whether a draft model has to compute them, one step for each token of all sequences.
+        most: maximum number of tokens.
+        chance: probability that each token is accepted, given that the preceding tokens are.
+        drafted: True if a draft model has to compute the tokens, in one step per token for all sequences together.
     """
 
     most: int
@@ -133,12 +140,13 @@ def choose_depths(
     seconds: Callable[[int, int], float],
     draft_seconds: Callable[[int], float] = lambda _: 0.0,
 ) -> list[int]:
-    """How many tokens to propose to each sequence: those with which tokens per second are expected to be the most.
+    """Choose the number of draft tokens per sequence, so as to maximise the expected tokens per second.
 
     Args:
         prospects: one per sequence of the step.
-        most_rows: of the step, all sequences together.
-        seconds: of a step of so many sequences and rows. draft_seconds: of a step of the draft model.
+        most_rows: maximum number of rows in the step, over all sequences.
+        seconds: returns the duration of a step with a given number of sequences and rows.
+        draft_seconds: returns the duration of a step of the draft model with a given number of sequences.
     """
     count = len(prospects)
     drafted = sum(one.drafted for one in prospects)
@@ -162,25 +170,26 @@ def choose_depths(
 
 
 class Account:
-    """Keeps what is lost to wrong guesses below a small part of the time, whatever was expected of them.
+    """A limit on the share of time lost to rejected draft tokens, regardless of the benefit that was expected.
 
-    A step pays in a hundredth of what it takes without proposals, and what they saved; what they cost is taken out.
-    While it is overdrawn nothing is looked for.
+    Each step adds to the balance a hundredth of its duration without draft tokens, and the time that draft tokens
+    saved; the time that they cost is deducted. While the balance is negative, no tokens are proposed.
     """
 
     def __init__(self) -> None:
         self._credit = 0.0
 
     def settle(self, plain: float, saved: float) -> None:
-        """A step is over.
+        """Update the balance after a step.
 
         Args:
-            plain: seconds that it takes without proposals. saved: by them, in seconds; negative where they cost time.
+            plain: duration of the step without draft tokens, in seconds.
+            saved: seconds saved by draft tokens; negative if they cost time.
         """
         self._credit = min(self._credit + _LOSS_SHARE * plain + saved, _MOST_CREDIT * plain)
 
     def wait(self, plain: float) -> int:
-        """How many steps to let pass before something is tried again, which is taken as done: 0 if there is credit."""
+        """Return the number of steps to pause proposals for; they are credited in advance. 0 = no pause is needed."""
         if self._credit >= 0:
             return 0
         steps = min(math.ceil(-self._credit / (_LOSS_SHARE * plain)), _LONGEST_PAUSE)

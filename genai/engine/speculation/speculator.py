@@ -1,4 +1,4 @@
-"""What the engine asks for proposals, and tells how they fared."""
+"""The engine's interface to speculative decoding: it proposes draft tokens and records their acceptance."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .policy import Acceptance, Account, Prospect, StepCosts, choose_depths
 
 DEFAULT_MOST_TOKENS = 16
 DRAFT = "draft"
-# What to expect of proposals before there is experience, by how many tokens agreed; and of a draft model's.
+# The assumed initial acceptance rates, by the length of the match, and the assumed initial rate for a draft model.
 _CHANCES = {2: 0.2, 3: 0.4, 5: 0.6, 9: 0.8}
 _DRAFT_CHANCE = 0.7
-# So many times what was expected is the most that a step is taken to have lasted.
+# A step's measured duration is capped at this multiple of the expected duration.
 _MOST_SURPRISE = 1.5
 
 
 def first_chance(kind: str, step: int = 0) -> float:
-    """The probability that a proposal is kept, before there is experience."""
+    """Return the prior probability that a draft token is accepted."""
     return _DRAFT_CHANCE if kind == DRAFT else _CHANCES[int(kind)]
 
 
 class Speculated(Protocol):
-    """What is seen of a request, see engine.Request."""
+    """The part of a request that a speculator uses; see request.EngineRequest."""
 
     sequence: DecoderSequence
     row: RowSampler
@@ -36,14 +36,16 @@ class Speculated(Protocol):
 
     @property
     def max_length(self) -> int:
-        """See engine.Request."""
+        """See request.EngineRequest."""
 
 
 class StepOutcome(NamedTuple):
-    """A step's proposals to one request.
+    """The result of a step's draft tokens for one request.
 
     Attributes:
-        proposed: how many were computed. taken: tokens that the request was given.
+        request: the request.
+        proposed: number of draft tokens that were computed.
+        taken: number of tokens that the request received.
     """
 
     request: EngineRequest
@@ -51,7 +53,7 @@ class StepOutcome(NamedTuple):
     taken: int
 
     def with_more(self, kept: int) -> StepOutcome:
-        """The same with so many more tokens taken."""
+        """Return the outcome with `kept` more tokens taken."""
         return StepOutcome(self.request, self.proposed, self.taken + kept)
 
 
@@ -62,13 +64,14 @@ class _Offer(NamedTuple):
 
 
 class Speculator:
-    """Proposes tokens to the sequences of a decoder, as far as that is expected to be faster.
+    """Proposes draft tokens to the sequences of a decoder if they are expected to increase the speed.
 
     Args:
-        lookup: whether the prompt and the reply are looked through. text: one to look through as well.
+        lookup: True to look up continuations in the prompt and the reply.
+        text: an additional text to look up continuations in.
         draft: a draft model.
-        most_tokens: to propose to a sequence in one step, at least 1.
-        most_rows: of a step.
+        most_tokens: maximum number of draft tokens per sequence and step, at least 1.
+        most_rows: maximum number of rows in a step.
     """
 
     def __init__(
@@ -91,10 +94,10 @@ class Speculator:
         self._step = self._pause = 0
 
     def propose(self, requests: Sequence[Speculated]) -> bool:
-        """Set the proposals of the requests' sequences; none where the step also reads prompts, or nothing is gained.
+        """Propose draft tokens to the requests' sequences, unless the step includes prompts or no speedup is likely.
 
         Returns:
-            Whether it wants to hear how the step went, see settle.
+            True if `settle` is to be called after the step.
         """
         if self._pause:
             self._pause -= 1
@@ -115,7 +118,7 @@ class Speculator:
         return True
 
     def settle(self, outcomes: Sequence[StepOutcome]) -> None:
-        """A step is over, for all its requests."""
+        """Record the outcomes of a step for all its requests."""
         taken = rows = 0
         self._step += 1
         for request, proposed, tokens in outcomes:
@@ -128,16 +131,16 @@ class Speculator:
             self._reckon(len(outcomes), rows, taken)
 
     def note(self, sequences: int, rows: int, seconds: float) -> None:
-        """A step took so long, from its proposals to its tokens, without looking for proposals."""
+        """Record the duration of a step from its proposals to its tokens, without the time spent finding proposals."""
         self._costs.note(sequences, rows, seconds)
 
     def _reckon(self, sequences: int, rows: int, taken: int) -> None:
-        """What the step took, and what it saved."""
+        """Update the costs and the account with a step's duration and the time that the step saved."""
         seconds = time.perf_counter() - self._began - self._spent
         plain = self._costs.plain(sequences)
         saved = 0.0
         if plain and rows > sequences:
-            # Something else may have had the processor meanwhile: that is no reason to stop.
+            # Another program may have used the processor in the meantime, so the measured duration is capped.
             most = _MOST_SURPRISE * self._costs.seconds(sequences, rows)
             saved = plain * taken / sequences - min(seconds, most)
         self.note(sequences, rows, seconds)
@@ -146,7 +149,7 @@ class Speculator:
             self._pause = self._account.wait(plain)
 
     def forget(self, request: Speculated) -> None:
-        """A request is over."""
+        """Remove a finished request."""
         self._acceptance.pop(request, None)
         self._kinds.pop(request, None)
         if self._draft is not None:
@@ -162,7 +165,7 @@ class Speculator:
         return found
 
     def _offer(self, request: Speculated) -> _Offer:
-        """The best that could be proposed to a request."""
+        """Return the best proposal for a request."""
         most = min(self._most_tokens, request.max_length - len(request.sequence.tokens) - 1)
         if most < 1:
             return _Offer("", None, 0)
@@ -207,12 +210,12 @@ class Speculator:
                 self._kinds[request] = offer.kind
 
     def _draft_seconds(self, rows: int) -> float:
-        """Of a step of the draft model; what was never measured is tried."""
+        """Return the duration of a draft model's step; 0 if it is not measured yet, so that the model is tried."""
         return 0.0 if self._draft is None else self._draft.costs.plain(rows)
 
 
 def _allowed(request: Speculated, match: Match | None) -> Match | None:
-    """As much of a match as the request's grammar allows."""
+    """Return the part of a match that the request's grammar allows."""
     if match is None or request.row.matcher is None:
         return match
     count = request.row.matcher.num_allowed(match.tokens.tolist())
@@ -220,6 +223,6 @@ def _allowed(request: Speculated, match: Match | None) -> Match | None:
 
 
 def takes_guesses(request: Speculated) -> bool:
-    """Whether its last token alone is to be computed, and is not the prompt's: what that gives is shared."""
+    """Return True if exactly one token is pending and it is not part of the prompt, which other requests may share."""
     run = request.sequence.pending()
     return run.num_tokens == 1 and not run.prefill and request.row.num_generated > 0 and not request.wants_prompt_logits

@@ -1,6 +1,6 @@
-"""Files of requests in, files of answers out, each exactly once.
+"""Batches: the input is a file of requests, and a response to each line is written exactly once.
 
-`input_file` is read and watched, `lines` finds the lines in it (text, JSON, CSV, Parquet), `requests` makes each a
-request, `openai_format` knows the bodies of OpenAI's API, `journal` is the output, `run` brings them together over
-LLM.map, and `page` shows what came of it.
+`input_file` reads the input and detects changes to it. `lines` splits it into lines (text, JSON, CSV, Parquet), and
+`requests` converts each line to a request. `openai_format` implements the request and response bodies of OpenAI's API.
+`journal` is the output file, `run` connects these parts with LLM.map, and `page` renders a report.
 """

@@ -1,7 +1,7 @@
-"""A batch on several machines: an engine per node of a Ray cluster.
+"""A batch on several machines: one engine per node of a Ray cluster.
 
-The driver reads the input and writes the output, so that each line comes once, as on one machine. Workers keep nothing:
-what one had when it died is asked of another.
+The driver reads the input and writes the output, so each line is answered exactly once, as on a single machine. Workers
+are stateless: if a worker dies, its items are sent to another worker.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from ..llm import LLM
 from ..map_requests import attempt
 from ..mapping import DEFAULT_WINDOW, Answer, MapFigures
 
-# Items that a worker gets at a time, and how often: its engine is full while the next ones are on their way to it.
+# Items per group, and groups in flight per worker. The next group arrives while the engine works on the current group.
 _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER = 64, 2
 _SECONDS_BETWEEN_LOOKS, _SECONDS_TO_CONNECT = 0.1, 5.0
-# Items with which so many workers died are why they did.
+# If this number of workers died with the same items, these items are reported as the cause.
 _MOST_DEATHS = 3
 
 
 class NodeEngine:
-    """What runs on a node: an LLM that answers groups of items."""
+    """The actor on a node: an LLM that answers groups of items."""
 
     def __init__(self, folder: str, options: Mapping[str, Any]) -> None:
         self._llm = LLM(folder, **options)
 
     def process(self) -> int:
-        """Its process on its node."""
+        """Return the process ID on the node."""
         return os.getpid()
 
     def check(self, options: Mapping[str, Any]) -> SamplingParams:
@@ -48,7 +48,7 @@ class NodeEngine:
         return self._llm.params(**options)
 
     def answers(self, items: Sequence[Any], options: Mapping[str, Any]) -> list[Answer[None]]:
-        """The answers to a group, in its order, without the items."""
+        """Return the answers to a group's requests, in order, without the items."""
         return [replace(answer, item=None) for answer in self._llm.map(items, _item_or_raise, **options)]
 
 
@@ -60,11 +60,12 @@ def _item_or_raise(item: Any) -> Any:
 
 @dataclass(eq=False)
 class _Group:
-    """Items that are asked together.
+    """A group of items that the same worker answers together.
 
     Attributes:
-        begin: the index of the first. items: as the caller has them. requests: the request of each, or what is wrong
-            with it.
+        begin: index of the first item.
+        items: the caller's items.
+        requests: for each item, its request or the error that it caused.
     """
 
     begin: int
@@ -73,18 +74,18 @@ class _Group:
 
 
 class Cluster(Single, AbstractContextManager["Cluster"]):
-    """Answers items as LLM.map does, on the nodes of a Ray cluster.
+    """Answers items on the nodes of a Ray cluster, in the same way as LLM.map.
 
     Args:
-        folder: of the model, at the same place on each node.
-        address: of the cluster: "auto" finds one, "local" makes one of this machine.
-        workers: engines; None = one per node. Several on one node share its processor.
-        options: of LLM, for each of them.
+        folder: the model folder, at the same path on each node.
+        address: address of the cluster. "auto" finds a running cluster; "local" starts a cluster on this machine.
+        workers: number of engines; None = one per node. Engines on the same node share its processor.
+        options: LLM options of each engine.
 
     Raises:
         MissingPackageError: ray is not installed.
-        StateError: there is no such cluster.
-        ModelFolderError, TokenizerError, …: as LLM.
+        StateError: there is no cluster at the address.
+        ModelFolderError, TokenizerError, …: as for LLM.
     """
 
     def __init__(self, folder: Path, address: str = "auto", *, workers: int | None = None, **options: Any) -> None:
@@ -97,14 +98,14 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
             _check_listens(address)
             self._ray.init(address, log_to_driver=False, include_dashboard=False, logging_level="error")
             nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        except Exception as error:  # Ray's own, and those of sockets
+        except Exception as error:  # exceptions from Ray and from sockets
             raise StateError(
-                f"Ray: no cluster at {address}", f"{error}"[:300], "start one (ray start --head), or check the address"
+                f"no Ray cluster at {address}", f"{error}"[:300], "start one (ray start --head), or check the address"
             ) from error
         self._workers = [self._started(nodes[index % len(nodes)]) for index in range(workers or len(nodes))]
 
     def _started(self, node: str) -> Any:
-        """A worker on a node, or on another one if that is gone. Ray starts one that dies again, and asks it again."""
+        """Start a worker on a node, or on another node if that one is lost. Ray restarts dead workers and retries."""
         where = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=True)
         kind = self._ray.remote(NodeEngine)
         return kind.options(
@@ -113,7 +114,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
     @property
     def processes(self) -> list[int]:
-        """The process of each worker, on its node."""
+        """The process ID of each worker on the worker's node."""
         pids: list[int] = self._get([worker.process.remote() for worker in self._workers])
         return pids
 
@@ -132,10 +133,10 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         progress: Callable[[MapFigures], object] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Answer[Any]]:
-        """See LLM.map. The window is that of all workers together, and no smaller than what keeps them busy.
+        """Answer items; see LLM.map. The window is shared by all workers, and at least large enough to keep them busy.
 
         Raises:
-            StateError: workers died again and again with the same items.
+            StateError: workers repeatedly died with the same items.
         """
         groups = _grouped(iter(items), ask)
         most = max(window // _ITEMS_AT_A_TIME, _GROUPS_PER_WORKER * len(self._workers))
@@ -148,7 +149,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
             while min(load) < _GROUPS_PER_WORKER and len(running) + len(held) < most:
                 try:
                     group = next(groups, None)
-                except Exception as error:  # of the items: what was read before is answered first
+                except Exception as error:  # raised by `items`; the items read before it are answered first
                     group, broken = None, error
                 if group is None:
                     break
@@ -172,7 +173,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
                 yield from ready
 
     def _answers(self, done: Any, group: _Group) -> list[Answer[Any]]:
-        """The answers of a group."""
+        """Return the answers of a finished group."""
         last = group.begin + len(group.items)
         (answers,) = self._get([done], f"{_MOST_DEATHS} workers died with items {group.begin + 1} to {last}")
         return [
@@ -181,7 +182,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
         ]
 
     def _get(self, results: Sequence[Any], dead: str = "a worker cannot be started") -> list[Any]:
-        """What calls returned; an error of ours is raised as what it is. `dead` says what it means if workers are."""
+        """Return the results of remote calls, or raise the GenaiError of a call. `dead` describes a worker's death."""
         try:
             return list(self._ray.get(list(results)))
         except self._ray.exceptions.RayTaskError as error:
@@ -189,11 +190,11 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
             raise cause if isinstance(cause, GenaiError) else error from None
         except self._ray.exceptions.RayActorError as error:
             raise StateError(
-                dead, f"{error}".strip()[-500:], "see whether the nodes have the model, its memory, and this toolkit"
+                dead, f"{error}".strip()[-500:], "check that the nodes have the model, enough memory and this toolkit"
             ) from error
 
     def close(self) -> None:
-        """End the workers, and leave the cluster; one that was made of this machine ends."""
+        """Stop the workers and disconnect from the cluster. A cluster started by "local" is also stopped."""
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []
@@ -204,7 +205,7 @@ class Cluster(Single, AbstractContextManager["Cluster"]):
 
 
 def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group]:
-    """Items in groups. An error of theirs comes after the last group."""
+    """Yield items in groups. An exception from `items` is raised after the last group."""
     begin, broken = 0, None
     while broken is None:
         group_items: list[Any] = []
@@ -221,7 +222,7 @@ def _grouped(items: Iterator[Any], ask: Callable[[Any], Any]) -> Iterator[_Group
 
 
 def _check_listens(address: str) -> None:
-    """Raise OSError where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at HOST:PORT. Without this check, Ray would retry for minutes."""
     host, separator, port = address.rpartition(":")
     number = whole_number(port)
     if separator and number is not None and "/" not in host:
@@ -229,12 +230,12 @@ def _check_listens(address: str) -> None:
 
 
 def _imported() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would send figures home
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics to its developers
     try:
         import ray
         import ray.util.scheduling_strategies
     except ImportError:
         raise MissingPackageError(
-            "batches on several machines need Ray", "it is not installed", "pip install 'onnx-genai-toolkit[ray]'"
+            "batches on several machines need ray", "it is not installed", "pip install 'onnx-genai-toolkit[ray]'"
         ) from None
     return ray

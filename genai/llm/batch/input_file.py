@@ -1,4 +1,4 @@
-"""A file that is read once, from its beginning to its end, and must stay as it is meanwhile."""
+"""An input file that is read from start to end and must not change in the meantime."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import BinaryIO
 
 from ...errors import InputError
 
-# No prompt that anybody means is longer. The rest of a longer line is passed over, but not for ever.
+# No sensible prompt is longer. The rest of a longer line is skipped, up to a second limit.
 MOST_LINE_BYTES = 2**24
 _LONGEST_SKIPPED = 2**30
 
 
 class InputFile:
-    """The bytes of a file, line by line. It is open while it is read only.
+    """The bytes of a file, line by line. The file is open only during iteration.
 
     Args:
-        path: of a file.
+        path: the file.
 
     Attributes:
-        size: bytes of it.
+        size: the file's size in bytes.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: the file does not exist, or cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,15 +32,15 @@ class InputFile:
         try:
             status = path.stat()
             if not path.is_file():
-                raise InputError(f"{path}: cannot be read", "it is not a file", "give a file, or - for stdin")
+                raise InputError(f"{path}: cannot be read", "it is not a file", "pass a file, or - for stdin")
             with path.open("rb"):
-                pass  # it can be
+                pass  # opening the file checks that it is readable
         except OSError as error:
             raise _unreadable(path, error) from error
         self._identity, self.size = _identity(status), status.st_size
 
     def check_unchanged(self) -> None:
-        """Raise InputError if the file is not what it was at the beginning, or its name means another one."""
+        """Raise InputError if the file has changed, or if its name now refers to another file."""
         try:
             current = _identity(self.path.stat())
         except OSError:
@@ -48,12 +48,12 @@ class InputFile:
         if current != self._identity:
             raise InputError(
                 f"{self.path}: changed while it was read",
-                "what is read of it no longer belongs together",
-                "leave it as it is until the end, and start again with --resume: lines that are answered stay",
+                "lines read before and after the change do not belong together",
+                "leave the file unchanged until the end, and start again with --resume: answered lines are kept",
             )
 
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
-        """From the beginning: each line with its end, and its length in bytes. A line that is too long is cut."""
+        """Yield each line, including its line end, and the line's length in bytes. Lines that are too long are cut."""
         try:
             file = self.path.open("rb")
         except OSError as error:
@@ -70,9 +70,10 @@ def _unreadable(path: Path, error: OSError) -> InputError:
 
 
 def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length in bytes; of longer ones than MOST_LINE_BYTES, one byte more than those.
+    """Yield each line with its length in bytes. A line longer than MOST_LINE_BYTES is cut one byte after that limit.
 
-    Raises InputError: one is so long that it may have no end.
+    Raises:
+        InputError: a line is so long that the input may be endless.
     """
     number = 0
     while line := file.readline(MOST_LINE_BYTES + 1):
@@ -81,9 +82,9 @@ def bounded_lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
             size, end = size + len(more), more[-1:]
             if size > _LONGEST_SKIPPED:
                 raise InputError(
-                    f"line {number + 1} goes on for more than {_LONGEST_SKIPPED >> 20} MiB",
-                    "such an input may have no end",
-                    "write a line for each request",
+                    f"line {number + 1} is longer than {_LONGEST_SKIPPED >> 20} MiB",
+                    "the input may be endless",
+                    "write one request per line",
                 )
         number += 1
         yield line, size

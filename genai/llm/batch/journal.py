@@ -1,4 +1,4 @@
-"""The output of a batch: whole lines only, each written once, found again after the process was killed."""
+"""The output of a batch. It holds whole lines only, each written once, and can be recovered after a crash."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ _PIECE = 2**20
 
 
 class LineId(NamedTuple):
-    """What an output line says of the input line that it answers, as its "id".
+    """The "id" of an output line, which identifies the input line that the output line answers.
 
     Attributes:
-        settings: of what all lines are asked with. number, digest: of the line.
+        settings: digest of the settings that all lines share.
+        number: number of the input line.
+        digest: digest of the input line.
     """
 
     settings: int
@@ -40,16 +42,18 @@ class LineId(NamedTuple):
 
 
 def digest(content: bytes, size: int = 8) -> int:
-    """A number of so many bytes that no other content is likely to have."""
+    """Return a hash of `size` bytes as an integer."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=size).digest(), "big")
 
 
 class Answered:
-    """The input lines that an output answers: a bit each, and what they are together.
+    """The set of input lines that an output answers: a bit per line, and a checksum of the lines' contents.
 
     Attributes:
-        count: how many; `failed` of them with an error.
-        in_order: whether they are the first ones of the input, in its order; of that, `fits` sees the first half.
+        count: number of answered lines, including failed ones.
+        failed: number of lines that were answered with an error.
+        in_order: True if the output has the first lines of the input, in order. `add` checks the order; `fits` checks
+            that no line in between is missing.
     """
 
     def __init__(self) -> None:
@@ -58,7 +62,7 @@ class Answered:
         self.in_order = True
 
     def add(self, line_id: LineId, *, failed: bool) -> bool:
-        """Note one; False if it was there already."""
+        """Add a line. Return False if the line was already added."""
         if line_id.number in self:
             return False
         byte, bit = divmod(line_id.number, 8)
@@ -76,7 +80,7 @@ class Answered:
         return byte < len(self._bits) and bool(self._bits[byte] >> bit & 1)
 
     def fits(self, lines: Iterator[Line]) -> bool:
-        """Whether these lines are there and are what they were when they were answered."""
+        """Return True if `lines` contains all answered lines, with the same contents as when they were answered."""
         count = total = 0
         while count < self.count and (line := next(lines, None)) is not None:
             if line.number in self:
@@ -87,22 +91,22 @@ class Answered:
 
 
 class Journal:
-    """The output file. Nobody else may write to it meanwhile: its lock ends with this process.
+    """The output file. It is locked against other writers until this process ends.
 
     Args:
-        path: of the output.
-        settings: of what all lines are asked with.
-        most_lines: no input line has a larger number.
-        begin: what becomes of an output that exists: "resume" keeps its lines, "retry" only those without an error,
-            "force" none; "new" refuses it, unless it is empty.
+        path: the output file.
+        settings: digest of the settings that all lines share.
+        most_lines: maximum number of an input line.
+        begin: handling of an existing output. "resume" keeps its lines, "retry" keeps only the lines without an error,
+            "force" keeps no lines, and "new" refuses an output that is not empty.
 
     Attributes:
-        answered: input lines that it holds.
-        was_cut: whether an unfinished line was cut from its end.
+        answered: the input lines that the output answers.
+        was_cut: True if an unfinished line was cut off at the end.
 
     Raises:
-        InputError: it exists, or cannot be written, or holds something else.
-        StateError: another process writes to it.
+        InputError: the output exists, cannot be written, or is not the output of a batch.
+        StateError: another process writes to the output.
     """
 
     def __init__(self, path: Path, settings: int, most_lines: int, begin: str = "new") -> None:
@@ -130,7 +134,7 @@ class Journal:
         _sync_folder(self.path.parent)
 
     def _read_back(self, *, keep_failed: bool) -> None:
-        """Find the lines that are there. Errors that are to be tried again leave it."""
+        """Find the lines in the output. Remove failed lines if they are to be retried."""
         offset = whole = dropped = 0
         beginning, head, end = b"", None, b""
         with os.fdopen(os.dup(self._descriptor), "rb") as file:
@@ -155,14 +159,14 @@ class Journal:
                 self._replace(_answers(file))
 
     def _note(self, head: re.Match[bytes], number: int, *, keep_failed: bool) -> bool:
-        """Note what line `number` of the output answers; whether it is to be dropped instead."""
+        """Add line `number` of the output to the answered lines. Return True if the line must be dropped instead."""
         line_id = LineId(int(head[1], 16), int(head[2]), int(head[3], 16))
         failed = head[4] != b"null"
         if line_id.settings != self._settings:
             raise InputError(
-                f"{self.path}: was begun with other options",
-                "its answers are those of another model, template or other sampling options",
-                "give the same as then, or another output; --force begins anew",
+                f"{self.path}: was started with other options",
+                "its responses were generated with another model or template, or with other sampling options",
+                "pass the same options, or choose another output; --force starts over",
             )
         if line_id.number > self._most_lines:
             raise self.of_another_input()
@@ -171,13 +175,13 @@ class Journal:
         if not self.answered.add(line_id, failed=failed):
             raise InputError(
                 f"{self.path}: answers line {line_id.number} of the input twice",
-                f"line {number} of it is the second time",
-                "remove one of them, or begin anew with --force",
+                f"the second response is in line {number}",
+                "delete one of the two lines, or start over with --force",
             )
         return False
 
     def put_in_order(self) -> None:
-        """Put the lines into the order of those that they answer. Raises InputError: the system refuses it."""
+        """Sort the lines by the input lines that they answer. Raise InputError if the file cannot be replaced."""
         try:
             with os.fdopen(os.dup(self._descriptor), "rb") as file:
                 file.seek(0)
@@ -186,10 +190,10 @@ class Journal:
             raise self._refused(error) from error
 
     def _replace(self, pieces: Iterable[bytes]) -> None:
-        """Replace the file by one with these pieces, which is whole before it has its name."""
+        """Replace the file's contents with `pieces`. The new file is complete before it is renamed to this name."""
         part = self.path.with_name(f"{self.path.name}.part")
         with suppress(FileNotFoundError):
-            part.unlink()  # of a process that was killed here
+            part.unlink()  # left over from a process that was killed at this point
         new = _opened(part)
         try:
             for piece in pieces:
@@ -205,7 +209,7 @@ class Journal:
         self._descriptor = new
 
     def write(self, line: bytes) -> None:
-        """Append a line. Raises InputError: the system refuses it; then what was written of it is cut off."""
+        """Append a line. If that fails, cut off the part that was written, and raise InputError."""
         whole = os.lseek(self._descriptor, 0, os.SEEK_CUR)
         try:
             _write_whole(self._descriptor, line)
@@ -218,13 +222,13 @@ class Journal:
             raise self._refused(error) from error
 
     def sync(self, after: float = 0.0) -> None:
-        """Wait until the disk has all lines, unless that was so less than so many seconds ago."""
+        """Flush all lines to the disk, unless they were flushed within the last `after` seconds."""
         if self._is_dirty and time.monotonic() - self._synced >= after:
             os.fsync(self._descriptor)
             self._synced, self._is_dirty = time.monotonic(), False
 
     def close(self) -> None:
-        """Bring all to the disk. Raises InputError: the system refuses it."""
+        """Flush all lines to the disk and close the file. Raise InputError if that fails."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor < 0:
             return
@@ -245,62 +249,64 @@ class Journal:
         self.close()
 
     def of_another_input(self) -> InputError:
-        """The error of an output whose lines answer something else."""
+        """Return the error for an output that was written for another input."""
         return InputError(
             f"{self.path}: does not belong to this input",
-            "the lines that it answers are not those of the input",
-            "give the input that it was begun with, or another output; --force begins anew",
+            "it answers lines that the input does not have",
+            "pass the original input, or choose another output; --force starts over",
         )
 
     def _damaged(self, number: int) -> InputError:
         return InputError(
             f"{self.path}: line {number} is damaged",
-            "it does not end as it was written",
-            "remove that line, so that it is answered again; --force begins anew",
+            "it does not end like a response",
+            "delete that line, so that it is answered again; --force starts over",
         )
 
     def _foreign(self, number: int) -> InputError:
         return InputError(
-            f"{self.path}: is no output of a batch",
-            f"line {number} is not one that was written here",
-            "give another name; --force replaces the file",
+            f"{self.path}: is not the output of a batch",
+            f"line {number} is not a response",
+            "choose another name; --force replaces the file",
         )
 
     def _refused(self, error: OSError) -> InputError:
         return InputError(
             f"{self.path}: cannot be written",
             error.strerror or str(error),
-            "make room, or see to its permissions; then start again with --resume: the lines that are there stay",
+            "free space on the disk, or check permissions; then start again with --resume: finished lines are kept",
         )
 
 
 def check_output(path: Path, begin: str) -> None:
-    """Raise InputError if a journal there could not begin like this."""
+    """Raise InputError if a journal at this path could not start with the given value of `begin`."""
     if path.exists() and not path.is_file():
-        raise InputError(f"{path}: is not a file", "a file is to be written there", "give another name")
+        raise InputError(f"{path}: is not a file", "the output must be a file", "choose another name")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: cannot be written", "its folder does not exist", "make it, or give another name")
+        raise InputError(
+            f"{path}: cannot be written", "its folder does not exist", "create the folder, or choose another name"
+        )
     if begin == "new" and path.exists() and (size := path.stat().st_size):
         raise InputError(
-            f"{path}: exists already",
-            f"it has {size:,} bytes, which may be answers",
-            "--resume goes on with it, --force begins anew; or give another name",
+            f"{path}: already exists",
+            f"it has {size:,} bytes, which may be responses",
+            "continue with --resume, start over with --force, or choose another name",
         )
 
 
 def _opened(path: Path) -> int:
-    """The file, made if need be and locked. Raises StateError: another process has it."""
+    """Open and lock the file; create it if it does not exist. Raise StateError if another process has locked it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
     if not _is_locked(descriptor, path):
         os.close(descriptor)
         raise StateError(
-            f"{path}: another process writes to it", "two would write lines twice", "wait until it has ended"
+            f"{path}: another process writes to it", "two writers would write lines twice", "wait until it has ended"
         )
     return descriptor
 
 
 def _is_locked(descriptor: int, path: Path) -> bool:
-    """Whether nobody else has the file, nor has just replaced it; where locks do not work, nobody knows of others."""
+    """Lock the file. Return False if another process has locked or just replaced it, True if locks are unsupported."""
     try:
         import fcntl
 
@@ -308,12 +314,12 @@ def _is_locked(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except (BlockingIOError, FileNotFoundError):
         return False
-    except (ImportError, OSError):  # Windows has no such locks, nor have some networks' disks
+    except (ImportError, OSError):  # Windows and some network file systems have no such locks
         return True
 
 
 def _pieces(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
-    """A file in pieces: the line of each, and whether that begins with it."""
+    """Yield a file in pieces: the line number, the piece, and True if the piece is the beginning of the line."""
     number, begins = 1, True
     while piece := file.readline(_PIECE):
         yield number, piece, begins
@@ -322,7 +328,7 @@ def _pieces(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
 
 
 def _answers(file: BinaryIO) -> Iterator[bytes]:
-    """The pieces of the lines without an error."""
+    """Yield the pieces of the lines without an error."""
     succeeded = False
     for _, piece, begins in _pieces(file):
         if begins:
@@ -333,7 +339,7 @@ def _answers(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _in_order(file: BinaryIO) -> Iterator[bytes]:
-    """The pieces of all lines, by the number of what they answer. Of each line 16 bytes are kept."""
+    """Yield the pieces of all lines, sorted by the number of the input line. Needs 16 bytes of memory per line."""
     numbers, offsets, offset = array("q"), array("q"), 0
     for _, piece, begins in _pieces(file):
         if begins and (head := _HEAD.match(piece)) is not None:
@@ -354,8 +360,8 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file is found again only when its folder is on the disk."""
-    with suppress(OSError):  # not every system lets one
+    """Flush a folder's entries to the disk; otherwise a new file can be lost if the machine crashes."""
+    with suppress(OSError):  # not every system supports flushing a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The lines of an input, each with its number and, when it is asked for, its fields."""
+"""The lines of an input, each with its number and, on request, its fields."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_SUFFIX = {
     ".text": "text",
 }
 _ROWS_AT_A_TIME = 256
-# Lines of one row of a table; more of them follow a quote that is never closed.
+# The maximum number of lines per table row. A longer row means that a closing quote is missing.
 _MOST_LINES_OF_A_ROW = 2**16
 
 
@@ -37,9 +37,9 @@ class Line:
     """A line, or a row of a table.
 
     Attributes:
-        number: from 1; blank lines count, and are left out.
-        content: what it says, as bytes: the same bytes are the same question.
-        size: what it is of the input's `total`.
+        number: number of the line, starting at 1; blank lines are counted but skipped.
+        content: the contents as bytes; equal bytes mean equal requests.
+        size: the number that the line adds towards the input's `total`.
     """
 
     number: int
@@ -48,13 +48,14 @@ class Line:
 
 
 class Lines(ABC):
-    """An input.
+    """The lines of an input.
 
     Attributes:
-        name: for messages. total: its size, in bytes or rows; None where nobody knows.
-        most_lines: no line has a larger number; None where nobody knows.
-        can_be_read_again: whether another look at it finds the same.
-        are_cells: whether all values are texts.
+        name: the name of the input in messages.
+        total: size in bytes or rows; None if the size is unknown.
+        most_lines: maximum number of a line; None if the maximum is unknown.
+        can_be_read_again: True if a second iteration yields the same lines.
+        are_cells: True if all values are text.
     """
 
     name: str
@@ -64,15 +65,15 @@ class Lines(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Line]:
-        """The lines in order, from the first. Raises InputError: the input cannot be read, or changes meanwhile."""
+        """Yield the lines in order. Raise InputError if the input cannot be read, or changes during iteration."""
 
     @abstractmethod
     def fields(self, line: Line) -> Mapping[str, Any]:
-        """Names and values of one of them. Raises InputError: it has none."""
+        """Return the names and values of a line's fields. Raise InputError if the line has no fields."""
 
 
 class _ByLine(Lines):
-    """Lines of bytes, of a file or a stream."""
+    """Lines of bytes, from a file or a stream."""
 
     def __init__(self, name: str, file: InputFile | None, stream: BinaryIO | None = None) -> None:
         self.name, self._file, self._stream = name, file, stream
@@ -86,7 +87,7 @@ class _ByLine(Lines):
             yield from bounded_lines(self._stream)
 
     def whole(self) -> Iterator[Line]:
-        """All lines, with their ends; without the mark that says that a text is UTF-8."""
+        """Yield all lines with their line ends, without a UTF-8 byte order mark."""
         for number, (content, size) in enumerate(self._raw(), 1):
             yield Line(number, content.removeprefix(codecs.BOM_UTF8) if number == 1 else content, size)
 
@@ -101,33 +102,33 @@ class _ByLine(Lines):
                 skipped += line.size
 
     def text(self, line: Line) -> str:
-        """What a line says. Raises InputError: it is too long, or not UTF-8."""
+        """Return the text of a line. Raise InputError if it is too long, or not UTF-8."""
         if len(line.content) > MOST_LINE_BYTES:
             raise InputError(
-                f"line {line.number} has more than {MOST_LINE_BYTES >> 20} MiB", "no line may", "shorten it"
+                f"line {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB", "this is the limit", "shorten it"
             )
         try:
             return line.content.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InputError(f"line {line.number} is not UTF-8 text", str(error), "write it as UTF-8") from error
+            raise InputError(f"line {line.number} is not UTF-8 text", str(error), "save it as UTF-8") from error
 
 
 class TextLines(_ByLine):
-    """Plain text: each line is the field "text"."""
+    """Plain text; each line is the value of the field "text"."""
 
     def fields(self, line: Line) -> Mapping[str, Any]:
         return {"text": self.text(line)}
 
 
 class JsonLines(_ByLine):
-    """An object per line."""
+    """JSON with one object per line."""
 
     def fields(self, line: Line) -> Mapping[str, Any]:
         return json_object(self.text(line), f"line {line.number}", InputError)
 
 
 class _Table(Lines):
-    """Rows; their content is written as JSON."""
+    """Rows of a table, whose contents are stored as JSON."""
 
     def fields(self, line: Line) -> Mapping[str, Any]:
         row = json.loads(line.content)
@@ -135,13 +136,13 @@ class _Table(Lines):
             return row
         raise InputError(
             f"row {line.number} has {len(row)} cells",
-            "it has not as many as the first row, which names the columns",
-            "put cells that hold commas, quotes or line ends into quotes",
+            "this differs from the number of columns in the first row",
+            "quote cells that contain commas, quotes or line breaks",
         )
 
 
 class CsvRows(_Table):
-    """Rows of cells, parted by commas (CSV) or tabs (TSV); the first row names the columns."""
+    """Rows of cells, separated by commas (CSV) or tabs (TSV). The first row has the column names."""
 
     are_cells = True
 
@@ -150,7 +151,7 @@ class CsvRows(_Table):
         self.total, self.can_be_read_again = lines.total, lines.can_be_read_again
 
     def __iter__(self) -> Iterator[Line]:
-        # A limit of the whole process, of which only a larger one is of use to anybody.
+        # The limit on the size of a field is global to the process, so it is only ever raised.
         csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))
         read = _Counted(self.name)
         rows = csv.reader(read.texts(self._lines), delimiter=self._delimiter, strict=True)
@@ -163,7 +164,7 @@ class CsvRows(_Table):
             except StopIteration:
                 return
             except csv.Error as error:
-                raise read.refused(f"it is not CSV: {error}") from error
+                raise read.refused(f"it is not valid CSV: {error}") from error
             if not row:
                 continue
             if names is None:
@@ -177,10 +178,10 @@ class CsvRows(_Table):
 
 @dataclass
 class _Counted:
-    """How much csv.reader, which joins lines inside quotes by itself, has read.
+    """Counts the lines that csv.reader has read, because csv.reader itself joins lines inside quotes.
 
     Attributes:
-        first: the line in which the row begins that is read now.
+        first: number of the first line of the current row.
     """
 
     name: str
@@ -189,17 +190,17 @@ class _Counted:
     first: int = 1
 
     def refused(self, why: str) -> InputError:
-        """The error about the row that is read now."""
+        """Return the error about the current row."""
         return InputError(
             f"{self.name}: the row that begins in line {self.first} cannot be read",
             why,
-            "put cells with quotes, commas or line ends into quotes, and double the quotes inside",
+            "quote cells that contain quotes, commas or line breaks, and double the quotes inside",
         )
 
     def texts(self, lines: TextLines) -> Iterator[str]:
         for line in lines.whole():
             if line.number - self.first >= _MOST_LINES_OF_A_ROW:
-                raise self.refused(f"it goes on for {_MOST_LINES_OF_A_ROW:,} lines: is a quote never closed?")
+                raise self.refused(f"it has more than {_MOST_LINES_OF_A_ROW:,} lines: a closing quote may be missing")
             self.lines, self.bytes = line.number, self.bytes + line.size
             yield lines.text(line)
 
@@ -209,19 +210,19 @@ def _column_names(name: str, row: list[str]) -> list[str]:
     if "" in names or len(set(names)) < len(names):
         raise InputError(
             f"{name}: the first row is {', '.join(map(repr, row)):.200}",
-            "it names the columns, each by a name of its own",
-            "begin the file with such a row",
+            "the first row must have the names of the columns, and all names must be different",
+            "add a row with the column names",
         )
     return names
 
 
-# What pyarrow raises where a value has no form in Python: a time before the year 1, text that is no UTF-8, names that
-# come twice.
+# Exceptions that pyarrow raises for a value without a Python equivalent, such as a time before the year 1, text that is
+# not UTF-8, or duplicate names.
 _NO_VALUE = (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class _PartlyRead(Mapping[str, Any]):
-    """A row with cells that cannot be read, which are errors where they are asked for: a template may need others."""
+    """A row with unreadable cells. Only access to such a cell raises an error, because a template may not need it."""
 
     def __init__(self, cells: Mapping[str, Any], unreadable: Mapping[str, str], number: int) -> None:
         self._cells, self._unreadable, self._number = cells, unreadable, number
@@ -231,7 +232,7 @@ class _PartlyRead(Mapping[str, Any]):
             raise InputError(
                 f"row {self._number}: {name!r} cannot be read",
                 self._unreadable[name],
-                "write that column as text or numbers, or leave it out",
+                "save that column as text or numbers, or leave it out",
             )
         return self._cells[name]
 
@@ -243,9 +244,9 @@ class _PartlyRead(Mapping[str, Any]):
 
 
 class ParquetRows(_Table):
-    """Rows of a Parquet file, read by pyarrow a part of a row group at a time.
+    """Rows of a Parquet file. pyarrow reads part of a row group at a time.
 
-    The content of a row is the object of its cells, or a list of that object and of why some cells cannot be read.
+    The content of a row is an object with its cells, or a list of that object and the reasons for unreadable cells.
     """
 
     def __init__(self, name: str, file: InputFile) -> None:
@@ -254,7 +255,7 @@ class ParquetRows(_Table):
             import pyarrow.parquet
         except ImportError:
             raise MissingPackageError(
-                f"{name}: cannot be read", "Parquet files are read by pyarrow, which is not installed",
+                f"{name}: cannot be read", "Parquet files need pyarrow, which is not installed",
                 "pip install 'onnx-genai-toolkit[parquet]'",
             ) from None  # fmt: skip
         self.name, self._file = name, file
@@ -267,7 +268,7 @@ class ParquetRows(_Table):
             raise self._not_parquet(error) from error
 
     def _not_parquet(self, error: Exception) -> InputError:
-        return InputError(f"{self.name}: is not a Parquet file that can be read", f"{error}"[:500], "write it again")
+        return InputError(f"{self.name}: is not a readable Parquet file", f"{error}"[:500], "write the file again")
 
     def __iter__(self) -> Iterator[Line]:
         number = 0
@@ -281,13 +282,13 @@ class ParquetRows(_Table):
                         number += 1
                         yield Line(number, _row_content(dict(zip(names, cells, strict=True))), 1)
         except self._refused as error:
-            self._file.check_unchanged()  # that would be why
+            self._file.check_unchanged()  # if the file was changed, that is the actual cause
             raise self._not_parquet(error) from error
 
     def fields(self, line: Line) -> Mapping[str, Any]:
         if len(line.content) > MOST_LINE_BYTES:
             raise InputError(
-                f"row {line.number} has more than {MOST_LINE_BYTES >> 20} MiB", "no row may", "shorten its cells"
+                f"row {line.number} is longer than {MOST_LINE_BYTES >> 20} MiB", "this is the limit", "shorten a cell"
             )
         row = json.loads(line.content)
         if isinstance(row, dict):
@@ -302,22 +303,22 @@ def _row_content(row: dict[str, Any]) -> bytes:
     try:
         return json.dumps([cells, unreadable] if unreadable else cells, ensure_ascii=False).encode()
     except RecursionError:
-        return json.dumps([dict.fromkeys(row), dict.fromkeys(row, "it, or another cell, has too many levels")]).encode()
+        return json.dumps([dict.fromkeys(row), dict.fromkeys(row, "a cell of this row is nested too deeply")]).encode()
 
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """In place of a cell: why it has no value."""
+    """A placeholder for an unreadable cell, with the reason."""
 
     why: str
 
 
 def _cells(column: Any) -> Sequence[Any]:
-    """The values of a pyarrow.Array as JSON has them."""
+    """Return the values of a pyarrow.Array as JSON values."""
     try:
         return [_as_json(value, column.type) for value in column.to_pylist()]
     except _NO_VALUE:
-        return [_cell(scalar) for scalar in column]  # one of them; the others are what they are
+        return [_cell(scalar) for scalar in column]  # at least one value is unreadable; convert the others one by one
 
 
 def _cell(scalar: Any) -> Any:
@@ -325,16 +326,18 @@ def _cell(scalar: Any) -> Any:
         return _as_json(scalar.as_py(), scalar.type)
     except _NO_VALUE as error:
         try:
-            return str(scalar.cast("string").as_py())  # a time that Python has no class for
+            return str(scalar.cast("string").as_py())  # for example, a time that no Python class can represent
         except _NO_VALUE:
             return _Unreadable(f"{error}"[:300] or type(error).__name__)
 
 
 def _as_json(value: Any, kind: Any) -> Any:
-    """A value of an Arrow type. Bytes are text, as old writers store it; a map with texts as keys is an object.
+    """Return a value of an Arrow type as JSON.
+
+    Bytes are decoded as UTF-8, because old writers store text as bytes. A map with text keys becomes an object.
 
     Raises:
-        UnicodeDecodeError: bytes that are no text.
+        UnicodeDecodeError: bytes are not text.
     """
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
@@ -353,25 +356,26 @@ def _as_json(value: Any, kind: Any) -> Any:
 
 @renamed_arguments(form="format")
 def open_lines(path: Path, format: str | None = None) -> Lines:
-    """An input by its path; "-" is stdin.
+    """Open an input by its path; "-" is stdin.
 
     Args:
-        format: one of FORMATS; None = what the name's ending says: text lines where it says nothing, JSON lines of
-            stdin.
+        path: the file, or "-".
+        format: one of FORMATS; None = the format that the file name's suffix indicates. Without a known suffix, the
+            format is text; for stdin, it is jsonl.
 
     Raises:
-        InputError: there is no such file, it cannot be read, or not in this format.
-        OptionError: another format.
-        MissingPackageError: a Parquet file without pyarrow.
+        InputError: the file does not exist, cannot be read, or has another format.
+        OptionError: the format is unknown.
+        MissingPackageError: the file is a Parquet file, but pyarrow is not installed.
     """
     if format is not None and format not in FORMATS:
         raise OptionError(
-            f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of them, or leave it out"
+            f"format = {format!r}", f"allowed: {', '.join(FORMATS)}", "choose one of these formats, or leave it out"
         )
     if str(path) == "-":
         format = format or "jsonl"
         if format == "parquet":
-            raise InputError("stdin cannot be read as Parquet", "its index stands at its end", "give a file")
+            raise InputError("stdin cannot be read as Parquet", "its index is at the end of the file", "pass a file")
         return _opened(format, "stdin", None, sys.stdin.buffer)
     format = format or _BY_SUFFIX.get(path.suffix.lower(), "text")
     return _opened(format, str(path), InputFile(path), None)

@@ -1,4 +1,4 @@
-"""The batch format of OpenAI's API: bodies of requests, and lines of answers."""
+"""The batch format of OpenAI's API: request bodies and response lines."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from ...text.parsing import ToolCall
     from ...text.tokenizer import Tokenizer
 
-# What a line can ask: adapters, and of SamplingParams all but functions and what has no place in the answer.
+# Options that a line may set: adapters, and SamplingParams except functions and results without an output field.
 OPTIONS = (
     *(name for name in SamplingOptions.__annotations__ if name not in ("logits_processors", "prompt_logprobs")),
     "adapter",
 )
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-# What says nothing about the answer: who asks, and how it is stored and charged.
+# Body fields that do not affect the response, because they concern the caller, storage or billing.
 _ABOUT_THE_CALLER = frozenset(
     "model user metadata store service_tier safety_identifier prompt_cache_key stream_options".split()
 )
-# What can be asked only as it is anyway.
+# Body fields that are accepted only with their fixed value.
 _ONLY: dict[str, Any] = {
     "stream": False,
     "echo": False,
@@ -38,25 +38,27 @@ _LEAST_LOGPROB = -9999.0
 
 
 def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A request in OpenAI's format as an item of LLM.map, and the model that it names.
+    """Return a request in OpenAI's format as an item of LLM.map, and the name of its model.
 
     Args:
         fields: "custom_id", "method", "url" and "body".
 
     Raises:
-        InputError: it is not of that format.
-        OptionError: something in the body is not known, or not obeyed here.
+        InputError: the request is not in OpenAI's format.
+        OptionError: the body has an unknown or unsupported option.
     """
     url, body = fields.get("url", CHAT), fields["body"]
     if fields.get("method", "POST") != "POST" or url not in (CHAT, COMPLETIONS):
         raise InputError(
             f"method {fields.get('method', 'POST')!r:.40}, url {url!r:.80}",
-            f"requests are POST to {CHAT} or {COMPLETIONS}",
-            "write one of these",
+            f"requests must be POST to {CHAT} or {COMPLETIONS}",
+            "use one of these URLs",
         )
     needed = "messages" if url == CHAT else "prompt"
     if not isinstance(body, Mapping) or needed not in body:
-        raise InputError(f"the body of {url} has no {needed}", "they are what is asked", f"put {needed} into it")
+        raise InputError(
+            f"the body for {url} lacks the field {needed!r}", "this field is required", f"add {needed!r} to the body"
+        )
     options = {name: value for name, value in body.items() if value is not None}
     item: dict[str, Any] = {needed: options.pop(needed)}
     if url == CHAT:
@@ -73,12 +75,14 @@ def read_body(fields: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
             _check_only(name, value)
         elif name not in _ABOUT_THE_CALLER:
             known = (*OPTIONS, "messages", "tools", "max_completion_tokens", "top_logprobs", "chat_template_kwargs")
-            raise OptionError(f"{name} = {value!r:.80}", f"{url} has no such option here", did_you_mean(name, known))
+            raise OptionError(
+                f"{name} = {value!r:.80}", f"{url} does not support this option", did_you_mean(name, known)
+            )
     return item, str(options.get("model", ""))
 
 
 def _chat_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """What only conversations have, taken out of the body."""
+    """Remove the fields that only chat requests have from the body, and return them as fields of an item."""
     item = {}
     if tools := options.pop("tools", None):
         item["tools"] = tools
@@ -90,14 +94,14 @@ def _chat_fields(options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(wants_logprobs, bool) or (top is not None and not wants_logprobs):
         raise OptionError(
             f"logprobs = {wants_logprobs!r:.40}, top_logprobs = {top!r:.40}",
-            "of a conversation, logprobs is true or false, and top_logprobs needs it",
-            'write "logprobs": true, "top_logprobs": 5, say',
+            "in chat requests, logprobs is true or false, and top_logprobs needs logprobs = true",
+            'for example, write "logprobs": true, "top_logprobs": 5',
         )
     return {**item, "logprobs": 0 if top is None else top} if wants_logprobs else item
 
 
 def _response_format(response_format: Any) -> dict[str, Any]:
-    """What the reply must match, as an option."""
+    """Convert a response_format to an option that constrains the reply."""
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return {}
@@ -107,14 +111,14 @@ def _response_format(response_format: Any) -> dict[str, Any]:
     if not isinstance(schema_format, Mapping) or "schema" not in schema_format:
         raise OptionError(
             f"response_format = {response_format!r:.80}",
-            'it is {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": …}}',
-            "write one of these",
+            'allowed: {"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": …}}',
+            "use one of these forms",
         )
     return {"json_schema": schema_format["schema"]}
 
 
 def with_token_ids(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options whose logit_bias has numbers for keys, where JSON has texts."""
+    """Return the options with integer keys in logit_bias, because JSON keys are text."""
     bias = options.get("logit_bias")
     bias_option = (
         {"logit_bias": {_token_id(token): value for token, value in bias.items()}} if isinstance(bias, Mapping) else {}
@@ -129,30 +133,30 @@ def _token_id(token: Any) -> Any:
 def _check_only(name: str, value: Any) -> None:
     if value != _ONLY[name]:
         raise OptionError(
-            f"{name} = {value!r:.80}", f"only {_ONLY[name]!r} is possible here", f"leave {name} out of the body"
+            f"{name} = {value!r:.80}", f"only {_ONLY[name]!r} is supported", f"leave {name} out of the body"
         )
 
 
 class ResponseWriter:
-    """Writes answers as OpenAI's API does.
+    """Writes responses in the format of OpenAI's API.
 
     Args:
-        model: its name, as answers give it.
-        tokenizer: for the texts of single tokens.
+        model: the model name in the responses.
+        tokenizer: decodes single tokens.
     """
 
     def __init__(self, model: str, tokenizer: Tokenizer) -> None:
         self._model, self._tokenizer = model, tokenizer
 
     def line(self, id_: str, custom_id: str, answer: Answer[Any], created: int) -> bytes:
-        """One line of the output: `error` is null, or `response` is."""
+        """Return a line of the output. Either `error` or `response` is null."""
         error = None if answer.error is None else error_object(answer.error)
         response = None
         if error is None:
             body = self._body(id_, answer, created)
             response = {"status_code": 200, "request_id": id_, "body": body}
         line = {"id": id_, "error": error, "custom_id": custom_id, "response": response}
-        # A text of half a surrogate pair, which JSON can say and UTF-8 cannot, stays escaped.
+        # Half of a surrogate pair is valid in JSON but not in UTF-8, so it stays escaped.
         return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
     def _body(self, id_: str, answer: Answer[Any], created: int) -> dict[str, Any]:
@@ -233,10 +237,10 @@ def _tool_call(call: ToolCall, index: int, position: int) -> dict[str, Any]:
 
 
 def _number(logprob: float) -> float:
-    """As OpenAI writes the log-probability of a token that cannot come; JSON has no infinity."""
+    """Return the log-probability, but at least -9999, as in OpenAI's API, because JSON has no infinity."""
     return max(logprob, _LEAST_LOGPROB)
 
 
 def error_object(error: GenaiError) -> dict[str, str]:
-    """The error of a line: its kind, and what, why and what to do."""
+    """Return the error object of a line: the error's class, what, why and fix."""
     return {"code": type(error).__name__, "message": error.what, "why": error.why, "fix": error.fix}

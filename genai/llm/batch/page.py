@@ -1,4 +1,4 @@
-"""A page about a run, as one HTML file that needs nothing else."""
+"""The report of a batch run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ polyline { fill: none; stroke: #36c; stroke-width: 2; } rect { fill: #36c; } tex
 
 
 def write_page(report: BatchReport, path: Path) -> None:
-    """Write the page of a report. Raises InputError: the file cannot be written."""
+    """Write a report as an HTML page. Raise InputError if the file cannot be written."""
     try:
         path.write_text(page(report), encoding="utf-8", errors="replace")
     except OSError as error:
-        raise InputError(f"{path}: cannot be written", str(error), "give another file") from error
+        raise InputError(f"{path}: cannot be written", str(error), "choose another file") from error
 
 
 def page(report: BatchReport) -> str:
-    """The page as HTML; what lines and answers say is text in it, never markup."""
+    """Return the page as HTML. Text from lines and replies is escaped."""
     title = escape(f"{report.input} with {report.model}")
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
@@ -43,11 +43,11 @@ def page(report: BatchReport) -> str:
         _curve(report.moments, lambda moment: moment.prompt_tokens),
     ]
     if report.lengths:
-        parts += ["<h2>Tokens of answers</h2>", _bars(report)]
+        parts += ["<h2>Tokens per reply</h2>", _bars(report)]
     if report.errors:
         parts += ["<h2>Failed lines</h2>", _table(report.errors.most_common()), _answers_table(report.failures)]
     if report.answers:
-        parts += ["<h2>The first answers</h2>", _answers_table(report.answers)]
+        parts += ["<h2>First replies</h2>", _answers_table(report.answers)]
     return "\n".join(parts) + "\n"
 
 
@@ -59,12 +59,12 @@ def _summary(report: BatchReport) -> list[tuple[str, object]]:
     return [
         ("output", report.output),
         ("lines in this run", f"{figures.done:,}, of which {figures.failed:,} failed"),
-        ("lines of earlier runs", f"{report.kept:,}"),
+        ("lines from earlier runs", f"{report.kept:,}"),
         ("time", f"{figures.seconds:,.1f} s, {figures.done / seconds:,.1f} lines per second"),
         ("prompt tokens", f"{figures.prompt_tokens:,}, {figures.prompt_tokens / seconds:,.1f} per second"),
         ("from the prefix cache", f"{figures.cached_tokens:,}, {cached:.0%} of the prompt tokens"),
         ("generated tokens", f"{figures.generated_tokens:,}, {figures.generated_tokens / seconds:,.1f} per second"),
-        ("answers ended by", ends or "none"),
+        ("finish reasons", ends or "none"),
     ]
 
 
@@ -81,7 +81,7 @@ def _answers_table(rows: Sequence[ReportedAnswer]) -> str:
 
 
 def _curve(moments: Sequence[MapFigures], count: Callable[[MapFigures], int]) -> str:
-    """The rate between moments, over time."""
+    """Return a chart of the rate over time, computed between the moments."""
     rates = [
         (later.seconds, (count(later) - count(earlier)) / (later.seconds - earlier.seconds))
         for earlier, later in pairwise([MapFigures(), *moments])
@@ -101,7 +101,7 @@ def _curve(moments: Sequence[MapFigures], count: Callable[[MapFigures], int]) ->
 
 
 def _bars(report: BatchReport) -> str:
-    """How many answers have so many tokens."""
+    """Return a histogram of the number of tokens per reply."""
     powers = range(max(report.lengths) + 1)
     most = max(report.lengths.values())
     width = (_WIDTH - 2 * _MARGIN) / len(powers)

@@ -1,4 +1,4 @@
-"""What a line asks: its fields become an item of LLM.map."""
+"""Conversion of a line's fields to an item of LLM.map."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PART = re.compile(r"\{\{|\}\}|\{(\w[\w .-]*)\}|([{}])")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """A text with fields: "Summarise: {text}"; {{ and }} are braces.
+    """A text with fields, such as "Summarise: {text}". Literal braces are written {{ and }}.
 
     Raises:
-        OptionError: a brace that is neither, or no field at all.
+        OptionError: the text has an unmatched brace, or no fields.
     """
 
     text: str
@@ -29,49 +29,51 @@ class PromptTemplate:
         wrong = next((match for match in _PART.finditer(self.text) if match[2]), None)
         if wrong is not None:
             raise OptionError(
-                f"template {self.text!r:.200} has a {wrong[2]} at place {wrong.start() + 1}",
-                "a field is written {name}",
-                "write {{ and }} for braces of the text",
+                f"template {self.text!r:.200} has an unmatched {wrong[2]} at character {wrong.start() + 1}",
+                "a field is written as {name}",
+                "write {{ and }} for literal braces",
             )
         if not self.names:
             raise OptionError(
-                f"template {self.text!r:.200} has no field", "every line would ask the same", "put {text} into it, say"
+                f"template {self.text!r:.200} has no field",
+                "without a field, every line would have the same prompt",
+                "add a field, for example {text}",
             )
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The fields, each once."""
+        """The field names, each once."""
         return tuple(dict.fromkeys(match[1] for match in _PART.finditer(self.text) if match[1]))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """The text for one line. Raises InputError: a field that it does not have."""
+        """Return the text for a line. Raise InputError if the line lacks a field."""
         for name in self.names:
             if name not in fields:
                 known = ", ".join(map(str, fields))[:200]
                 raise InputError(
-                    f"the line has no field {name!r}", f"it has {known}", did_you_mean(name, fields, "give it one")
+                    f"the line has no field {name!r}", f"its fields are {known}", did_you_mean(name, fields, "add it")
                 )
         return _PART.sub(lambda match: _written(match[1], fields[match[1]]) if match[1] else match[0][0], self.text)
 
 
 def _written(name: str, value: Any) -> str:
-    if value is None or value != value:  # NaN, which many tables have for nothing
+    if value is None or value != value:  # NaN, which many tables use for missing values
         raise InputError(
             f"the field {name!r} is {'null' if value is None else 'NaN'}",
-            "the template would ask about that word",
-            "give it a value, or an empty text",
+            "the word itself would become part of the prompt",
+            "set a value, or an empty text",
         )
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How lines are asked.
+    """The rules for converting lines to prompts.
 
     Attributes:
-        template: makes the prompt of a line; the line's fields are then nothing but data.
-        as_chat: a prompt that is not part of a body in OpenAI's format is a user message.
-        adapter: what lines go through that name no adapters themselves: names with weights.
+        template: creates the prompt from the line's fields, which then have no other meaning.
+        as_chat: True if prompts become user messages, except prompts in bodies of OpenAI's format.
+        adapter: adapters, with weights, for lines that name no adapter.
     """
 
     template: PromptTemplate | None = None
@@ -79,25 +81,26 @@ class PromptFormat:
     adapter: Mapping[str, float] | None = None
 
     def custom_id(self, fields: Mapping[str, Any], number: int) -> str:
-        """What names a line in the output. Raises InputError: it is no text."""
+        """Return the line's ID in the output. Raise InputError if the ID is not a text."""
         custom_id = fields.get("custom_id")
         if isinstance(custom_id, int) and not isinstance(custom_id, bool):
             custom_id = str(custom_id)
         if custom_id is None or custom_id == "":
             return f"line-{number}"
         if not isinstance(custom_id, str):
-            raise InputError(f"custom_id = {custom_id!r:.80}", "a text is expected", "give each line a name of its own")
+            raise InputError(f"custom_id = {custom_id!r:.80}", "a text is expected", "write a unique text per line")
         return custom_id
 
     def item(self, fields: Mapping[str, Any], *, are_cells: bool = False) -> tuple[Mapping[str, Any], str]:
-        """What the fields of a line ask of LLM.map, and the model that they name, "" for none.
+        """Return a line's fields as an item of LLM.map, and the name of the line's model or "".
 
         Args:
-            are_cells: all values are texts, as in CSV files; those of options are then read as JSON.
+            fields: the line's fields.
+            are_cells: True if all values are text, as in CSV files. Option values are then parsed as JSON.
 
         Raises:
-            InputError: they ask nothing.
-            OptionError: an option that is not known, or not obeyed here.
+            InputError: the fields contain no prompt.
+            OptionError: an option is unknown or unsupported.
         """
         item, model = self._item(fields, are_cells=are_cells)
         return (item if self.adapter is None else {"adapter": self.adapter, **item}), model
@@ -117,15 +120,15 @@ class PromptFormat:
             raise InputError(
                 f"the line has the fields {', '.join(map(str, fields)):.200}",
                 "it needs either a prompt (or text) or messages",
-                "name the field that is the prompt in a template, such as {question}",
+                "pass a template that names the prompt's field, such as {question}",
             )
         with_messages = ("tools", "tool_choice", "template") if "messages" in item else ()
         for name in item:
             if name not in ("prompt", "messages", *with_messages, *OPTIONS):
                 raise OptionError(
                     f"the line has a field {name!r}",
-                    "without a template, fields are the prompt or messages and options",
-                    did_you_mean(name, OPTIONS, "leave it out, or use a template: then fields are data"),
+                    "without a template, the fields must be the prompt or messages, and options",
+                    did_you_mean(name, OPTIONS, "leave it out, or use a template: then fields are only data"),
                 )
         if "prompt" in item:
             item = {**self._prompt(item.pop("prompt")), **item}
@@ -135,12 +138,12 @@ class PromptFormat:
         if not self.as_chat:
             return {"prompt": text}
         if not isinstance(text, str):
-            raise InputError(f"the prompt is {text!r:.80}", "a user message is a text", "give a text, or messages")
+            raise InputError(f"the prompt is {text!r:.80}", "a user message is a text", "pass a text, or messages")
         return {"messages": [{"role": "user", "content": text}]}
 
 
 Asking = PromptFormat
-"""Its earlier name."""
+"""The former name of PromptFormat."""
 
 _TEXTS = frozenset(
     ("prompt", "adapter", "stop", "banned_strings", "samplers", "dry_sequence_breakers", "regex", "grammar")
@@ -148,12 +151,12 @@ _TEXTS = frozenset(
 
 
 def _from_cell(name: str, value: Any) -> Any:
-    """The value of an option that a cell holds: a number, or what else JSON writes; texts are what they are."""
+    """Return the value of an option from a cell. The cell is parsed as JSON, unless the option is text."""
     if name in _TEXTS or not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except ValueError:
         raise InputError(
-            f"{name} = {value!r:.80}", "it is not a value as JSON writes it", "give a number, say"
+            f"{name} = {value!r:.80}", "the value is not valid JSON", "write a number, for example"
         ) from None

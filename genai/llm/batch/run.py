@@ -1,4 +1,4 @@
-"""A file of requests becomes a file of answers."""
+"""A batch run, which reads a file of requests and writes a file of responses."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ...text.tokenizer import Tokenizer
 
 BEGINNINGS = ("new", "resume", "retry", "force")
-# Of answers and errors so many are kept for the report, and so much of their texts.
+# The maximum number of replies and errors in the report, and the maximum number of characters in each.
 _MOST_SHOWN, _MOST_TEXT = 20, 1000
 _MOST_MOMENTS = 240
 
 
 @dataclass(frozen=True)
 class ReportedAnswer:
-    """An answer, or an error, as the report shows it."""
+    """A reply or an error in the report."""
 
     number: int
     custom_id: str
@@ -39,19 +39,24 @@ class ReportedAnswer:
 
 @dataclass
 class BatchReport:
-    """What a run did.
+    """The results of a run.
 
     Attributes:
-        input, output, model: their names.
-        kept: lines that the output had before, kept_failed of them with an error. cut: whether its last one was
-            unfinished, and was cut off. reordered: whether lines that it had before stood behind later ones, so that
-            all were put in order at the end.
-        figures: of this run.
-        finished: how often answers ended for each reason. errors: how many lines failed, by kind of error.
-        lengths: how many answers have so many tokens, by the power of two that is not smaller.
-        answers, failures: the first of each.
-        moments: figures over time, at even distances.
-        other_models: models that lines name, and that are not the one which answered.
+        input: name of the input.
+        output: the output file.
+        model: name of the model.
+        kept: number of lines that the output already had.
+        kept_failed: number of those lines that have an error.
+        cut: True if the output ended with an unfinished line, which was cut off.
+        reordered: True if the lines that the output already had were out of order, so all lines were sorted at the end.
+        figures: figures of this run.
+        finished: number of replies per finish reason.
+        errors: number of failed lines per class of error.
+        lengths: histogram of the number of tokens per reply; the keys are the exponents of the next power of two.
+        answers: the first replies.
+        failures: the first errors.
+        moments: figures at equal intervals.
+        other_models: models named by lines that differ from the model of this run.
     """
 
     input: str
@@ -71,7 +76,7 @@ class BatchReport:
     other_models: set[str] = field(default_factory=set)
 
     def note(self, line: Line, custom_id: str, answer: Answer[Any]) -> None:
-        """Take an answer into account."""
+        """Add an answer to the report."""
         if answer.error is not None:
             self.errors[type(answer.error).__name__] += 1
             reported, text = self.failures, answer.error.what
@@ -87,7 +92,7 @@ class BatchReport:
             reported.append(ReportedAnswer(line.number, custom_id[:_MOST_TEXT], text[:_MOST_TEXT]))
 
     def note_moment(self, figures: MapFigures) -> None:
-        """Remember how far it was; of a long run, at larger distances."""
+        """Record the current figures. In a long run, the intervals grow."""
         self.figures = figures
         apart = self.moments[1].seconds - self.moments[0].seconds if len(self.moments) > 1 else 0.0
         if not self.moments or figures.seconds - self.moments[-1].seconds >= apart * 0.999:
@@ -98,11 +103,12 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        done, total: of what is to be done in this run, in bytes or rows of the input; total is None where nobody knows.
-        figures: of this run.
+        done: bytes or rows of the input that this run has answered.
+        total: bytes or rows that this run must answer; None if the number is unknown.
+        figures: figures of this run.
     """
 
     done: int
@@ -111,15 +117,15 @@ class BatchProgress:
 
 
 class SupportsMap(Protocol):
-    """What a run needs of an LLM, or of a cluster of them."""
+    """The interface that a batch run needs from an LLM or a cluster."""
 
     @property
     def model(self) -> Any:
-        """It has a `folder`, and an `identity()` with the hash of its files as `model`."""
+        """The model, with its `folder` and an `identity()` whose `model` is a hash of the model's files."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """That of the model."""
+        """The tokenizer of the model."""
 
     def params(self, **options: Unpack[SamplingOptions]) -> object:
         """See LLM.params."""
@@ -139,7 +145,7 @@ class SupportsMap(Protocol):
 
 @dataclass(frozen=True)
 class _BatchLine:
-    """A line on its way through LLM.map."""
+    """A line, as an item of LLM.map."""
 
     line: Line
     custom_id: str
@@ -160,39 +166,40 @@ def run_batch(
     progress: Callable[[BatchProgress], object] | None = None,
     **options: Unpack[SamplingOptions],
 ) -> BatchReport:
-    """Answer every line of an input once, also where earlier runs with the same output were killed.
+    """Answer every line of an input exactly once, even if earlier runs with the same output were killed.
 
     Args:
-        llm: the model, or a Cluster of them.
-        lines: the input, see open_lines.
-        output: the file of answers, one JSON object per line, in OpenAI's batch format.
-        prompt_format: how lines are asked.
-        begin: what becomes of an output that exists: "new" refuses it, "resume" keeps its lines, "retry" those without
-            an error, "force" none.
-        in_order: write answers in the order of the input; otherwise as they are done. An output that has lines out of
-            order is put in order when all are answered.
-        window: lines that are read ahead.
-        progress: told every tenth of a second.
-        options: of SamplingParams, for lines that do not say otherwise.
+        llm: the LLM, or a Cluster.
+        lines: the input; see open_lines.
+        output: the file of responses, one JSON object per line, in OpenAI's batch format.
+        prompt_format: the rules for converting lines to prompts.
+        begin: handling of an existing output. "new" refuses it, "resume" keeps its lines, "retry" keeps its lines
+            without an error, and "force" keeps no lines.
+        in_order: True to write responses in the order of the input; False to write them in the order in which they
+            finish. With True, an output whose existing lines are out of order is sorted at the end.
+        window: number of lines to read ahead.
+        progress: called ten times per second.
+        options: fields of SamplingParams; the options in a line override them.
 
     Raises:
-        InputError: the input cannot be read, or changes; the output exists, is something else, or cannot be written.
-        OptionError, ContextOverflowError: options that are refused for all lines.
+        InputError: the input cannot be read, or it changes; or the output exists, is not the output of a batch, or
+            cannot be written.
+        OptionError, ContextOverflowError: the options would be invalid for every line.
         StateError: another process writes to the output, or the LLM is closed.
     """
     prompt_format = prompt_format or PromptFormat()
     if begin not in BEGINNINGS:
-        raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "choose one of them")
+        raise OptionError(f"begin = {begin!r}", f"allowed: {', '.join(BEGINNINGS)}", "use one of these values")
     llm.params(**options)
     model = llm.model.folder.name
     inputs: dict[str, Any] = {
-        "model": llm.model.identity().model,  # its files: many folders have the same name
-        # By its earlier name: outputs of earlier versions can be resumed.
+        "model": llm.model.identity().model,  # a hash of the model's files, because folders can have the same name
+        # The former name of the class is used, so that outputs of earlier versions can be resumed.
         "asking": repr(prompt_format).replace(PromptFormat.__name__, "Asking", 1),
         "options": sorted((k, repr(v)) for k, v in options.items()),
     }
-    if loaded := getattr(llm, "adapters", None):  # a cluster has none
-        # By what they hold: the same name may mean another one the next time.
+    if loaded := getattr(llm, "adapters", None):  # a cluster has no adapters
+        # Adapters are identified by their contents, because a name may refer to another adapter in the next run.
         inputs |= {"adapters": {name: loaded.info(name)["key"] for name in loaded.names}} if loaded.names else {}
     settings = digest(json.dumps(inputs, sort_keys=True).encode(), 4)
     report = BatchReport(lines.name, output, model)
@@ -217,14 +224,14 @@ def run_batch(
 
 
 def _check_fits(journal: Journal, lines: Lines) -> None:
-    """Raise unless the lines that the output answers are lines of the input."""
+    """Raise an error if the output answers lines that are not in the input."""
     if not journal.answered.count:
         return
     if not lines.can_be_read_again:
         raise InputError(
-            f"{journal.path}: cannot be gone on with from {lines.name}",
-            "which of its lines are answered is found by reading the input twice",
-            "give the input as a file",
+            f"{journal.path}: cannot be resumed with {lines.name} as the input",
+            "the input must be read twice in order to find the lines that are already answered",
+            "pass the input as a file",
         )
     if not journal.answered.fits(iter(lines)):
         raise journal.of_another_input()
@@ -237,7 +244,7 @@ def _item(line: _BatchLine) -> Mapping[str, Any]:
 
 
 class _BatchRun:
-    """One run, between the input and the journal."""
+    """A single run, which connects the input to the journal."""
 
     def __init__(
         self,
@@ -254,7 +261,7 @@ class _BatchRun:
         self._done_size = self._kept_size = 0
 
     def pending_lines(self) -> Iterator[_BatchLine]:
-        """The lines that are not answered yet."""
+        """Yield the lines that are not answered yet."""
         for line in self._lines:
             if line.number in self._journal.answered:
                 self._kept_size += line.size
@@ -274,7 +281,7 @@ class _BatchRun:
         return _BatchLine(line, custom_id, item)
 
     def write(self, answer: Answer[_BatchLine]) -> None:
-        """Put an answer into the output."""
+        """Write an answer to the output."""
         line = answer.item.line
         id_ = LineId(self._settings, line.number, digest(line.content))
         self._journal.write(self._writer.line(str(id_), answer.item.custom_id, answer, int(time.time())))
@@ -282,7 +289,7 @@ class _BatchRun:
         self._report.note(line, answer.item.custom_id, answer)
 
     def progress_callback(self, progress: Callable[[BatchProgress], object] | None) -> Callable[[MapFigures], None]:
-        """Hears how far the map is."""
+        """Return a progress callback for LLM.map."""
 
         def tell(figures: MapFigures) -> None:
             self._journal.sync(1.0)

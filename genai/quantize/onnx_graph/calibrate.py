@@ -1,7 +1,7 @@
-"""Ranges of activations, from data that the caller's reader gives.
+"""Calibration: ranges of activations, from the data of the caller's reader.
 
-The model itself is run, in a session that shows every value as it comes about; nothing is kept of the values but
-extremes or a histogram, so that memory does not grow with the data. No augmented model is written.
+The model runs in a session that reports every value when it is computed. Only extremes or histograms are stored, so
+memory use does not grow with the amount of data. No augmented model is written.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from .tensors_data import CalibrationMethod, TensorData, TensorsData
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a range is found from the values of an activation.
+    """The method for finding the range of an activation from its values.
 
     Attributes:
-        symmetric: the range is the same on both sides of 0.
-        averaging_constant: of MinMax, the weight of the next feed's extremes in their moving averages; None = the
-            extremes of all feeds.
-        bins: of a histogram, a multiple of 4.
-        levels: of Entropy, how many there are. percentile: of Percentile, how many of the values the range holds.
+        symmetric: True for a range that is symmetric around 0.
+        averaging_constant: for MinMax, the weight of the next feed's extremes in a moving average; None means the
+            extremes over all feeds.
+        bins: number of bins of a histogram, a multiple of 4.
+        levels: for Entropy, the number of quantisation levels.
+        percentile: for Percentile, the percentage of the values that the range contains.
 
     Raises:
-        OptionError: no such method. NotSupportedYetError: Distribution.
+        OptionError: the method is unknown.
+        NotSupportedYetError: the method is Distribution.
     """
 
     method: CalibrationMethod = CalibrationMethod.MinMax
@@ -53,13 +55,15 @@ class Calibration:
     def __post_init__(self) -> None:
         if not isinstance(self.method, CalibrationMethod):
             raise OptionError(
-                f"calibrate_method is {self.method!r}", "it is a CalibrationMethod", "pass CalibrationMethod.MinMax"
+                f"calibrate_method is {self.method!r}",
+                "it must be a CalibrationMethod",
+                "pass CalibrationMethod.MinMax",
             )
         if self.method is CalibrationMethod.Distribution:
             raise refused_distribution()
 
     def observer(self) -> RangeObserver:
-        """What looks at the values of one activation."""
+        """Return a new observer for the values of one activation."""
         if self.method is CalibrationMethod.Entropy:
             return EntropyRange(self.levels, symmetric=self.symmetric, bins=self.bins)
         if self.method is CalibrationMethod.Percentile:
@@ -68,25 +72,26 @@ class Calibration:
 
 
 def refused_distribution() -> NotSupportedYetError:
-    """The error of CalibrationMethod.Distribution."""
+    """Return the error for CalibrationMethod.Distribution."""
     return NotSupportedYetError(
         "CalibrationMethod.Distribution is not supported",
-        "it fits float8 to a mean and a deviation, and no float8 is made here",
+        "this method fits float8 to a mean and a deviation, and float8 is not supported",
         "use MinMax, Entropy or Percentile",
     )
 
 
 def feeds_of(reader: Any) -> Any:
-    """The feeds of a reader, checked to be such, one after another.
+    """Yield the feeds of a reader one after another, and validate each feed.
 
     Raises:
-        OptionError: no reader. InputError: not a feed, or none at all.
+        OptionError: `reader` has no get_next().
+        InputError: an item is not a feed, or there are no feeds.
     """
     get_next = getattr(reader, "get_next", None)
     if not callable(get_next):
         raise OptionError(
             f"calibration_data_reader is {type(reader).__name__}",
-            "a reader has get_next(), which returns {input: array}, and None at the end",
+            "a reader must have get_next(), which returns {input: array}, and None at the end",
             "pass a CalibrationDataReader",
         )
     count = 0
@@ -94,28 +99,30 @@ def feeds_of(reader: Any) -> Any:
         if not isinstance(feed, Mapping):
             raise InputError(
                 f"item {count} of the calibration data is a {type(feed).__name__}",
-                "a reader gives one dict {input: array} at a time",
+                "get_next() must return one dict {input: array} at a time",
                 "correct get_next()",
             )
         yield feed
         count += 1
     if not count:
         raise InputError(
-            "the calibration data reader gives no data",
-            "ranges of activations come from what is seen; a reader that was read to its end gives nothing any more",
-            "make a new reader, with at least one feed",
+            "the calibration data reader returns no data",
+            "ranges of activations are derived from data; a reader that was read to its end returns no more data",
+            "create a new reader with at least one feed",
         )
 
 
-# Masks hold such numbers so that exp() makes 0 of them; with one scale for these, nothing else would be left.
+# Masks contain larger values so that exp() maps them to 0; a scale that covers them would round all others to 0.
 MOST = 1e30
 
 
 class Observations:
-    """Observers of values by name, and what stands in the way of those that have no range.
+    """Observers by the name of their value, and the values that cannot have a range.
 
     Attributes:
-        observers: of each value. unbounded: values that were infinite somewhere, or as good as that.
+        observers: the observer of each value.
+        unbounded: values that were infinite or exceeded MOST, each with the largest number observed.
+        not_a_number: the first value that was NaN.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[[], RangeObserver]) -> None:
@@ -128,7 +135,7 @@ class Observations:
         if observer is None or name in self.unbounded or not values.size:
             return
         values = np.asarray(values, np.float32)
-        largest = max(float(values.max()), -float(values.min()))  # either is NaN if any value is
+        largest = max(float(values.max()), -float(values.min()))  # both are NaN if any value is NaN
         if not largest < MOST:
             if np.isnan(values).any():
                 self.not_a_number = self.not_a_number or name
@@ -138,24 +145,24 @@ class Observations:
         observer.observe(values)
 
     def require_numbers(self, graph: Graph, item: int) -> None:
-        """Raise InputError if a value was NaN; the first one is named, since the others come of it."""
+        """Raise InputError if a value was NaN. The error names the first NaN value, which causes all others."""
         if self.not_a_number is None:
             return
         node = graph.producer(self.not_a_number)
-        made_by = "an input" if node is None else f"made by node {node.name!r} ({node.op_type})"
+        made_by = "an input" if node is None else f"computed by node {node.name!r} ({node.op_type})"
         raise InputError(
             f"value {self.not_a_number!r}, {made_by}, is NaN for item {item} of the calibration data",
-            "a range cannot be found for it, and nothing after it would be right",
-            "look at that item of the data, and whether the float model gives NaN for it too",
+            "a NaN value has no range, and all values that depend on it would be wrong",
+            "check that item of the data, and check if the float model also computes NaN for the item",
         )
 
 
 class Calibrator:
-    """Runs a float model on data, and looks at its activations.
+    """A runner of a float model on data, which observes the model's activations.
 
     Args:
         source: path of the model, or an onnx.ModelProto.
-        make_observer: makes what looks at the values of one activation.
+        make_observer: returns a new observer for the values of one activation.
         providers: see `SessionConfig`.
 
     Raises:
@@ -175,7 +182,7 @@ class Calibrator:
         self._names: Sequence[str] | None = None
 
     def open(self, providers: Sequence[ChosenProvider] | None = None) -> None:
-        """Make the session that the model runs in, with other providers if any are given. `collect` does so itself.
+        """Create the session; `providers` replaces the providers. `collect` calls this method if necessary.
 
         Raises:
             GenaiError: see `Session`.
@@ -184,21 +191,21 @@ class Calibrator:
         self._session = Session(self._source, SessionConfig(level=Level.NONE, providers=self._providers))
 
     def activations(self, op_types: Collection[str] = ()) -> list[str]:
-        """The float activations of these operators, or of all."""
+        """Return the names of the float activations of these operators, or of all operators."""
         graph = self.model.graph
         chosen = [node for node in graph.nodes if not op_types or node.op_type in op_types]
         names = {name for node in chosen for name in (*node.inputs, *node.outputs) if name}
         return sorted(name for name in names if not graph.constant_tensor(name) and is_float(graph, name))
 
     def only(self, names: Sequence[str]) -> None:
-        """Look at these values, and not at all float activations."""
+        """Observe only these values instead of all float activations."""
         self._names = names
 
     def collect(self, reader: Any) -> None:
-        """Run the model on all feeds of a reader, and look at the values. May be called again with more.
+        """Run the model on all feeds of a reader, and observe the values. Further calls may add more data.
 
         Raises:
-            InputError: no data, feeds that do not fit the model, or NaN; the message names item and value.
+            InputError: there is no data, a feed does not fit the model, or a value is NaN; the message names the item.
         """
         if self._session is None:
             self.open()
@@ -223,13 +230,13 @@ class Calibrator:
 
     @property
     def observations(self) -> Observations:
-        """What was seen. Raises StateError: no data was collected."""
+        """The observations; raises StateError if no data was collected."""
         if self._observations is None:
-            raise StateError("no data was collected", "ranges come from data", "call collect_data(reader) first")
+            raise StateError("no data was collected", "ranges are derived from data", "call collect_data(reader) first")
         return self._observations
 
     def ranges(self, calibration: Calibration) -> TensorsData:
-        """The ranges that the observers of a calibration found. Values that were infinite have none.
+        """Return the ranges that the observers found. Infinite values have no range.
 
         Raises:
             StateError: no data was collected.
@@ -240,7 +247,7 @@ class Calibrator:
                 continue
             try:
                 low, high = observer.range()
-            except ValueError:  # a branch that no feed took, or no elements
+            except ValueError:  # a branch that no feed took, or a value without elements
                 continue
             if calibration.symmetric:
                 high = max(-low, high)
@@ -249,14 +256,14 @@ class Calibrator:
         return TensorsData(calibration.method, data)
 
     def clear(self) -> None:
-        """Forget what was seen."""
+        """Discard the observations."""
         self._observations = None
 
 
 def is_float(graph: Graph, name: str, otherwise: int | None = None) -> bool:
-    """Whether a value is float32; where nothing is known, whether `otherwise` is.
+    """Return True if a value is float32; if the type is unknown, return True if the type `otherwise` is float32.
 
-    The type of float16 values would be that of their scales, which few runtimes read.
+    float16 values are not quantised, because their scales would be float16, which few runtimes support.
     """
     known = graph.type_of(name)
     if not isinstance(known, TensorType) or known.dtype is DataType.UNDEFINED:
@@ -267,17 +274,17 @@ def is_float(graph: Graph, name: str, otherwise: int | None = None) -> bool:
 def _length(reader: Any) -> int:
     try:
         return len(reader)
-    except (TypeError, NotImplementedError):  # what onnxruntime's readers raise
+    except (TypeError, NotImplementedError):  # these are raised by onnxruntime's readers
         return 0
 
 
 def _require_names(item: int, feed: Mapping[str, Any], inputs: Sequence[str]) -> None:
     unknown = [name for name in feed if name not in inputs]
     missing = [name for name in inputs if name not in feed]
-    # Defaults may be overridden, so unknown names are the session's to judge where nothing is missing.
+    # Unknown names may override defaults, so the session checks them if nothing is missing.
     if missing:
         rename = f"rename {str(unknown[0])!r} to {missing[0]!r}" if len(unknown) == len(missing) == 1 else ""
-        fix = rename or did_you_mean(missing[0], [str(name) for name in unknown], f"give {missing}")
+        fix = rename or did_you_mean(missing[0], [str(name) for name in unknown], f"provide {missing}")
         raise InputError(
             f"item {item} of the calibration data has no {missing[0]!r}",
             f"the model's inputs are {', '.join(inputs)}, and the item has {', '.join(map(str, feed)) or 'nothing'}",

@@ -1,9 +1,8 @@
-"""Dynamic quantisation: weights become integers, activations become integers in each run, by the range that they have
-there.
+"""Dynamic quantisation: weights are quantised once; activations are quantised in each run, by their range in that run.
 
     MatMul(x, w)  ->  Mul(Cast(MatMulInteger(x8, w8)), Mul(x_scale, w_scale)),  x8, x_scale = DynamicQuantizeLinear(x)
 
-which runtimes join to one operator. Every node that uses x shares its integers.
+Runtimes fuse this into one operator. All nodes that use x share its integers.
 """
 
 from __future__ import annotations
@@ -29,20 +28,21 @@ from .selection import checked_op_types, chosen_nodes, require_float_model
 from .static import prepare_model
 from .types import BYTES, QuantType, checked_type
 
-# DynamicQuantizeLinear came with it.
+# The version that introduced DynamicQuantizeLinear.
 _OPSET = 11
-# A Gemm is a MatMul and a sum.
+# Node types by requested operator; a Gemm counts as a MatMul because it is a MatMul and an Add.
 _OF_OPERATOR = {"MatMul": ("MatMul", "Gemm"), "Conv": ("Conv",), "Gather": ("Gather",)}
 
 
 @dataclass(frozen=True)
 class DynamicRequest:
-    """How a model is quantised dynamically, checked.
+    """The validated arguments of a dynamic quantisation.
 
     Attributes: see `StaticRequest`.
 
     Raises:
-        OptionError: no type of 8 bits. NotSupportedYetError: float8.
+        OptionError: the type is not an 8-bit type.
+        NotSupportedYetError: the type is float8.
     """
 
     op_types: Sequence[str] | None = None
@@ -63,7 +63,7 @@ def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:
     Raises:
         GenaiError: see `quantize_static`.
     """
-    require_float_model(model, _OPSET, "DynamicQuantizeLinear came with that version")
+    require_float_model(model, _OPSET, "DynamicQuantizeLinear needs that version")
     prepare_model(model)
     requested = checked_op_types(request.op_types, (*DYNAMIC_OPERATORS, "Gemm"), model.graph, WITHOUT_EFFECT)
     op_types = {name for one in requested for name in _OF_OPERATOR.get(one, (one,))}
@@ -80,8 +80,8 @@ def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:
     if not count:
         present = sorted({node.op_type for node in model.graph.nodes})
         raise InputError(
-            f"nothing of the model can be quantised: {len(chosen)} of its nodes are chosen, and none fits",
-            f"quantised are {', '.join(sorted(op_types))} with constant float32 weights; the model has "
+            f"nothing in the model can be quantised: {len(chosen)} nodes are selected, and none of them is suitable",
+            f"{', '.join(sorted(op_types))} with constant float32 weights can be quantised; the model has "
             f"{', '.join(present)}",
             "check nodes_to_quantize, nodes_to_exclude and op_types_to_quantize, and that the model is float32",
         )
@@ -89,7 +89,7 @@ def quantize_dynamically(model: OnnxModel, request: DynamicRequest) -> None:
 
 @dataclass
 class _Writer:
-    """Changes one graph."""
+    """A quantiser for the nodes of one graph."""
 
     graph: Graph
     request: DynamicRequest
@@ -97,12 +97,12 @@ class _Writer:
     _weights: dict[tuple[Any, ...], tuple[str, str, str]] = field(default_factory=dict)
 
     def quantise(self, node: Node) -> bool:
-        """Replace a node, if it is of a form that can be; says whether it was."""
+        """Replace a node if its form is supported, and return True if the node was replaced."""
         writers = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv, "Gather": self._gather}
         return writers[node.op_type](node)
 
     def finish(self) -> None:
-        """Put nodes in order, and take out constants that nobody uses now."""
+        """Sort the nodes, and remove unused constants."""
         self.graph.topological_sort()
         remove_unused(self.graph)
 
@@ -127,7 +127,7 @@ class _Writer:
         return True
 
     def _gemm(self, node: Node) -> bool:
-        """x @ w + c, where it is no more than that."""
+        """Quantise a Gemm if it computes x @ w + c without further factors."""
         graph, (x, weight) = self.graph, node.inputs[:2]
         matrix = self._constant(weight)
         plain = node.attribute("alpha", 1.0) == 1.0 and node.attribute("beta", 1.0) == 1.0
@@ -173,7 +173,7 @@ class _Writer:
         return True
 
     def _gather(self, node: Node) -> bool:
-        """Rows of a table of integers, dequantised."""
+        """Quantise a look-up: gather rows of an integer table, and dequantise the rows."""
         graph, table = self.graph, self._constant(node.inputs[0])
         if table is None or table.ndim < 2 or not is_float(graph, node.inputs[0]):
             return False
@@ -192,7 +192,7 @@ class _Writer:
     # Parts
 
     def _activation(self, name: str) -> tuple[str, str, str]:
-        """Integers, scale and zero point of a value, found in each run."""
+        """Return the names of a value's integers, scale and zero point, which are computed in each run."""
         if name not in self._activations:
             fresh = self.graph.fresh_name
             outputs = fresh(f"{name}_quantized"), fresh(f"{name}_scale"), fresh(f"{name}_zero_point")
@@ -205,7 +205,7 @@ class _Writer:
         self, name: str, values: NDArray[Any], axis: int | None, kind: QuantType, transposed: bool = False,
         one_point: bool = False,
     ) -> tuple[str, str, str]:  # fmt: skip
-        """Integers, scale and zero point of a constant; with `one_point` all channels have the same zero point."""
+        """Return the names of a constant's integers, scales and zero points; `one_point`: one for all channels."""
         key = (name, axis, kind, transposed, one_point)
         if key not in self._weights:
             fresh = self.graph.fresh_name
@@ -234,11 +234,11 @@ class _Writer:
             raise InputError(
                 f"constant {name!r} cannot be quantised",
                 str(error),
-                "look at the float model, or keep the nodes that use it float: nodes_to_exclude=[...]",
+                "check the float model, or exclude the nodes that use the constant: nodes_to_exclude=[...]",
             ) from error
 
     def _scaled(self, node: Node, sums: str, x_scale: str, scale: str, result: str) -> list[Node]:
-        """int32 sums as floats."""
+        """Return the nodes that convert int32 sums to floats."""
         values, both = self._new(node, "output_cast"), self._new(node, "scales")
         return [
             make_node("Cast", [sums], [values], name=self._name(node, "cast"), to=int(DataType.FLOAT)),
@@ -247,13 +247,13 @@ class _Writer:
         ]
 
     def _one_point(self, name: str) -> str:
-        """A zero point that all channels have, as one number."""
+        """Return a scalar constant for a zero point that all channels share."""
         points = self.graph.constant(name)
         assert points is not None
         return name if points.ndim == 0 else self.graph.add_constant(f"{name}_common", points.reshape(-1)[0])
 
     def _reshaped(self, name: str, shape: list[int]) -> str:
-        """A constant in another shape; any other value by a node."""
+        """Reshape a constant directly, and any other value by a node."""
         values = self._constant(name)
         if values is not None:
             return self.graph.add_constant(f"{name}_reshaped", values.reshape(shape))

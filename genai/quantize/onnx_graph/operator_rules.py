@@ -1,4 +1,4 @@
-"""What quantising a node means, by its operator, as data: which inputs and outputs, and how their scales come about."""
+"""Rules for quantising nodes, as data: for each operator, the inputs, the outputs and the origin of their scales."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ LAST = -1
 
 @dataclass(frozen=True)
 class OperatorRule:
-    """One operator.
+    """The rule for one operator.
 
     Attributes:
-        data: inputs that are activations; None = all.
-        weight: an input that gets scales by channel where it is constant and these are asked for; otherwise it is as
-            one of `data`, or stays float where that does not list it.
-        axis: of the weight's channels.
-        bias: an input that becomes int32 at the scale of the first input times that of the weight.
-        outputs: how many results are quantised; None = all.
-        keeps: it follows, and its results have scale and zero point of the first input, since their values are some
-            of its values.
-        follows: it is quantised only where its input is so anyway.
-        range: of the result, whatever the calibration saw.
-        rounds_scale: the result's scale is the nearest power of two. onnxruntime's softmax of integers multiplies by
-            1 / scale rounded down: with 1/255, which is not quite 255, all of its results are too small.
-        only_if_forced: it gains nothing unless what is around it is quantised.
+        data: inputs that are activations; None means all inputs.
+        weight: an input that is quantised with one scale per channel if the input is constant and scales per channel
+            are enabled. Otherwise, the input is treated like the inputs in `data`, or stays float if `data` does not
+            include it.
+        axis: axis of the weight's channels.
+        bias: an input that becomes int32. Its scale is the product of the scales of the first input and of the weight.
+        outputs: number of outputs that are quantised; None means all outputs.
+        keeps: True if the operator is quantised only if its input is quantised, and its outputs share the input's scale
+            and zero point, because the output values are a subset of the input values.
+        follows: True if the operator is quantised only if its input is already quantised.
+        range: fixed range of the output, which overrides the calibration.
+        rounds_scale: True to round the output's scale to the nearest power of two. onnxruntime's integer softmax
+            multiplies by 1 / scale rounded down: with 1/255, which float32 cannot represent, all results are too small.
+        only_if_forced: True if quantising the operator is useful only when its neighbours are quantised.
     """
 
     data: tuple[int, ...] | None = (0,)
@@ -69,7 +70,7 @@ _RULES = {
 }  # fmt: skip
 
 STATIC_OPERATORS = tuple(sorted(_RULES))
-"""What `quantize_static` quantises unless it is told otherwise."""
+"""The operators that `quantize_static` quantises by default."""
 QOPERATOR_OPERATORS = tuple(
     sorted(
         set(_RULES)
@@ -77,33 +78,33 @@ QOPERATOR_OPERATORS = tuple(
         - set("LayerNormalization Slice TopK".split())
     )
 )
-"""The same for QuantFormat.QOperator: those whose integers have an operator."""
+"""The default operators for QuantFormat.QOperator: those that have an integer operator."""
 DYNAMIC_OPERATORS = ("Conv", "Gather", "MatMul")
-"""What `quantize_dynamic` quantises unless it is told otherwise; a Gemm counts as a MatMul."""
+"""The operators that `quantize_dynamic` quantises by default; a Gemm counts as a MatMul."""
 ELSEWHERE = ("Attention", "EmbedLayerNormalization", "LSTM")
-"""Operators that onnxruntime quantises and this toolkit does not."""
-WITHOUT_EFFECT = {"Transpose": "a dynamically quantised value is not passed on to it"}
-"""Operators whose dynamic form changes nothing here."""
+"""Operators that onnxruntime quantises but this toolkit does not."""
+WITHOUT_EFFECT = {"Transpose": "dynamically quantised values are not passed on to this operator"}
+"""Operators that dynamic quantisation leaves unchanged, and the reasons."""
 
 
 def static_rule(node: Node) -> OperatorRule | None:
-    """The rule of a node; None where it stays as it is."""
+    """Return the rule for a node, or None if it stays float."""
     domain, op_type = node.key
     return None if domain else _RULES.get(op_type)
 
 
 def weight_axis(node: Node, rule: OperatorRule, rank: int) -> int:
-    """The axis of a weight's channels, at least 0."""
+    """Return the axis of a weight's channels, at least 0."""
     if node.op_type == "Gemm":
         return 0 if node.attribute("transB", 0) else 1
     return rule.axis % max(rank, 1)
 
 
 def result_bounds(node: Node, minimum: float | None, maximum: float | None) -> tuple[float, float] | None:
-    """Between which values a Relu or Clip leaves them; None for other nodes.
+    """Return the bounds of the output of a Relu or Clip; None for other nodes.
 
     Args:
-        minimum, maximum: the constants that a Clip has as inputs, None where it has none.
+        minimum, maximum: constant inputs of a Clip; None for an input that is missing.
     """
     if node.key == ("", "Relu"):
         return 0.0, float("inf")

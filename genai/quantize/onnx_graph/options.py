@@ -1,4 +1,4 @@
-"""Options of quantising an ONNX graph that are seldom needed."""
+"""Rarely needed options for quantising an ONNX graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .overrides import TensorOverride
 
 @dataclass(frozen=True)
 class StaticOptions:
-    """The options of static quantisation, by the names that `extra_options` has for them.
+    """Options of static quantisation, named as in `extra_options`.
 
     Attributes:
-        weight_symmetric: None = where the weights' type is signed.
-        default_tensor_type: of values whose type does not follow from the model; None = they stay float.
+        weight_symmetric: None means True if the weights' type is signed.
+        default_tensor_type: type of values whose type cannot be inferred; None means that these values stay float.
     """
 
     activation_symmetric: bool = False
@@ -41,7 +41,7 @@ class StaticOptions:
 
 @dataclass(frozen=True)
 class DynamicOptions:
-    """The options of dynamic quantisation."""
+    """Options of dynamic quantisation, named as in `extra_options`."""
 
     weight_symmetric: bool | None = None
     mat_mul_const_b_only: bool = True

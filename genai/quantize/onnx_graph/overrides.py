@@ -1,4 +1,4 @@
-"""`TensorQuantOverrides`: what the caller says of single tensors."""
+"""`TensorQuantOverrides`: the caller's settings for individual tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import STATIC_TYPES, QuantType, checked_type
 
 @dataclass(frozen=True)
 class ChannelOverride:
-    """What is said of a tensor, or of one of its channels; None = nothing."""
+    """The settings for a tensor or for one of its channels; None means no setting."""
 
     quant_type: QuantType | None = None
     scale: float | None = None
@@ -25,10 +25,11 @@ class ChannelOverride:
 
 @dataclass(frozen=True)
 class TensorOverride:
-    """What is said of a tensor.
+    """The settings for a tensor.
 
     Attributes:
-        channels: one for the whole tensor, or one per channel of `axis`.
+        channels: one override for the whole tensor, or one override per channel of `axis`.
+        axis: axis of the channels.
     """
 
     channels: tuple[ChannelOverride, ...]
@@ -36,7 +37,7 @@ class TensorOverride:
 
     @property
     def common(self) -> ChannelOverride:
-        """What is said of the first channel, and of what cannot differ between them."""
+        """The settings of the first channel, including all settings that cannot differ between channels."""
         return self.channels[0]
 
 
@@ -44,14 +45,14 @@ _KEYS = {one.name for one in fields(ChannelOverride)}
 
 
 def read_overrides(option: str, overrides: Any) -> dict[str, TensorOverride]:
-    """Overrides by tensor.
+    """Return the overrides by tensor.
 
     Raises:
-        OptionError: not of the documented format.
-        NotSupportedYetError: "convert".
+        OptionError: the overrides do not have the documented format.
+        NotSupportedYetError: an override has "convert".
     """
     if not isinstance(overrides, Mapping):
-        raise OptionError(f"{option} is {overrides!r:.80}", "it maps tensors to lists of dictionaries", "pass a dict")
+        raise OptionError(f"{option} is {overrides!r:.80}", "it must map tensors to lists of dicts", "pass a dict")
     return {name: _tensor(name, override) for name, override in overrides.items()}
 
 
@@ -61,12 +62,12 @@ def _tensor(name: str, channels: Any) -> TensorOverride:
         or not channels
         or not all(isinstance(channel, Mapping) for channel in channels)
     ):
-        raise _wrong(name, channels, "an override is a list of dictionaries: one, or one per channel")
+        raise _wrong(name, channels, "an override must be a list of dictionaries: one in total, or one per channel")
     axis = channels[0].get("axis")
     if axis is not None and not isinstance(axis, int):
-        raise _wrong(name, channels[0], "an axis is a whole number")
+        raise _wrong(name, channels[0], "an axis must be an integer")
     if axis is None and len(channels) > 1:
-        raise _wrong(name, channels, "several dictionaries are those of channels, and 'axis' says of which axis")
+        raise _wrong(name, channels, "several dictionaries apply to channels, so an 'axis' is needed")
     return TensorOverride(tuple(_channel(name, channel) for channel in channels), axis)
 
 
@@ -74,25 +75,25 @@ def _channel(name: str, override: Mapping[str, Any]) -> ChannelOverride:
     if "convert" in override:
         raise NotSupportedYetError(
             f"TensorQuantOverrides[{name!r}] has 'convert'",
-            "a tensor has one quantised type here",
+            "a tensor can have only one quantised type",
             "override 'quant_type' instead",
         )
     for key in override:
         if key not in _KEYS and key != "axis":
             raise _wrong(
-                name, override, f"there is no key {key!r}; {did_you_mean(str(key), _KEYS, str(sorted(_KEYS)))}"
+                name, override, f"the key {key!r} is unknown; {did_you_mean(str(key), _KEYS, str(sorted(_KEYS)))}"
             )
     values = {key: value for key, value in override.items() if key != "axis"}
     if "quant_type" in values:
         values["quant_type"] = checked_type(f"TensorQuantOverrides[{name!r}]", values["quant_type"], STATIC_TYPES)
     if ("scale" in values) != ("zero_point" in values):
-        raise _wrong(name, override, "'scale' and 'zero_point' go together")
+        raise _wrong(name, override, "'scale' and 'zero_point' must be set together")
     if "scale" in values:
         clash = sorted(values.keys() & {"symmetric", "reduce_range", "rmin", "rmax"})
         if clash:
-            raise _wrong(name, override, f"{clash} would have no effect beside 'scale' and 'zero_point'")
+            raise _wrong(name, override, f"{clash} have no effect together with 'scale' and 'zero_point'")
         if not float(values["scale"]) > 0:
-            raise _wrong(name, override, "a scale is above 0")
+            raise _wrong(name, override, "a scale must be above 0")
         values["scale"], values["zero_point"] = float(values["scale"]), int(values["zero_point"])
     for key in ("rmin", "rmax"):
         if key in values:

@@ -1,4 +1,4 @@
-"""Scales and zero points of everything that is quantised: from ranges, from constants, or as the caller says."""
+"""Scales and zero points of all quantised tensors, derived from ranges, constants or the caller's overrides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .types import QuantType
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How one tensor is quantised; `axis` of its channels, None where it has one scale."""
+    """The quantisation of one tensor; `axis` is the axis of its channels, or None for one scale."""
 
     type: QuantType
     parameters: AffineParameters
@@ -41,17 +41,18 @@ class Quantisation:
     axis: int | None = None
 
     def rounded(self) -> Quantisation:
-        """With the power of two that is nearest to the scale."""
+        """Return the quantisation with the scale rounded to the nearest power of two."""
         scale = np.exp2(np.rint(np.log2(self.parameters.scale))).astype(np.float32)
         return replace(self, parameters=replace(self.parameters, scale=scale))
 
 
 @dataclass(frozen=True)
 class QuantisedConstant:
-    """The integers of a constant. `type` None stands for int32, which a bias has.
+    """The integers of a constant.
 
     Attributes:
-        steps: of the constant's shape, in the type's own integers.
+        steps: integers in the shape of the constant.
+        type: type of the integers; None means int32, for a bias.
     """
 
     steps: NDArray[Any]
@@ -62,7 +63,7 @@ class QuantisedConstant:
 
 @dataclass(frozen=True)
 class ParameterRules:
-    """How ranges become scales and zero points."""
+    """Conversion of ranges to scales and zero points."""
 
     graph: Graph
     options: StaticOptions
@@ -71,7 +72,7 @@ class ParameterRules:
     reduce_range: bool
 
     def activation(self, name: str, low: float, high: float, *, constant: bool = False) -> Quantisation:
-        """Of a value with a range, between nodes or constant."""
+        """Return the quantisation of a value with a known range, either an activation or a constant."""
         tensor_override = self.options.overrides.get(name)
         override = ChannelOverride() if tensor_override is None else tensor_override.common
         kind = override.quant_type or self.activation_type
@@ -94,7 +95,7 @@ class ParameterRules:
         return Quantisation(kind, parameters, integers)
 
     def constant(self, use: ConstantUse) -> Quantisation:
-        """Of a constant that is no bias, by its values."""
+        """Return the quantisation of a constant other than a bias, based on the constant's values."""
         if use.kind == "data":
             return self.data_constant(use.name)
         override = self.options.overrides.get(use.name)
@@ -102,7 +103,7 @@ class ParameterRules:
         kind = shared_override.quant_type or self.weight_type
         axis = use.axis if override is None or override.axis is None else override.axis % max(1, self._rank(use.name))
         symmetric = self.options.weight_symmetric if shared_override.symmetric is None else shared_override.symmetric
-        # Operators on integers have one zero point for all channels.
+        # Integer operators have one zero point for all channels.
         symmetric = axis is not None or (kind.is_signed if symmetric is None else symmetric)
         reduced = self.reduce_range if shared_override.reduce_range is None else shared_override.reduce_range
         integers = kind.integers(symmetric=symmetric, reduce_range=reduced)
@@ -117,17 +118,17 @@ class ParameterRules:
         return Quantisation(kind, parameters, integers, axis)
 
     def data_constant(self, name: str) -> Quantisation:
-        """Of a constant among activations, which has their type."""
+        """Return the quantisation of a constant that is used as an activation and has the type of activations."""
         low, high = self._constant_range(name, None)
         return self.activation(name, float(low), float(high), constant=True)
 
     def is_mask(self, name: str) -> bool:
-        """Whether a constant has numbers beyond which nothing else counts."""
+        """Return True if a constant contains the huge values of a mask, which no useful scale can cover."""
         low, high = self._constant_range(name, None)
         return max(-float(low), float(high)) >= MOST
 
     def steps(self, name: str, how: Quantisation) -> QuantisedConstant:
-        """The integers of a constant."""
+        """Return the integers of a constant."""
         try:
             dtype = how.type.data_type.numpy_dtype
             steps = quantize_affine(self._array(name), how.parameters, how.integers, how.axis, dtype)
@@ -136,7 +137,7 @@ class ParameterRules:
         return QuantisedConstant(steps, how.type, how.parameters, how.axis)
 
     def bias(self, use: ConstantUse, x: Quantisation, weight: Quantisation) -> QuantisedConstant:
-        """A bias at the scale of the products: int32."""
+        """Quantise a bias to int32 with the scale of the products."""
         scale = x.parameters.scale.astype(np.float32) * weight.parameters.scale
         values = self._array(use.name)
         if not np.all(np.isfinite(values)):
@@ -145,7 +146,7 @@ class ParameterRules:
         return QuantisedConstant(bias_steps(values, scale), None, points, use.axis)
 
     def fitted_to_bias(self, weight: Quantisation, x: Quantisation, bias: ConstantUse) -> Quantisation:
-        """A weight's scale, made larger where a bias would not fit its int32."""
+        """Return the weight's quantisation, with larger scales if the bias would otherwise not fit into int32."""
         values = self._array(bias.name)
         if not np.all(np.isfinite(values)):
             raise _not_finite(bias.name, "a bias must be finite")
@@ -179,7 +180,7 @@ def _exact(override: ChannelOverride) -> AffineParameters:
 def _overridden(
     name: str, override: TensorOverride, low: NDArray[np.float32], high: NDArray[np.float32]
 ) -> AffineParameters | tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Parameters as the caller gave them, or ranges with the ends that the caller gave."""
+    """Return the caller's parameters, or ranges with the caller's bounds."""
     channels = override.channels
     if len(channels) == 1 and low.ndim:
         channels = channels * low.size
@@ -187,7 +188,7 @@ def _overridden(
         raise OptionError(
             f"TensorQuantOverrides[{name!r}] has {len(channels)} dictionaries",
             f"the tensor has {low.size} channels along axis {override.axis}",
-            "give one for all, or one per channel",
+            "pass one dictionary for all channels, or one per channel",
         )
     if channels[0].scale is not None:
         scale = np.asarray([one.scale for one in channels], np.float32).reshape(low.shape)
@@ -201,20 +202,20 @@ def _overridden(
 
 def _not_finite(name: str, why: Any) -> InputError:
     return InputError(
-        f"constant {name!r} has NaN or infinite values",
+        f"constant {name!r} contains NaN or infinite values",
         str(why),
-        "look at the float model, or keep the nodes that use it float: nodes_to_exclude=[...]",
+        "check the float model, or exclude the nodes that use the constant: nodes_to_exclude=[...]",
     )
 
 
 @dataclass
 class Parameters:
-    """All of them.
+    """The scales and zero points of a graph.
 
     Attributes:
-        activations: by value.
-        constants: per operand; a bias whose input stays float is not among them.
-        float_values: values that stay float because nothing is known of their range.
+        activations: quantisation by value.
+        constants: quantised constants by operand, without the biases of nodes with a float input.
+        float_values: values that stay float because their range is unknown.
     """
 
     activations: dict[str, Quantisation] = field(default_factory=dict)
@@ -223,12 +224,12 @@ class Parameters:
 
 
 def find_parameters(placement: Placement, ranges: TensorsData, rules: ParameterRules) -> Parameters:
-    """Scales and zero points of what was placed."""
+    """Return the scales and zero points of a placement."""
     parameters = Parameters()
     _check_overrides(placement, rules.options.overrides)
     for name in placement.activations:
         root = placement.root(name)
-        if root not in placement.activations:  # a table that a Gather looks up
+        if root not in placement.activations:  # the constant table of a Gather
             if rules.is_mask(root):
                 parameters.float_values.append(name)
             else:
@@ -250,7 +251,7 @@ def find_parameters(placement: Placement, ranges: TensorsData, rules: ParameterR
 
 
 def _find_constants(placement: Placement, rules: ParameterRules, parameters: Parameters) -> None:
-    """Weights, and with each the bias behind it. Nodes that use a constant alike share its integers."""
+    """Add weights and their biases. Nodes that use a constant in the same way share its integers."""
     uses, shared = placement.constants, dict[tuple[Any, ...], QuantisedConstant]()
     for use, following in zip(uses, [*uses[1:], None], strict=True):
         if use.kind == "bias":
@@ -276,12 +277,12 @@ def _check_overrides(placement: Placement, overrides: Mapping[str, TensorOverrid
         if name not in known:
             raise OptionError(
                 f"TensorQuantOverrides names {name!r}",
-                "no value or constant of that name is quantised",
-                did_you_mean(name, known, "correct the name, or leave it out"),
+                "no quantised value or constant has that name",
+                did_you_mean(name, known, "correct the name, or omit the override"),
             )
         if name in placement.activations and (override.axis is not None or len(override.channels) > 1):
             raise OptionError(
                 f"TensorQuantOverrides[{name!r}] has an axis",
-                "it is an activation, and these have one scale",
-                "give one dictionary without 'axis'",
+                "activations have a single scale",
+                "pass one dictionary without 'axis'",
             )

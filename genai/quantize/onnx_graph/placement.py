@@ -1,5 +1,6 @@
-"""Which values of a graph are quantised, and how each operand of the chosen nodes is: decided before anything is known
-of ranges, so that calibration looks at what is needed only.
+"""Placement: the choice of the values of a graph to quantise, and of the way to quantise each operand of the nodes.
+
+Placement does not depend on ranges, so calibration observes only the values that are needed.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from .options import StaticOptions
 
 @dataclass(frozen=True)
 class Activation:
-    """A value between nodes, or an input, that is quantised.
+    """A quantised value between nodes, or a quantised input.
 
     Attributes:
-        shares: the value whose scale and zero point it has; None = its own.
-        range: what it may hold, whatever was seen; None = what was seen.
-        rounds_scale: its scale becomes a power of two.
-        bounded_by: the value whose range it has: that of the Relu or Clip that alone uses it, beyond which nothing
-            matters.
+        shares: the value whose scale and zero point this value shares; None means separate parameters.
+        range: fixed range, which overrides the calibration; None means the observed range.
+        rounds_scale: True to round the scale to a power of two.
+        bounded_by: the value whose observed range is used: the output of the only node that reads this value, a Relu or
+            Clip. Numbers outside that range do not matter.
     """
 
     shares: str | None = None
@@ -37,9 +38,10 @@ class ConstantUse:
     """A constant operand of a node.
 
     Attributes:
-        index: of the input.
-        kind: "data" (in the type of activations, one scale), "weight" or "bias".
-        axis: of the channels that have scales of their own; None = one scale.
+        node: the node.
+        index: index of the input.
+        kind: "data" (with one scale and the type of activations), "weight" or "bias".
+        axis: axis of the channels that have separate scales; None means one scale.
     """
 
     node: Node
@@ -49,19 +51,19 @@ class ConstantUse:
 
     @property
     def name(self) -> str:
-        """The constant."""
+        """The name of the constant."""
         return self.node.inputs[self.index]
 
 
 @dataclass
 class Placement:
-    """What is quantised.
+    """The values and nodes to quantise.
 
     Attributes:
-        activations: by name, in the order of the nodes.
-        constants: operands that are constant.
-        absorbed: nodes that saturation stands for (a Relu or Clip behind a node that is quantised).
-        nodes: those that are quantised.
+        activations: quantised values by name, in the order of the nodes.
+        constants: constant operands.
+        absorbed: nodes that saturation of the integers replaces (a Relu or Clip after a quantised node).
+        nodes: nodes that are quantised.
     """
 
     activations: dict[str, Activation] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class Placement:
     nodes: list[Node] = field(default_factory=list)
 
     def root(self, name: str) -> str:
-        """The value that has the scale and zero point of this one."""
+        """Return the value that determines this value's scale and zero point."""
         activation = self.activations.get(name)
         while activation is not None and activation.shares is not None:
             name = activation.shares
@@ -80,10 +82,10 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placer:
-    """Places quantisation in a graph.
+    """A chooser of the values to quantise in a graph.
 
     Attributes:
-        symmetric: activations whose range is the same on both sides of 0, by name; None stands for all others.
+        symmetric: names of the activations whose range is symmetric around 0; the entry None stands for all others.
     """
 
     graph: Graph
@@ -93,7 +95,7 @@ class Placer:
     placement: Placement = field(default_factory=Placement)
 
     def place(self, nodes: Sequence[Node]) -> Placement:
-        """Decide for nodes, given in order."""
+        """Return the placement for nodes in topological order."""
         for node in nodes:
             rule = static_rule(node)
             if rule is None or (rule.only_if_forced and not self.options.force_quantize_no_input_check):
@@ -147,7 +149,8 @@ class Placer:
         tensor = self.graph.constant_tensor(node.inputs[index])
         rank = 0 if tensor is None else len(tensor.shape)
         axis = self.options.channel_axes.get(node.op_type, weight_axis(node, rule, rank))
-        # One scale per number would be no quantisation, and channels of a stack of matrices have no operator.
+        # Vectors have one scale, because one scale per number saves no space; stacked matrices support no more than
+        # one.
         by_channel = self.per_channel and rank >= 2 and not (node.op_type == "MatMul" and rank > 2)
         return ConstantUse(node, index, "weight", axis % rank if by_channel else None)
 
@@ -182,15 +185,16 @@ class Placer:
         self._results(node, rule, Activation(shares=source))
 
     def _adds_a_value(self, node: Node) -> bool:
-        """Whether a Pad writes another number than 0 into its result."""
+        """Return True if a Pad inserts a value other than 0."""
         if node.op_type != "Pad" or node.attribute("mode", "constant") != "constant":
             return False
         return (bool(node.input(2)) and number(self.graph, node.input(2)) != 0) or bool(node.attribute("value", 0))
 
     def _absorb(self, node: Node) -> bool:
-        """Leave a Relu or Clip away where the node before it is quantised: integers saturate at the same bounds.
+        """Remove a Relu or Clip after a quantised node if integers saturate at its bounds; return True if removed.
 
-        They do if the range of the result, which lies within the bounds, is all that the integers stand for.
+        Integers saturate at the bounds if the result's range, which is within the bounds, is the full range of the
+        integers.
         """
         graph, source, result = self.graph, node.input(0), node.output(0)
         bounds_given = [number(graph, name) if name else None for name in (node.input(1), node.input(2))]

@@ -1,4 +1,4 @@
-"""Makes a model ready for quantisation: constants folded, batch norms in their convolutions, every type known."""
+"""Preparation of a model for quantisation: constant folding, fusion of batch norms and convolutions, type inference."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from ...optimize.constant_folding import lift_constants
 from ...optimize.shapes import infer_shapes
 from ...optimize.standard import SESSION_RULES
 
-# By this entry onnxruntime sees that a model went through such a step.
+# onnxruntime recognises a preprocessed model by this entry.
 _MARK = {"onnx.quant.pre_process": "onnxruntime.quant"}
 
 
 def preprocess(model: OnnxModel, *, simplify: bool = True, infer: bool = True) -> None:
-    """Make a model ready for quantisation, in place.
+    """Prepare a model for quantisation, in place.
 
     Args:
-        simplify: rewrite it within the standard operators. infer: find the types of its values.
+        simplify: True to simplify the model, using only standard operators.
+        infer: True to infer the types of the values.
     """
     if simplify:
         run_rewrites(model, (lift_constants,), Level.BASIC)

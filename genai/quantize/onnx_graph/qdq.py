@@ -1,4 +1,4 @@
-"""Writes quantisation into a graph: QuantizeLinear and DequantizeLinear around what stays a float operator."""
+"""Insertion of QuantizeLinear and DequantizeLinear nodes around float operators."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .options import StaticOptions
 from .parameters import Parameters, Quantisation, QuantisedConstant
 from .placement import Placement
 
-# From this version of ONNX's operator set on, its own operators know 4 and 16 bits.
+# The first opset in which ONNX's own QuantizeLinear and DequantizeLinear support 4 and 16 bits.
 _ALL_TYPES = 21
 
 
 @dataclass
 class QdqWriter:
-    """Changes one graph; each scale, zero point and constant is written once."""
+    """A quantiser for one graph, which writes each scale, zero point and constant only once."""
 
     model: OnnxModel
     placement: Placement
@@ -30,7 +30,7 @@ class QdqWriter:
     _nodes: list[Node] = field(default_factory=list)
 
     def write(self) -> None:
-        """Insert the nodes, and take out what they stand for."""
+        """Insert the nodes, and remove the nodes that they replace."""
         graph = self.model.graph
         for node in self.placement.absorbed:
             self._absorb(node)
@@ -46,7 +46,7 @@ class QdqWriter:
         remove_unused(graph)
 
     def _absorb(self, node: Node) -> None:
-        """The node before a Relu or Clip makes its result, unless that stayed float."""
+        """Remove a Relu or Clip unless its result stayed float; the node before it then computes the result."""
         graph, (source, result) = self.model.graph, (node.inputs[0], node.outputs[0])
         if result not in self.parameters.activations:
             return
@@ -61,7 +61,7 @@ class QdqWriter:
         graph = self.model.graph
         before, after = name, f"{name}_DequantizeLinear_Output"
         if graph.is_output(name) and graph.producer(name) is not None:
-            # The output keeps its name, so what makes it has to make another value.
+            # The graph's output keeps its name, so the name of the node's result must change.
             before, after = graph.fresh_name(f"{name}_QuantizeLinear_Input"), name
             producer = graph.producer(name)
             assert producer is not None
@@ -82,20 +82,20 @@ class QdqWriter:
             self._pair(name, before, dequantized, how)
 
     def _pair(self, name: str, before: str, after: str, how: Quantisation) -> None:
-        """before -> QuantizeLinear -> DequantizeLinear -> after, with the parameters of the value's root."""
+        """Add before -> QuantizeLinear -> DequantizeLinear -> after, with the parameters of the value's root."""
         middle = self.model.graph.fresh_name(f"{name}_QuantizeLinear_Output")
         scale, point = self._scales(self.placement.root(name), how.parameters, how.type, None)
         self._node("QuantizeLinear", name, [before, scale, point], middle, how.type.data_type, None)
         self._node("DequantizeLinear", name, [middle, scale, point], after, how.type.data_type, None)
 
     def _constant(self, name: str, constant: QuantisedConstant, kind: str) -> str:
-        """The name of a constant's dequantised form."""
+        """Add a constant's integers and its DequantizeLinear; return the name of the dequantised value."""
         key = ("constant", name, id(constant))
         if key in self._names:
             return str(self._names[key])
         graph, dtype = self.model.graph, DataType.INT32 if constant.type is None else constant.type.data_type
         prefix = f"{name}_quantized" if kind == "bias" else name
-        # Constants among activations have one scale each, which what is taken out of them shares.
+        # A constant that is used as an activation has one scale, which values selected from the constant share.
         owner = None if kind == "data" else constant
         scale, point = self._scales(prefix, constant.parameters, constant.type, owner)
         after = graph.fresh_name(f"{name}_DequantizeLinear_Output")
@@ -110,7 +110,7 @@ class QdqWriter:
         return after
 
     def _scales(self, prefix: str, parameters: Any, kind: Any, owner: Any) -> tuple[str, str]:
-        """Names of a scale and a zero point."""
+        """Return the names of a scale and a zero point, and add them to the graph if necessary."""
         key = (prefix, None if owner is None else id(owner))
         if key not in self._names:
             graph, dtype = self.model.graph, DataType.INT32 if kind is None else kind.data_type
@@ -122,7 +122,7 @@ class QdqWriter:
         return names
 
     def _node(self, op_type: str, name: str, inputs: list[str], output: str, dtype: DataType, axis: int | None) -> None:
-        # onnxruntime's operators of that name know 4 and 16 bits also where ONNX's own do not yet.
+        # onnxruntime's operators of the same names also support 4 and 16 bits in older opsets.
         is_newer = dtype not in (DataType.INT8, DataType.UINT8, DataType.INT32)
         ours = self.options.use_qdq_contrib_ops or (is_newer and (self.model.opset_version() or 0) < _ALL_TYPES)
         if ours:
@@ -132,7 +132,7 @@ class QdqWriter:
 
 
 def remove_unused(graph: Graph) -> None:
-    """Take out constants that nobody uses, and the types of values that are not there any more."""
+    """Remove unused constants, and the types of values that no longer exist."""
     for name in [*graph.initializers]:
         if not graph.is_used(name):
             graph.remove_initializer(name)

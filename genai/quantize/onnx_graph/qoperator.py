@@ -1,5 +1,7 @@
-"""From the QDQ form to operators on integers: a node between DequantizeLinear and QuantizeLinear becomes one that takes
-and gives integers. What has no such operator stays as it is, which computes the same.
+"""Conversion from QDQ format to integer operators.
+
+A node between DequantizeLinear and QuantizeLinear becomes a node with integer inputs and outputs. Nodes without an
+integer operator are unchanged, and compute the same results.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from ...onnx.node import MS
 from ...optimize.base import followed_by, made_by
 from .qdq import remove_unused
 
-# Operators of ONNX that move integers as they move floats, and the version since which they do.
+# ONNX operators that only move values, and the first opset in which they support integers.
 _MOVES = {
     **dict.fromkeys(
         "Flatten Gather Reshape Slice Split Squeeze Transpose Unsqueeze".split(), 10
@@ -23,7 +25,7 @@ _MOVES = {
 
 @dataclass(frozen=True)
 class _Triple:
-    """Integers, their scale and zero point, by name."""
+    """The names of a tensor of integers, its scale and its zero point."""
 
     value: str
     scale: str
@@ -39,11 +41,11 @@ class _Triple:
 
 
 Operands = Callable[[Node, Sequence[_Triple], _Triple], list[str]]
-"""From a node, its operands and its result to the inputs of the operator on integers."""
+"""A function that returns the inputs of the integer operator, given a node, its operands and its result."""
 
 
 def to_operators_on_integers(model: OnnxModel) -> int:
-    """Join what can be joined, in place; returns how many nodes became operators on integers."""
+    """Convert nodes to integer operators in place, and return their number."""
     graph = model.graph
     count = sum(_join(model, graph, node) for node in list(graph.nodes))
     unused = [
@@ -87,7 +89,7 @@ def _join(model: OnnxModel, graph: Graph, node: Node) -> bool:
 
 
 def _join_move(model: OnnxModel, graph: Graph, node: Node) -> bool:
-    """An operator that moves values: integers instead, where scale and zero point stay the same."""
+    """Make an operator that only moves values move integers, if the scale and the zero point stay the same."""
     source = _triple(graph, node.input(0))
     followers = [followed_by(graph, name, "QuantizeLinear") for name in node.outputs if name]
     ends = [end for end in followers if end is not None]
@@ -99,7 +101,7 @@ def _join_move(model: OnnxModel, graph: Graph, node: Node) -> bool:
     if node.op_type == "Pad" and node.attribute("mode", "constant") == "constant":
         if node.input(2) and graph.producer(node.input(2)) is not None:
             return False
-        # What is added is 0, which the integers call by another name.
+        # The padding value is 0, which the zero point represents.
         joined.inputs[2:] = [source.zero_point, *node.inputs[3:]]
     joined.inputs[0], joined.outputs = source.value, [end.outputs[0] for end in ends]
     graph.insert_before(ends[0], joined)
@@ -109,7 +111,7 @@ def _join_move(model: OnnxModel, graph: Graph, node: Node) -> bool:
 
 
 def _join_argmax(model: OnnxModel, graph: Graph, node: Node) -> bool:
-    """The largest value has the largest integer."""
+    """Make an ArgMax read integers, which is correct because the largest value has the largest integer."""
     source = _triple(graph, node.input(0))
     if source is None or (model.opset_version() or 0) < 13:
         return False
@@ -155,12 +157,12 @@ _JOINED: dict[str, tuple[str, Operands]] = {
         ("Add", "Mul", "Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Softmax"), (MS, _in_order)
     ),
 }
-"""The domain of the operator on integers, and its inputs from the operands and the result."""
+"""The domain of each integer operator, and the function that returns its inputs."""
 _OTHER_NAMES = {"Gemm": "QGemm"}
 
 
 def _attributes(model: OnnxModel, node: Node) -> dict[str, int]:
-    """What the operator on integers wants to be told beside the node's own attributes."""
+    """Return the attributes that the integer operator needs in addition to the attributes of the node."""
     if node.op_type == "GlobalAveragePool":
         return {"channels_last": 0}
     if node.op_type == "Softmax":

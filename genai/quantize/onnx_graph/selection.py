@@ -1,4 +1,4 @@
-"""Which nodes are quantised: by operator, by name, and never what is not there."""
+"""Selection of the nodes to quantise, by operator and by name."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _QUANTISED = frozenset(
 
 
 def require_float_model(model: OnnxModel, opset: int, why: str) -> None:
-    """Raise unless a model is still to be quantised, and its operator set knows how.
+    """Raise if a model is already quantised or its opset is too old.
 
     Args:
-        opset: the oldest version that will do.
-        why: what came with that version.
+        opset: the oldest supported version.
+        why: the reason why that version is needed.
 
     Raises:
-        InputError: it is quantised already.
-        GraphError: its operator set is older.
+        InputError: the model is already quantised.
+        GraphError: the model's opset is older.
     """
     for graph in model.graphs():
         for node in graph.nodes:
             if node.op_type in _QUANTISED or (node.key[0] == MS and node.op_type.startswith("QLinear")):
                 raise InputError(
-                    f"the model is quantised already: node {node.name!r} is a {node.op_type}",
-                    "quantising what was rounded before rounds it twice",
-                    "give the float model that it was made from",
+                    f"the model is already quantised: node {node.name!r} is a {node.op_type}",
+                    "quantising it again would add a second error to the first",
+                    "use the original float model",
                 )
     version = model.opset_version() or 0
     if version < opset:
         raise GraphError(
-            f"the model is of operator set {version}, and {opset} is needed",
+            f"the model has opset {version}, but {opset} is needed",
             why,
-            f"convert it first: onnx.version_converter.convert_version(model, {max(opset, 13)})",
+            f"convert the model first: onnx.version_converter.convert_version(model, {max(opset, 13)})",
         )
 
 
@@ -51,13 +51,13 @@ def chosen_nodes(
     *,
     include_option: str = "nodes_to_quantize",
 ) -> list[Node]:
-    """Nodes of these operators; of them those of these names, if any are given, and none of those excluded.
+    """Return the nodes of these operators. Keep only included names, if any are set, and omit excluded names.
 
     Args:
-        include_option: what the caller calls `include`.
+        include_option: the caller's name for `include`, for error messages.
 
     Raises:
-        OptionError: a name that no node has.
+        OptionError: no node has one of the names.
     """
     names = {node.name for node in graph.nodes if node.name}
     for option, node_names in ((include_option, include), ("nodes_to_exclude", exclude)):
@@ -73,35 +73,35 @@ def chosen_nodes(
 def _require_names(option: str, node_names: Sequence[str], names: Collection[str]) -> None:
     if isinstance(node_names, str) or not all(isinstance(name, str) for name in node_names):
         raise OptionError(
-            f"{option} is {node_names!r:.100}", "it is a list of names of nodes", f"pass {option}=['...']"
+            f"{option} is {node_names!r:.100}", "it must be a list of node names", f"pass {option}=['...']"
         )
     for name in node_names:
         if name not in names:
             raise OptionError(
                 f"{option} names {name!r}",
-                f"the model has no node of that name among its {len(names)}",
-                did_you_mean(name, names, "look the names up: [node.name for node in model.graph.node]"),
+                f"none of the model's {len(names)} named nodes has that name",
+                did_you_mean(name, names, "list the names with [node.name for node in model.graph.node]"),
             )
 
 
 def checked_op_types(
     requested: Sequence[str] | None, default: Sequence[str], graph: Graph, passed_over: Collection[str] = ()
 ) -> set[str]:
-    """The operators to quantise.
+    """Return the operators to quantise.
 
     Args:
-        default: those that can be, which are also taken if none are given.
-        passed_over: names that are accepted and change nothing.
+        default: operators that can be quantised, and that are used if none are requested.
+        passed_over: names that are ignored.
 
     Raises:
-        OptionError: no such operator.
-        NotSupportedYetError: one that onnxruntime quantises and we do not, and the model has it.
+        OptionError: the operator is unknown.
+        NotSupportedYetError: the model has an operator that only onnxruntime can quantise.
     """
     if not requested:
         return set(default)
     if isinstance(requested, str):
         raise OptionError(
-            f"op_types_to_quantize is {requested!r}", "it is a list of operators", f"pass [{requested!r}]"
+            f"op_types_to_quantize is {requested!r}", "it must be a list of operators", f"pass [{requested!r}]"
         )
     present = {node.op_type for node in graph.nodes}
     known = {*default, *ELSEWHERE, *STATIC_OPERATORS, *passed_over}
@@ -113,19 +113,19 @@ def checked_op_types(
         if name in known or name in present:
             raise NotSupportedYetError(
                 f"op_types_to_quantize names {name!r}, and the model has such nodes",
-                f"here the quantised operators are {', '.join(default)}",
-                "leave it out: these nodes stay float",
+                f"operators that can be quantised are {', '.join(default)}",
+                "omit the operator; its nodes stay float",
             )
         raise OptionError(
             f"op_types_to_quantize names {name!r}",
-            f"there is no rule for such an operator, and the model has none; known are {', '.join(sorted(known))}",
+            f"there is no rule for it, and it is not in the model; known operators are {', '.join(sorted(known))}",
             did_you_mean(name, known, "correct the name"),
         )
     return {name for name in requested if name in default}
 
 
 def excluded_by(nodes_to_exclude: Any, model: Any, nodes: Sequence[Any]) -> list[str] | None:
-    """Names to exclude, from a list or from a function of the model and a node that says whether to."""
+    """Return the names to exclude, given a list of names or a predicate that receives the model and a node."""
     if nodes_to_exclude is None:
         return None
     if isinstance(nodes_to_exclude, Callable):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Static quantisation of a model that has been read: place, calibrate, find parameters, write."""
+"""Static quantisation of a model: placement, calibration, computation of the parameters, writing."""
 
 from __future__ import annotations
 
@@ -26,25 +26,27 @@ from .selection import checked_op_types, chosen_nodes, require_float_model
 from .tensors_data import CalibrationMethod, TensorsData, load_tensors_data, save_tensors_data
 from .types import BYTES, STATIC_TYPES, QuantFormat, QuantType, checked_type
 
-# QuantizeLinear came with 10, scales by channel with 13.
+# The opsets that introduced QuantizeLinear and its scales per channel.
 _OPSET, _OPSET_PER_CHANNEL = 10, 13
 
 
 @dataclass(frozen=True)
 class StaticRequest:
-    """How a model is quantised statically, checked.
+    """The validated arguments of a static quantisation.
 
     Attributes:
-        reader: gives feeds of the model by get_next(); not needed where `cache` is there.
-        op_types: operators; None = all that there are rules for.
-        per_channel: weights have one scale per output channel. reduce_range: weights use 7 bits.
-        include, exclude: names of the only nodes, and of those that stay float; None = no choice by name.
-        providers: where calibration runs; see `SessionConfig`.
-        cache: a JSON file with the ranges: read if it exists, else written.
+        reader: an object whose get_next() returns feeds of the model; not needed if `cache` exists.
+        op_types: operators to quantise; None means all operators that have rules.
+        per_channel: True for one scale per output channel of weights.
+        reduce_range: True to use only 7 bits for weights.
+        include: names of the nodes to quantise; None means all nodes.
+        exclude: names of nodes that stay float; None means no nodes.
+        providers: execution providers of the calibration; see `SessionConfig`.
+        cache: JSON file with the ranges. The file is read if it exists, and otherwise written.
 
     Raises:
-        OptionError: a form or type that there is not, or neither data nor ranges.
-        NotSupportedYetError: float8.
+        OptionError: a format or type is not supported, or both the data and the ranges are missing.
+        NotSupportedYetError: the type is float8.
     """
 
     reader: Any = None
@@ -63,27 +65,27 @@ class StaticRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, QuantFormat):
-            raise OptionError(f"quant_format is {self.format!r}", "it is a QuantFormat", "pass QuantFormat.QDQ")
+            raise OptionError(f"quant_format is {self.format!r}", "it must be a QuantFormat", "pass QuantFormat.QDQ")
         known = STATIC_TYPES if self.format is QuantFormat.QDQ else BYTES
         for name in ("activation_type", "weight_type"):
             object.__setattr__(self, name, checked_type(name, getattr(self, name), known))
         if self.activation_type is QuantType.QInt8 and self.weight_type is QuantType.QUInt8:
             raise OptionError(
-                "activation_type is QInt8 and weight_type QUInt8",
-                "onnxruntime multiplies signed activations by signed weights only",
+                "activation_type is QInt8, but weight_type is QUInt8",
+                "onnxruntime multiplies signed activations only by signed weights",
                 "pass activation_type=QuantType.QUInt8, or weight_type=QuantType.QInt8",
             )
         if self.reader is None and (self.cache is None or not self.cache.exists()):
             raise OptionError(
                 "there is no calibration_data_reader",
-                "ranges of activations come from data"
-                + ("" if self.cache is None else f", and there is no file {str(self.cache)!r} that has them"),
+                "ranges of activations are derived from data"
+                + ("" if self.cache is None else f", and the file of ranges {str(self.cache)!r} does not exist"),
                 "pass a CalibrationDataReader, or use quantize_dynamic",
             )
 
 
 def prepare_model(model: OnnxModel) -> None:
-    """Make constants of what Constant nodes and defaults of inputs are, and find types, in place."""
+    """Convert Constant nodes and default values of inputs to initializers, and infer types, in place."""
     graph = model.graph
     defaults = {value.name for value in graph.inputs} & graph.initializers.keys()
     graph.inputs[:] = [value for value in graph.inputs if value.name not in defaults]
@@ -96,7 +98,7 @@ def quantize_statically(model: OnnxModel, source: Any, request: StaticRequest) -
     """Quantise a model in place.
 
     Args:
-        source: what the model was read from, which calibration runs.
+        source: the path or the onnx.ModelProto of the model, for the calibration.
 
     Raises:
         GenaiError: see `quantize_static`.
@@ -104,7 +106,7 @@ def quantize_statically(model: OnnxModel, source: Any, request: StaticRequest) -
     options = request.options
     opset = _OPSET_PER_CHANNEL if request.per_channel else _OPSET
     require_float_model(
-        model, opset, f"QuantizeLinear{' with scales by channel' * request.per_channel} came with that version"
+        model, opset, f"QuantizeLinear{' with per-channel scales' * request.per_channel} needs that version"
     )
     prepare_model(model)
     default = STATIC_OPERATORS if request.format is QuantFormat.QDQ else QOPERATOR_OPERATORS
@@ -128,19 +130,19 @@ def _symmetric_values(options: StaticOptions) -> set[str | None]:
 
 
 def _ranges(source: Any, request: StaticRequest, placement: Placement) -> TensorsData:
-    """Ranges from the file, if it is there; else from the data, and into the file."""
+    """Return the ranges in the file if it exists; otherwise, derive them from the data and write the file."""
     if request.cache is not None and request.cache.exists():
         ranges = load_tensors_data(request.cache)
         if ranges.calibration_method is not request.method:
             raise InputError(
-                f"the ranges in {str(request.cache)!r} were found by {ranges.calibration_method}",
+                f"the ranges in {str(request.cache)!r} were found with {ranges.calibration_method}",
                 f"calibrate_method is {request.method}",
-                "remove the file, or ask for that method",
+                "delete the file, or use that method",
             )
         return ranges
     calibration = _calibration(request)
     calibrator = Calibrator(source, calibration.observer, request.providers)
-    if request.cache is None:  # a file serves other choices of nodes too, so it has all values
+    if request.cache is None:  # otherwise observe all values, so that the file can be reused with other nodes
         known = placement.activations
         calibrator.only([known[name].bounded_by or name for name in known if placement.root(name) == name])
     calibrator.collect(request.reader)
@@ -151,7 +153,7 @@ def _ranges(source: Any, request: StaticRequest, placement: Placement) -> Tensor
 
 
 def _calibration(request: StaticRequest) -> Calibration:
-    """How the options say that ranges are found."""
+    """Return the calibration that the options describe."""
     options = request.options
     return Calibration(
         request.method,
@@ -165,7 +167,7 @@ def _tell_what_stays_float(parameters: Parameters) -> None:
     if parameters.float_values:
         shown = ", ".join(parameters.float_values[:5]) + ", ..." * (len(parameters.float_values) > 5)
         warn_caller(
-            f"{len(parameters.float_values)} values stay float, since they were infinite, beyond 1e30 (as masks are) "
+            f"{len(parameters.float_values)} values stay float, because they were infinite, beyond 1e30 (like masks) "
             f"or never computed: {shown}"
         )
 
@@ -173,7 +175,7 @@ def _tell_what_stays_float(parameters: Parameters) -> None:
 def _nothing_to_do(graph: Graph, op_types: Sequence[str], chosen: int) -> InputError:
     present = sorted({node.op_type for node in graph.nodes})
     return InputError(
-        f"nothing of the model can be quantised: {chosen} of its nodes are chosen, and none fits",
-        f"quantised are {', '.join(op_types) or 'no operators'} on float32; the model has {', '.join(present)}",
+        f"nothing in the model can be quantised: {chosen} nodes are selected, and none of them is suitable",
+        f"{', '.join(op_types) or 'no operators'} on float32 can be quantised; the model has {', '.join(present)}",
         "check nodes_to_quantize, nodes_to_exclude and op_types_to_quantize, and that the model is float32",
     )

@@ -1,4 +1,4 @@
-"""Ranges by name, and the JSON file that keeps them: what onnxruntime writes is read, and the other way round."""
+"""Ranges by name, and the JSON file that stores the ranges in onnxruntime's format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from ...errors import InputError, ModelFolderError, NotSupportedYetError
 
-# Ranges of a model of a hundred thousand values take less.
+# Larger than the file for a model with a hundred thousand values.
 _MOST_BYTES = 1 << 28
 
 
 class CalibrationMethod(Enum):
-    """How a range is found from values; Distribution belongs to float8 and is refused."""
+    """The method for finding a range from values. Distribution is only for float8 and is not supported."""
 
     MinMax = 0
     Entropy = 1
@@ -30,41 +30,41 @@ class TensorData:
     """The range of one value.
 
     Args:
-        lowest, highest: float32.
+        lowest, highest: bounds, converted to float32.
     """
 
     def __init__(self, *, lowest: Any, highest: Any) -> None:
         self.lowest, self.highest = np.float32(_number(lowest)), np.float32(_number(highest))
         if not (math.isfinite(self.lowest) and math.isfinite(self.highest) and self.lowest <= self.highest):
             raise InputError(
-                f"the range {self.lowest} to {self.highest}",
-                "it must be one of finite numbers, the lower one first",
+                f"the range is {self.lowest} to {self.highest}",
+                "both numbers must be finite, and the first must not be larger",
                 "calibrate again",
             )
 
     @property
     def range_value(self) -> tuple[np.float32, np.float32]:
-        """Lowest and highest."""
+        """The lowest and the highest value."""
         return self.lowest, self.highest
 
     @property
     def avg_std(self) -> NoReturn:
-        """Not supported: float8 is fitted to a mean and a deviation, and no float8 is made here."""
+        """Not supported: it fits float8 to a mean and a deviation, and float8 is not supported."""
         raise NotSupportedYetError(
             "TensorData.avg_std is not supported",
-            "float8 is fitted to a mean and a deviation, and no float8 is made here",
+            "this value is used to fit float8 to a mean and a deviation, and float8 is not supported",
             "use range_value",
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a value for JSON."""
         return {"lowest": _written(self.lowest), "highest": _written(self.highest), "CLS": "TensorData"}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorData:
-        """The inverse. Raises InputError: no range."""
+        """Convert the result of `to_dict` back. Raise InputError if it is malformed."""
         if not isinstance(data, Mapping) or "lowest" not in data or "highest" not in data:
-            raise InputError(f"{data!r:.80} is no range", "it has no 'lowest' and 'highest'", "calibrate again")
+            raise InputError(f"{data!r:.80} is not a range", "it has no 'lowest' and 'highest'", "calibrate again")
         return cls(lowest=data["lowest"], highest=data["highest"])
 
     def __repr__(self) -> str:
@@ -83,15 +83,15 @@ def _number(value: Any) -> float:
     except (TypeError, ValueError):
         array = np.empty(0)
     if array.size != 1:
-        raise InputError(f"{value!r:.80} is no number", "a range has two numbers", "calibrate again")
+        raise InputError(f"{value!r:.80} is not a number", "a range has two numbers", "calibrate again")
     return float(array.reshape(()))
 
 
 class TensorsData:
-    """Ranges by value, and the method that they were found by.
+    """Ranges by value, and the calibration method that found them.
 
     Args:
-        data: TensorData, or (lowest, highest), per value.
+        data: TensorData or (lowest, highest) for each value.
     """
 
     def __init__(self, calibration_method: CalibrationMethod, data: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class TensorsData:
         if isinstance(value_range, tuple | list) and len(value_range) >= 2:
             return TensorData(lowest=value_range[0], highest=value_range[1])
         raise InputError(
-            f"the range of {name!r} is {value_range!r:.80}", "it is (lowest, highest)", "pass a TensorData"
+            f"the range of {name!r} is {value_range!r:.80}", "it must be (lowest, highest)", "pass a TensorData"
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -124,32 +124,32 @@ class TensorsData:
         self.data[name] = self._entry(name, value)
 
     def keys(self) -> KeysView[str]:
-        """Names of the values."""
+        """Return the names of the values."""
         return self.data.keys()
 
     def values(self) -> ValuesView[TensorData]:
-        """Their ranges."""
+        """Return the ranges."""
         return self.data.values()
 
     def items(self) -> ItemsView[str, TensorData]:
-        """Both."""
+        """Return the pairs of names and ranges."""
         return self.data.items()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return a value for JSON."""
         method = {"CLS": "CalibrationMethod", "value": f"CalibrationMethod.{self.calibration_method.name}"}
         data = {name: one.to_dict() for name, one in self.data.items()}
         return {"CLS": "TensorsData", "data": data, "calibration_method": method}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorsData:
-        """The inverse. Raises InputError: not what `to_dict` gave."""
+        """Convert the result of `to_dict` back. Raise InputError if it is malformed."""
         try:
             method = CalibrationMethod[str(data["calibration_method"]["value"]).removeprefix("CalibrationMethod.")]
             entries = dict(data["data"])
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                "these are no ranges of a calibration", f"{type(error).__name__}: {error}", "calibrate again"
+                "the data contains no calibration ranges", f"{type(error).__name__}: {error}", "calibrate again"
             ) from error
         return cls(method, {name: TensorData.from_dict(one) for name, one in entries.items()})
 
@@ -158,7 +158,7 @@ def save_tensors_data(tensors_data: TensorsData, path: str | Path, *, smooth_qua
     """Write ranges as JSON.
 
     Args:
-        smooth_quant: written as it is, for onnxruntime.
+        smooth_quant: value of onnxruntime's key of that name.
 
     Raises:
         ModelFolderError: the file cannot be written.
@@ -177,24 +177,24 @@ def load_tensors_data(path: str | Path) -> TensorsData:
 
     Raises:
         ModelFolderError: the file cannot be read.
-        InputError: it holds something else, or ranges that were found for SmoothQuant.
+        InputError: the file does not contain ranges, or contains ranges for SmoothQuant.
     """
     path = Path(path)
     try:
         size = path.stat().st_size
         if size > _MOST_BYTES:
-            raise InputError(f"{str(path)!r} has {size} bytes", "ranges take far less", "check the path")
+            raise InputError(f"{str(path)!r} has {size} bytes", "files with ranges are far smaller", "check the path")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelFolderError(f"the ranges in {str(path)!r} cannot be read", str(error), "check the path") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{str(path)!r} holds no ranges", f"it is not JSON: {error}", "calibrate again") from error
+        raise InputError(f"{str(path)!r} has no ranges", f"it is not JSON: {error}", "calibrate again") from error
     if not isinstance(content, dict):
-        raise InputError(f"{str(path)!r} holds no ranges", f"it is a {type(content).__name__}", "calibrate again")
+        raise InputError(f"{str(path)!r} has no ranges", f"it is a {type(content).__name__}", "calibrate again")
     if content.get("smooth_quant"):
         raise InputError(
             f"the ranges in {str(path)!r} were found with SmoothQuant",
-            "they are those of a model that was changed first",
+            "SmoothQuant changes the model before calibration",
             "calibrate again without it",
         )
     return TensorsData.from_dict(content)

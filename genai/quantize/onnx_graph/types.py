@@ -1,4 +1,4 @@
-"""Types of quantised values, and formats of the result."""
+"""Types of quantised values, and formats of quantised models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...onnx.types import DataType
 
 
 class QuantizationMode(Enum):
-    """Whether activations are quantised by what is seen in each run (IntegerOps), or once (QLinearOps)."""
+    """Quantisation of activations by their range in each run (IntegerOps), or by a fixed range (QLinearOps)."""
 
     IntegerOps = 0
     QLinearOps = 1
@@ -24,8 +24,8 @@ class QuantizationMode(Enum):
 class QuantFormat(Enum):
     """The format of a statically quantised model.
 
-    QDQ: float operators between DequantizeLinear and QuantizeLinear, which runtimes join. QOperator: operators on
-    integers, many of them of the domain com.microsoft.
+    QDQ: float operators between DequantizeLinear and QuantizeLinear; runtimes fuse the three. QOperator: integer
+    operators, many of which are in the domain com.microsoft.
     """
 
     QOperator = 0
@@ -36,7 +36,7 @@ class QuantFormat(Enum):
 
     @staticmethod
     def from_string(format: str) -> QuantFormat:
-        """The format of a name. Raises OptionError: there is none."""
+        """Return the format with this name. Raise OptionError if there is no such format."""
         return _by_name(QuantFormat, format)
 
 
@@ -56,7 +56,7 @@ class QuantType(Enum):
 
     @staticmethod
     def from_string(t: str) -> QuantType:
-        """The type of a name. Raises OptionError: there is none."""
+        """Return the type with this name. Raise OptionError if there is no such type."""
         return _by_name(QuantType, t)
 
     @property
@@ -66,16 +66,16 @@ class QuantType(Enum):
 
     @property
     def tensor_type(self) -> int:
-        """The same as a number of onnx.TensorProto.DataType."""
+        """The element type as a number of onnx.TensorProto.DataType."""
         return int(self.data_type)
 
     @property
     def is_signed(self) -> bool:
-        """Whether negative integers are among them."""
+        """True if the integers are signed."""
         return self in (QuantType.QInt8, QuantType.QInt16, QuantType.QInt4)
 
     def integers(self, *, symmetric: bool = False, reduce_range: bool = False) -> IntegerRange:
-        """Those that are used."""
+        """Return the range of the integers in use."""
         return integer_range(
             self.data_type.bits,
             signed=self.is_signed,
@@ -102,29 +102,29 @@ def _by_name(kind: type[E], name: str) -> E:
     except KeyError:
         known = list(kind.__members__)
         raise OptionError(
-            f"{name!r} is no {kind.__name__}",
-            f"the names are {', '.join(known)}",
+            f"{name!r} is not a {kind.__name__}",
+            f"valid names are {', '.join(known)}",
             did_you_mean(str(name), known, f"pass {known[0]!r}"),
         ) from None
 
 
 def checked_type(name: str, value: Any, known: tuple[QuantType, ...]) -> QuantType:
-    """A type given by the caller, by name too.
+    """Return the type that the caller passed as a QuantType or as a name.
 
     Raises:
-        NotSupportedYetError: float8, which nothing here multiplies.
-        OptionError: no QuantType, or not one of `known`.
+        NotSupportedYetError: the type is float8, which no kernel multiplies.
+        OptionError: the value is not a QuantType, or is not in `known`.
     """
     if isinstance(value, str):
         value = QuantType.from_string(value)
     if value is QuantType.QFLOAT8E4M3FN:
         raise NotSupportedYetError(
-            f"{name} is QFLOAT8E4M3FN", "weights and activations become integers here", "pass QuantType.QInt8"
+            f"{name} is QFLOAT8E4M3FN", "only integer types are supported", "pass QuantType.QInt8"
         )
     if not isinstance(value, QuantType) or value not in known:
         raise OptionError(
             f"{name} is {value!s}",
-            f"it can be {', '.join(f'QuantType.{one.name}' for one in known)}",
+            f"the supported types are {', '.join(f'QuantType.{one.name}' for one in known)}",
             f"pass QuantType.{known[0].name}",
         )
     return value
@@ -135,4 +135,4 @@ STATIC_TYPES = (
 )  # fmt: skip
 """Types of weights and activations of statically quantised models."""
 BYTES = (QuantType.QInt8, QuantType.QUInt8)
-"""The types that operators on integers multiply."""
+"""The types that integer operators support."""

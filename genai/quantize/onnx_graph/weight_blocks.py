@@ -1,6 +1,6 @@
-"""Weights only, in blocks of 4 or 8 bits: products and table look-ups of com.microsoft, or blocked DequantizeLinear.
+"""Block-wise weight-only quantisation to 4 or 8 bits, as com.microsoft operators or as blocked DequantizeLinear nodes.
 
-How weights are rounded is in `genai.quant`.
+The methods are in `genai.quant`.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from .types import QuantFormat
 from .weight_methods import METHODS, BlockFormat, BlockMethod, input_statistics
 
 BLOCK_AXES = {"MatMul": 0, "Gather": 1}
-"""What is quantised, and along which axis of the weight blocks lie."""
+"""The operators that are quantised, and the axis of the weight along which blocks run."""
 _BITS = (4, 8)
-# DequantizeLinear has blocks since then.
+# The opset that introduced blocks in DequantizeLinear.
 _BLOCKED_OPSET = 21
 
 
 @dataclass(frozen=True)
 class BlockRequest:
-    """How weights are quantised in blocks, checked.
+    """The validated arguments of a weight-only quantisation.
 
     Attributes:
-        method: a name of METHODS.
-        block_format: bits, block size and symmetry. node_formats: of single nodes, by name.
-        format: QOperator, or QDQ for operator sets from 21 on.
-        op_types: of BLOCK_AXES.
-        accuracy_level: of products; 4 = activations may become 8 bits.
-        include, exclude: names of the only nodes of the main graph, and of those that stay float; None = no choice.
-        reader: gives feeds of the model by get_next(), for GPTQ.
+        method: a name in METHODS.
+        block_format: bits, block size and symmetry.
+        node_formats: formats of individual nodes, by name.
+        format: QOperator, or QDQ for opset 21 or later.
+        op_types: operators to quantise, from BLOCK_AXES.
+        accuracy_level: accuracy level of matmuls; 4 allows rounding of activations to 8 bits.
+        include: names of the nodes of the main graph to quantise; None means all nodes.
+        exclude: names of nodes of the main graph that stay float; None means no nodes.
+        reader: for GPTQ, an object whose get_next() returns feeds of the model.
 
     Raises:
-        OptionError, NotSupportedYetError: what is asked for is not there.
+        OptionError, NotSupportedYetError: a value is not supported.
     """
 
     method: str
@@ -64,11 +66,13 @@ class BlockRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, QuantFormat):
-            raise OptionError(f"quant_format is {self.format!r}", "it is a QuantFormat", "pass QuantFormat.QOperator")
+            raise OptionError(
+                f"quant_format is {self.format!r}", "it must be a QuantFormat", "pass QuantFormat.QOperator"
+            )
         if self.method not in METHODS:
             raise NotSupportedYetError(
                 f"the method {self.method!r} is not supported",
-                f"weights are rounded by {', '.join(METHODS)}",
+                f"the methods are {', '.join(METHODS)}",
                 "use DefaultWeightOnlyQuantConfig or RTNWeightOnlyQuantConfig",
             )
         for block_format in (self.block_format, *self.node_formats.values()):
@@ -77,25 +81,25 @@ class BlockRequest:
             if name not in BLOCK_AXES:
                 raise OptionError(
                     f"op_types_to_quantize names {name!r}",
-                    "there are MatMul and Gather",
-                    did_you_mean(name, BLOCK_AXES, "pass these"),
+                    "only MatMul and Gather are supported",
+                    did_you_mean(name, BLOCK_AXES, "pass MatMul or Gather"),
                 )
         if "Gather" in self.op_types and (self.format is QuantFormat.QDQ or self.block_format.bits != 4):
             raise NotSupportedYetError(
-                "tables of Gather in this form are not supported",
-                "onnxruntime gathers from tables of 4 bits, by an operator of its own",
-                "use QuantFormat.QOperator and bits=4, or MatMul only",
+                "tables of Gather are not supported with this format",
+                "onnxruntime's operator for look-ups supports only 4-bit tables",
+                "use QuantFormat.QOperator and bits=4, or quantise only MatMul",
             )
         if self.accuracy_level not in (None, *range(5)):
-            raise OptionError(f"accuracy_level is {self.accuracy_level!r}", "it can be 0 to 4", "pass 4 or 0")
+            raise OptionError(f"accuracy_level is {self.accuracy_level!r}", "it must be from 0 to 4", "pass 4 or 0")
 
 
 def _check_block_format(block_format: BlockFormat) -> None:
     if block_format.bits not in _BITS:
-        raise NotSupportedYetError(f"bits is {block_format.bits}", f"weights have {_BITS} bits here", "pass bits=4")
+        raise NotSupportedYetError(f"bits is {block_format.bits}", f"the values are {_BITS}", "pass bits=4")
     if block_format.block_size not in BLOCKS:
         raise OptionError(
-            f"block_size is {block_format.block_size}", f"a block has {', '.join(map(str, BLOCKS))} columns", "pass 32"
+            f"block_size is {block_format.block_size}", f"the sizes are {', '.join(map(str, BLOCKS))}", "pass 32"
         )
 
 
@@ -103,15 +107,15 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
     """Quantise the constant matrices of a model, in place.
 
     Raises:
-        GraphError: the model is too old for the form.
-        InputError: no matrix of the model fits, or one has NaN or infinity.
-        OptionError: a name that no node has, or no reader for a method that needs one.
+        GraphError: the model's opset is too old for the format.
+        InputError: no matrix of the model is suitable, or a matrix contains NaN or infinity.
+        OptionError: no node has one of the names, or the method needs a reader and there is none.
     """
     run_rewrites(model, (lift_constants,), Level.BASIC)
     if request.format is QuantFormat.QDQ and (model.opset_version() or 0) < _BLOCKED_OPSET:
         raise GraphError(
-            f"the model is of operator set {model.opset_version()}, and QDQ needs {_BLOCKED_OPSET}",
-            "DequantizeLinear has blocks since that version",
+            f"the model has opset {model.opset_version()}, but QDQ needs {_BLOCKED_OPSET}",
+            "DequantizeLinear supports blocks since that opset",
             "convert the model first, or use QuantFormat.QOperator",
         )
     chosen = [
@@ -128,7 +132,7 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
     if not chosen:
         raise InputError(
             "no weight of the model can be quantised",
-            f"no chosen node of {', '.join(sorted(request.op_types))} has a constant float matrix",
+            f"no selected node of {', '.join(sorted(request.op_types))} has a constant float matrix",
             "check op_types_to_quantize, nodes_to_include and nodes_to_exclude",
         )
     inputs = _inputs(model, chosen, request.reader) if request.method == "GPTQ" else {}
@@ -144,7 +148,7 @@ def quantize_in_blocks(model: OnnxModel, request: BlockRequest) -> None:
 
 
 def _inputs(model: OnnxModel, chosen: Sequence[tuple[Graph, Node]], reader: Any) -> dict[str, InputStatistics]:
-    """By weight what it is multiplied with; several nodes may share one."""
+    """Return statistics of the inputs of each weight. Several nodes may share a weight."""
     values: dict[str, set[str]] = {}
     for graph, node in chosen:
         tensor = _matrix(graph, node)
@@ -154,7 +158,7 @@ def _inputs(model: OnnxModel, chosen: Sequence[tuple[Graph, Node]], reader: Any)
 
 
 def _matrix(graph: Graph, node: Node) -> OnnxTensor | None:
-    """The constant float matrix of a MatMul, or the table of a Gather of rows."""
+    """Return the constant float matrix of a MatMul or the table of a Gather of rows, or None."""
     tensor = graph.constant_tensor(node.input(1 if node.op_type == "MatMul" else 0))
     if tensor is None or len(tensor.shape) != 2 or tensor.dtype not in (DataType.FLOAT, DataType.FLOAT16):
         return None
@@ -163,7 +167,7 @@ def _matrix(graph: Graph, node: Node) -> OnnxTensor | None:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Puts quantised nodes in the place of float ones; a weight that several use is stored once."""
+    """A replacer of float nodes with quantised nodes; a shared weight is stored only once."""
 
     model: OnnxModel
     format: QuantFormat
@@ -185,7 +189,7 @@ class _Writer:
         write(graph, node, self.stored[key], tensor.shape, block_format)
 
     def _store(self, graph: Graph, node: Node, tensor: OnnxTensor, block_format: BlockFormat) -> list[str]:
-        """Names of the integers, the scales and, if there are any, the zero points."""
+        """Store a weight; return the names of its integers, its scales and, if present, its zero points."""
         weight, name = tensor.array(), tensor.name
         try:
             matrix = np.ascontiguousarray(weight.T) if node.op_type == "MatMul" else weight
@@ -195,7 +199,7 @@ class _Writer:
             raise InputError(
                 f"the weight {name!r} of node {node.name!r} cannot be quantised",
                 str(error),
-                "look at the float model, or keep the node float: nodes_to_exclude=[...]",
+                "check the float model, or keep the node float: nodes_to_exclude=[...]",
             ) from error
         scales = blocks.scales.astype(tensor.dtype.numpy_dtype)
         suffix = f"_Q{block_format.bits}"
@@ -205,7 +209,7 @@ class _Writer:
             parts = [(f"{name}{suffix}", stored["codes"], None), (f"{name}_scales", scales, None)]
             parts += [(f"{name}_zero_points", stored["zero_points"], None)] if "zero_points" in stored else []
         else:
-            # 4-bit types came with this IR version.
+            # The 4-bit types need this IR version.
             self.model.ir_version = max(self.model.ir_version, 10)
             steps, points, dtype = _integers(blocks)
             arrays = [(suffix, steps, dtype), ("_scales", scales, None), ("_zero_points", points, dtype)]
@@ -271,7 +275,7 @@ def _added(graph: Graph, prefix: str, values: NDArray[Any], dtype: DataType | No
 
 
 def _integers(weight: QuantizedWeight) -> tuple[NDArray[Any], NDArray[Any] | None, DataType]:
-    """One integer per element [n, k], zero points [n, blocks] or None, and their type: signed where there are none."""
+    """Return one integer per element [n, k], zero points [n, blocks] or None, and the type (signed if None)."""
     bits = weight.format.bits
     if weight.offsets is None:
         return (weight.codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8), None, DataType[f"INT{bits}"]

@@ -1,7 +1,7 @@
-"""Ways to round weights in blocks, by the names that onnxruntime's configurations have for them.
+"""Methods of quantising weights in blocks, by their names in onnxruntime's configurations.
 
-Rounding to nearest, half-quadratic quantisation, searched scales ("k_quant"), and GPTQ, whose inputs are those that the
-model has for the data of a reader. What they do is in `genai.quant`.
+The methods are round-to-nearest, half-quadratic quantisation, searched scales ("k_quant"), and GPTQ, which uses the
+inputs of the weights when the model runs on a reader's data. The methods are implemented in `genai.quant`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .calibrate import Calibrator
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """How one weight is stored."""
+    """The storage format of one weight."""
 
     bits: int
     block_size: int
     is_symmetric: bool
 
 
-# From a matrix [n, k], a format, whether scales are those of float16, and statistics of its inputs (None = it is looked
-# up, or the method needs none), to blocks along k.
+# A function that quantises a matrix [n, k] in blocks along k. The arguments are the matrix, the format, True to round
+# scales to float16, and statistics of the inputs (None for a look-up table, or if the method needs no statistics).
 BlockMethod = Callable[[NDArray[Any], BlockFormat, bool, InputStatistics | None], QuantizedWeight]
 
 
 def _by(name: str) -> BlockMethod:
-    """A method of `genai.quant`; a table, which has no inputs, has its scales searched."""
+    """Return a method of `genai.quant`. For a table, which has no inputs, the method falls back to searched scales."""
 
     def quantize(
         weight: NDArray[Any], block_format: BlockFormat, half_scales: bool, inputs: InputStatistics | None
@@ -57,7 +57,7 @@ METHODS: dict[str, BlockMethod] = {
 
 
 class _Products:
-    """The sum of outer(x, x) over the rows x that it is shown, and their number."""
+    """The sum of outer(x, x) over all observed rows x, and the number of rows."""
 
     def __init__(self) -> None:
         self.count, self.sums = 0, np.zeros((0, 0))
@@ -76,14 +76,15 @@ class _Products:
 def input_statistics(
     model: onnx.ModelProto, values: Mapping[str, Collection[str]], reader: Any
 ) -> dict[str, InputStatistics]:
-    """What weights are multiplied with while a float model runs on the data of a reader.
+    """Return statistics of the inputs of weights while a float model runs on the data of a reader.
 
     Args:
-        values: by weight the values that it is multiplied with.
+        values: for each weight, the names of the values that are multiplied by the weight.
 
     Raises:
-        OptionError: no reader. InputError: no data, feeds that do not fit the model, NaN or infinity, or a value that
-            the data never reaches.
+        OptionError: there is no reader.
+        InputError: there is no data, a feed does not fit the model, a value contains NaN or infinity, or a value is
+            never computed.
     """
     products: dict[str, _Products] = {}
     calibrator = Calibrator(model, _Products)
@@ -98,11 +99,11 @@ def input_statistics(
         for name, part in zip(sorted(names), parts, strict=True):
             if not part.count:
                 raise InputError(
-                    f"there is no data for {name!r}, with which the weight {weight!r} is multiplied",
-                    "it is infinite or too large"
+                    f"there is no data for {name!r}, which is multiplied by the weight {weight!r}",
+                    "the value is infinite or too large"
                     if name in calibrator.observations.unbounded
-                    else "the main graph does not make it",
-                    "keep its node float: nodes_to_exclude=[...], or use another method",
+                    else "the main graph does not compute the value",
+                    "keep the node of the weight float (nodes_to_exclude=[...]), or use another method",
                 )
         count = sum(part.count for part in parts)
         gram: NDArray[np.float64] = np.sum([part.sums for part in parts], axis=0) / count

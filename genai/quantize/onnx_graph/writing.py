@@ -1,4 +1,4 @@
-"""Reads models to quantise, and writes what was quantised."""
+"""Reading of models to quantise, and writing of quantised models."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def quantize_file(
     """Read a model, quantise it in place, and write it.
 
     Args:
-        source: path, or onnx.ModelProto. external: see `write_quantised`.
+        source: path, or onnx.ModelProto.
+        external: see `write_quantised`.
 
     Raises:
-        OptionError: nothing can be written there. GenaiError: the model cannot be read, quantised or written.
+        OptionError: the target path is not valid.
+        GenaiError: the model cannot be read, quantised or written.
     """
     require_writable_path(target)
     model = read_model(source)
@@ -33,11 +35,11 @@ def write_quantised(model: OnnxModel, path: str | Path, external: bool) -> None:
     """Write a model.
 
     Args:
-        external: the weights go into a file beside it, `path` + ".data".
+        external: True to write the weights to a separate file, `path` + ".data".
 
     Raises:
-        GraphError: it needs more than 2 GiB, and was to be one file.
-        ModelFolderError: it cannot be written.
+        GraphError: the model needs more than 2 GiB, and `external` is False.
+        ModelFolderError: a file cannot be written.
     """
     path = Path(path)
     model.producer_name = "onnx-genai-toolkit"
@@ -48,23 +50,23 @@ def write_quantised(model: OnnxModel, path: str | Path, external: bool) -> None:
     if weights > MAX_PROTOBUF_BYTES:
         raise GraphError(
             f"the model for {str(path)!r} has {weights} bytes of weights",
-            "one file holds at most 2 GiB",
+            "a single file can hold at most 2 GiB",
             "pass use_external_data_format=True",
         )
     write_model(model, path)
 
 
 def weight_bytes(model: OnnxModel) -> int:
-    """Bytes of all constants."""
+    """Return the size in bytes of all constants."""
     return sum(tensor.nbytes for graph in model.graphs() for tensor in graph.initializers.values())
 
 
 def require_writable_path(path: object) -> None:
-    """Raise OptionError unless a model can be written there, before hours are spent on it."""
+    """Raise OptionError if no model can be written to the path. Call this function before hours of work."""
     if not isinstance(path, str | Path):
         raise OptionError(
-            f"where to write the model is a {type(path).__name__}", "it is a path", "pass the path of the new file"
+            f"the output path is a {type(path).__name__}", "it must be a path", "pass the path of the new file"
         )
     folder = Path(path).resolve().parent
     if not folder.is_dir():
-        raise OptionError(f"there is no folder {str(folder)!r} to write into", "it must exist", "make it first")
+        raise OptionError(f"the output folder {str(folder)!r} does not exist", "it must exist", "create it first")

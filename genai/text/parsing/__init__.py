@@ -1,9 +1,9 @@
-"""Parsing replies: text pieces go in as they are generated; answer, reasoning and tool calls come out as typed events.
+"""Parsing of replies, from pieces of generated text to typed events: text, reasoning and tool calls.
 
-One small file per format knows its markers (`parser` those of plain reasoning). Nothing here knows tokens or models:
-the caller streams the text with the parser's `markers` visible (a tokenizer may hide them as special tokens) and runs
-the tools. No reply is an error: a malformed tool call comes back as flagged text, and the raw text of all events is
-always the reply itself.
+Each format has a small file with its markers (`parser` has the markers of plain reasoning). The package does not depend
+on tokens or models: the caller streams text in which the parser's `markers` are visible (a tokenizer may hide them as
+special tokens), and runs the tools. No reply raises an error: a malformed tool call is returned as flagged text, and
+the raw texts of all events always add up to the reply.
 """
 
 from .events import (

@@ -1,4 +1,4 @@
-"""Grammars of replies that call tools, in llguidance's dialect of Lark, for the formats that parsers read."""
+"""Grammars for replies with tool calls, in llguidance's Lark dialect, for the formats that the parsers read."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Calls in one reply: a small model may go on with them for ever.
+# Maximum number of calls in a reply. Without a limit, a small model may repeat calls forever.
 MOST_CALLS = 16
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """What stands around the names and arguments of calls, as chat templates write them.
+    """The text around the names and arguments of calls, as chat templates write it.
 
     Attributes:
-        opening: begins the first call; text in front of it does not hold it.
-        start, end: around all calls, behind the opening.
-        before_name, before_arguments, after: around a call's parts.
-        between: from one call to the next.
-        is_alone: calls are the whole reply, not a part behind some text.
-        thought: the markers of reasoning in front of all, if there may be some.
-        is_free: whether a reply that calls no tool is text as it is.
+        opening: the start of the first call; text before the call does not contain it.
+        start: text after `opening`, before all calls.
+        end: text after all calls.
+        before_name: text before a call's name.
+        before_arguments: text between a call's name and its arguments.
+        after: text after a call's arguments.
+        between: text between two calls.
+        is_alone: True if calls are the whole reply, without text before them.
+        thought: opening and closing marker of reasoning before the reply, if the format has it.
+        is_free: True if a reply without calls is plain text.
     """
 
     opening: str
@@ -57,9 +60,9 @@ class ReplyGrammar:
     """Writes the grammar of a reply.
 
     Args:
-        special: ids of the markers that are special tokens; the others are text.
-        thought: markers of reasoning in front of the reply, if the format has some. is_thinking: the prompt has opened
-            it.
+        special: ids of the markers that are special tokens; all other markers are text.
+        thought: opening and closing marker of reasoning before the reply, if the format has it.
+        is_thinking: True if the prompt has already opened the reasoning.
     """
 
     def __init__(
@@ -68,7 +71,7 @@ class ReplyGrammar:
         self._special, self._thought, self._is_thinking = special, thought, is_thinking
 
     def of_body(self) -> str:
-        """Reasoning, and then what the grammar `body` says."""
+        """Return the grammar of reasoning followed by the grammar `body`."""
         return self._whole("@body", "")
 
     def of_calls(
@@ -80,12 +83,14 @@ class ReplyGrammar:
         is_free: bool = False,
         body: bool = False,
     ) -> str:
-        """Calls of tools.
+        """Return the grammar of a reply with tool calls.
 
         Args:
-            most: how many calls at most.
-            is_free: whether there may be none, but text, or what the grammar `body` says.
-            body: whether that is there.
+            call_format: the format of the calls.
+            tools: the tools that may be called.
+            most: maximum number of calls.
+            is_free: True if the reply may be text (or the grammar `body`) instead of calls.
+            body: True if there is a grammar `body`.
         """
         names = " | ".join(f"call_{index}" for index in range(len(tools)))
         rules = [f"call: {names}"]
@@ -122,7 +127,7 @@ class ReplyGrammar:
         return f"start: {thought} {reply}\n{rules}\n{_TERMINALS}"
 
     def _literal(self, text: str) -> str:
-        """A text as it stands in a rule; markers that are special tokens by their ids."""
+        """Return a text as an expression of a rule, with ids in place of markers that are special tokens."""
         if not text:
             return ""
         markers = sorted((marker for marker in self._special if marker in text), key=len, reverse=True)

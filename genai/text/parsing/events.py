@@ -1,4 +1,4 @@
-"""What a reply is split into, and how JSON text becomes a tool call."""
+"""The events that a reply is split into, and decoding of tool calls from JSON text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NoReturn, TypeAlias
 
 @dataclass(frozen=True)
 class Text:
-    """A piece of the answer.
+    """A piece of the reply's text.
 
     Attributes:
         text: the piece.
-        problem: why this text, which looked like a tool call, is none; "" for ordinary text.
+        problem: reason why this text is not a tool call although it looks like a tool call; "" for ordinary text.
     """
 
     text: str
@@ -21,32 +21,32 @@ class Text:
 
     @property
     def raw(self) -> str:
-        """The generated text behind this event."""
+        """The generated text of this event."""
         return self.text
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's reasoning."""
 
     text: str
 
     @property
     def raw(self) -> str:
-        """The generated text behind this event."""
+        """The generated text of this event."""
         return self.text
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One complete call of a tool.
+    """One complete tool call.
 
     Attributes:
-        name: the tool.
-        arguments: the decoded JSON object; a string only for a tool that takes plain text (gpt-oss's own `python`).
-        raw: the generated text behind this event. Of several calls in one JSON array, the first has all of it.
-        id: the id given by the model, or None.
-        index: 0 for the first call of the reply.
+        name: name of the tool.
+        arguments: the decoded JSON object; a string only for tools that take plain text (gpt-oss's built-in `python`).
+        raw: the generated text of this event. If one JSON array holds several calls, the first call has the whole text.
+        id: the id that the model assigned, or None.
+        index: index of the call in the reply, starting at 0.
     """
 
     name: str
@@ -57,30 +57,30 @@ class ToolCall:
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as text, as OpenAI-style APIs carry them."""
+        """The arguments as text, in the form of OpenAI-style APIs."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Text that only marks where spans begin and end, with the line breaks beside it: not for the reader."""
+    """The markers of a span, with the adjacent line breaks. Markers are not meant for display."""
 
     raw: str
 
 
 @dataclass(frozen=True)
 class End:
-    """The reply is over.
+    """The end of the reply.
 
     Attributes:
-        in_reasoning: it ended before the reasoning was closed, so the answer is missing.
+        in_reasoning: True if the reply ended inside its reasoning, so that the text is missing.
     """
 
     in_reasoning: bool = False
 
     @property
     def raw(self) -> str:
-        """Nothing was generated for this event."""
+        """Always "": this event has no generated text."""
         return ""
 
 
@@ -88,43 +88,44 @@ Event: TypeAlias = Text | Reasoning | ToolCall | Marker | End
 
 
 class MalformedCallError(ValueError):
-    """The text is not a tool call. It never leaves this package: the text comes back flagged with the reason."""
+    """A text is not a tool call. The error does not leave this package; the text is returned with the reason."""
 
 
 def decode_json(text: str) -> Any:
-    """The value, which is sure to be writable as JSON in UTF-8 again. Line breaks inside strings are forgiven.
+    """Return a JSON value, which can be written as JSON in UTF-8 again. Line breaks inside strings are accepted.
 
     Raises:
-        MalformedCallError: not JSON, nested too deep, NaN, a number out of range, or half of a surrogate pair.
+        MalformedCallError: the text is not JSON, is nested too deeply, or contains NaN, a number out of range, or half
+            of a surrogate pair.
     """
     try:
         value = json.loads(text, strict=False, parse_constant=_reject_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
-        raise MalformedCallError("the JSON of the tool call is nested too deep") from None
+        raise MalformedCallError("the JSON of the tool call is nested too deeply") from None
     except ValueError as error:
         raise MalformedCallError(f"the JSON of the tool call is malformed: {error}") from None
     return value
 
 
 def decode_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call, from their own JSON text; MalformedCallError if it is no object."""
+    """Return a call's arguments from their JSON text. Raise MalformedCallError if the text is not an object."""
     return _check_arguments(decode_json(text))
 
 
 def call_from_json(text: str, raw: str) -> ToolCall:
-    """A call from the text of one JSON object; MalformedCallError if it is not one."""
+    """Return a call from the text of one JSON object. Raise MalformedCallError if it is not a call."""
     return call_from_value(decode_json(text), raw)
 
 
 def call_from_value(value: object, raw: str) -> ToolCall:
-    """A call from a decoded JSON object. Arguments that are themselves JSON text are decoded.
+    """Return a call from a decoded JSON object. Arguments that are themselves JSON text are decoded.
 
     Raises:
-        MalformedCallError: it has no name or no arguments, or one of another type.
+        MalformedCallError: the name or the arguments are missing, or have the wrong type.
     """
     if not isinstance(value, dict):
-        raise MalformedCallError(f"a tool call is a JSON object, not {type(value).__name__}")
+        raise MalformedCallError(f"a tool call must be a JSON object, not {type(value).__name__}")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise MalformedCallError('the tool call has no "name"')
@@ -137,7 +138,7 @@ def call_from_value(value: object, raw: str) -> ToolCall:
 
 def _check_arguments(arguments: object) -> dict[str, Any]:
     if not isinstance(arguments, dict):
-        raise MalformedCallError(f"the arguments of a tool call are a JSON object, not {type(arguments).__name__}")
+        raise MalformedCallError(f"the arguments of a tool call must be a JSON object, not {type(arguments).__name__}")
     return arguments
 
 

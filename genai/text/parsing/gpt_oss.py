@@ -1,7 +1,7 @@
-"""gpt-oss (harmony): messages of a header, <|message|> and a body; the header's channel and recipient say what it is.
+"""gpt-oss (harmony): a message is a header, <|message|> and a body. The header's channel and recipient define its type.
 
 `analysis` is reasoning, `final` and `commentary` are text, and a body addressed `to=functions.NAME` is a tool call.
-Other recipients are the model's own tools (python, browser), whose arguments may be plain text.
+Other recipients are the model's built-in tools (python, browser), with arguments that may be plain text.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _read_call(source: Source, header: str, recipient: str) -> Reader[None]:
 
 
 def _read(source: Source) -> Reader[None]:
-    # The prompt ends in "<|start|>assistant", so the reply may begin inside a header.
+    # The prompt ends in "<|start|>assistant", so the reply may start inside a header.
     lead = yield from take_run(source)
     if (yield from starts_with(source, ("to=",))):
         yield from _read_message(source, lead)

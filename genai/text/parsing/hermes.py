@@ -1,4 +1,4 @@
-"""Hermes and Qwen: <tool_call>{"name": …, "arguments": {…}}</tool_call>, any number of them, and <think> spans."""
+"""Hermes and Qwen: any number of <tool_call>{"name": …, "arguments": {…}}</tool_call>, and <think> spans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read_call(source: Source, opening: str) -> Reader[None]:
     part = PartialCall(source, opening)
     try:
         text = yield from part.take_json()
-        # A complete object is a call also when the model forgets to close it.
+        # A complete object is a call even if the closing marker is missing.
         following = yield from part.take_end((CLOSING, *_STOPS))
         closing = CLOSING if following == CLOSING else ""
         call = call_from_json(text, part.raw + closing)
@@ -33,7 +33,7 @@ def _read_call(source: Source, opening: str) -> Reader[None]:
 PARSER = Parser(
     "hermes",
     (OPENING, CLOSING, *THINK),
-    # Qwen3-Coder and GLM write XML, not JSON, between the same markers.
+    # Qwen3-Coder and GLM write XML instead of JSON between the same markers.
     lambda template: OPENING in template and "<function=" not in template and "<arg_key>" not in template,
     partial(read_spans, spans={OPENING: _read_call, THINK[0]: reasoning_span(THINK)}),
     THINK,

@@ -1,7 +1,7 @@
 """Llama 3.1 and later: {"name": …, "parameters": {…}}, several separated by ";".
 
-They stand behind <|python_tag|>, or bare as the whole reply. A reply that begins with "{" is therefore held back until
-its first object shows what it is. Calls in Python syntax (`brave_search.call(…)`) come back as flagged text.
+Calls follow <|python_tag|>, or are the whole reply. A reply that starts with "{" is therefore held back until its first
+object is complete. Calls in Python syntax (`brave_search.call(…)`) are returned as flagged text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def _read_calls(source: Source, opening: str, *, is_bare: bool = False) -> Reade
             text = yield from part.take_json()
             calls.append(call_from_json(text, part.raw))
             part.raw = ""
-            # Without a separator, an object followed by prose is an answer.
+            # If prose follows an object without a separator, the object is not a call.
             more = (yield from part.take_end((";", *_STOPS))) == ";"
             if more:
                 part.raw += source.take(1) + (yield from take_run(source))
                 more = (yield from starts_with(source, _STOPS)) is None and bool(source.text)
     except MalformedCallError as error:
         whole = "".join(call.raw for call in calls) + part.raw
-        # A spoiled call, or an ordinary answer in JSON.
+        # The text is either a malformed call or an ordinary reply in JSON.
         resembles_call = '"name"' in whole and ('"parameters"' in whole or '"arguments"' in whole)
         if is_bare and not calls and not resembles_call:
             yield Text(whole)

@@ -1,4 +1,4 @@
-"""What a format of replies is, and reasoning between two markers, which most formats have."""
+"""The definition of a reply format, and the reasoning spans that most formats share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Parser:
     """One format of replies.
 
     Attributes:
-        name: its name in the registry.
-        markers: the strings it looks for. Where the tokenizer calls one a special token, the caller must stream with
-            that token shown (skip_special_tokens=False, or kept), or the parser never sees it.
-        fits: whether a chat template teaches this format.
-        read: reads a reply to its end.
+        name: name in the registry.
+        markers: the strings that the parser looks for. If a marker is a special token, the caller must stream with that
+            token visible (skip_special_tokens=False, or kept); otherwise, the parser never receives the marker.
+        fits: function that returns True if a chat template uses this format.
+        read: function that reads a reply to its end.
         reasoning: opening and closing marker of a reasoning span that the prompt may already open, or None.
-        calls: how calls of tools are written, by the chat template; None where there are none.
+        calls: function that returns the format of tool calls for a chat template; None if the format has no tool calls.
     """
 
     name: str
@@ -36,18 +36,18 @@ class Parser:
     calls: Callable[[str], CallFormat] | None = None
 
     def starts_in_reasoning(self, prompt: str) -> bool:
-        """Whether the rendered prompt ends in an opened reasoning span, which the reply then continues."""
+        """Return True if the rendered prompt ends in an open reasoning span, which the reply then continues."""
         return self.reasoning is not None and prompt.rstrip().endswith(self.reasoning[0])
 
 
 def read_spans(source: Source, spans: Mapping[str, SpanReader]) -> Reader[None]:
-    """Read a reply in which each opening marker hands over to the reader of its span; all else is text."""
+    """Read a reply that consists of text and spans. Each opening marker selects the reader of its span."""
     while (opening := (yield from show_until(source, tuple(spans), Text))) is not None:
         yield from spans[opening.lstrip("\n")](source, opening)
 
 
 def hide_marker(source: Source, opening: str) -> Reader[None]:
-    """The span of a marker that stands alone."""
+    """Read the span of a marker that stands alone."""
     yield Marker(opening)
 
 
@@ -55,12 +55,12 @@ THINK = ("<think>", "</think>")
 
 
 def reasoning_span(markers: tuple[str, str]) -> SpanReader:
-    """The reader for reasoning between an opening and a closing marker."""
+    """Return the reader for reasoning between an opening and a closing marker."""
     return partial(_read_span, closing=markers[1])
 
 
 def read_started_reasoning(source: Source, markers: tuple[str, str]) -> Reader[None]:
-    """Read reasoning whose opening marker ended the prompt. A model that repeats the marker is forgiven."""
+    """Read reasoning whose opening marker ended the prompt. A repeated opening marker is accepted."""
     opening, closing = markers
     lead = yield from take_run(source)
     if (yield from starts_with(source, (opening,))):
@@ -69,7 +69,7 @@ def read_started_reasoning(source: Source, markers: tuple[str, str]) -> Reader[N
 
 
 def show_reasoning(source: Source, stops: Sequence[str]) -> Reader[str | None]:
-    """Yield reasoning up to one of `stops`, which is read and returned; None when the reply ends before."""
+    """Yield reasoning up to one of `stops`. Consume and return that marker, or return None if the reply ends first."""
     stop = yield from show_until(source, stops, Reasoning)
     source.ended_in_reasoning = stop is None
     return stop

@@ -1,7 +1,7 @@
-"""The unread text of a growing reply, and the ways to read it.
+"""The unread text of a growing reply, and functions to read it.
 
-A reader is a generator: it yields events, or None when it cannot go on before more text arrives, and returns what it
-read. It decides only on text that later text cannot change, so the result does not depend on where pieces are cut.
+A reader is a generator. A reader yields events, or None when it needs more text, and returns its result. Its decisions
+are never changed by later text, so the result does not depend on how the reply is cut into pieces.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ Reader: TypeAlias = Generator[Event | None, None, Result]
 
 
 class Source:
-    """Text that has arrived and is not read yet.
+    """Text that has arrived and is not consumed yet.
 
     Attributes:
         text: the unread text.
-        ended: nothing will be added any more.
-        ended_in_reasoning: set by the reader that met the end inside reasoning.
+        ended: True if no more text follows.
+        ended_in_reasoning: set by a reader if the reply ended inside reasoning.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Source:
         self.ended_in_reasoning = False
 
     def take(self, length: int) -> str:
-        """Read `length` characters."""
+        """Consume and return `length` characters."""
         piece, self.text = self.text[:length], self.text[length:]
         return piece
 
@@ -40,10 +40,10 @@ class Source:
 
 
 def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Event]) -> Reader[str | None]:
-    """Yield text as soon as it is certain not to belong to a marker.
+    """Yield text as soon as the text certainly does not belong to a marker.
 
     Returns:
-        The marker found, with the line breaks in front of it, read; None at the end of the reply.
+        The marker, which is consumed, with the line breaks before it; None at the end of the reply.
     """
     while (marker_at := find_first(source.text, markers)) is None:
         held = 0 if source.ended else held_length(source.text, markers)
@@ -61,7 +61,7 @@ def show_until(source: Source, markers: Sequence[str], show: Callable[[str], Eve
 
 
 def take_until(source: Source, markers: Sequence[str]) -> Reader[tuple[str, str | None]]:
-    """Read up to a marker or the end, showing nothing; returns the text, and the marker behind it (unread) or None."""
+    """Consume text up to a marker or the end, without events. Return the text, and the unread marker or None."""
     while (marker_at := find_first(source.text, markers)) is None:
         if source.ended:
             return source.take(len(source.text)), None
@@ -71,7 +71,7 @@ def take_until(source: Source, markers: Sequence[str]) -> Reader[tuple[str, str 
 
 
 def starts_with(source: Source, markers: Sequence[str]) -> Reader[str | None]:
-    """Wait until it is certain whether one of `markers` comes next; it is not read."""
+    """Wait until it is certain which of `markers` comes next. Return this marker, unread, or None."""
     while True:
         for marker in markers:
             if source.text.startswith(marker):
@@ -82,7 +82,7 @@ def starts_with(source: Source, markers: Sequence[str]) -> Reader[str | None]:
 
 
 def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
-    """Read all of the given characters that come next."""
+    """Consume and return all of the given characters that come next."""
     parts = []
     while True:
         parts.append(source.take(len(source.text) - len(source.text.lstrip(characters))))
@@ -92,13 +92,13 @@ def take_run(source: Source, characters: str = " \t\r\n") -> Reader[str]:
 
 
 class PartialCall:
-    """What was read of a tool call so far, so that a failure can give all of it back: `raw`."""
+    """The text of a tool call so far (`raw`), so that the whole text can be returned after a failure."""
 
     def __init__(self, source: Source, opening: str) -> None:
         self._source, self.raw = source, opening
 
     def take_json(self) -> Reader[str]:
-        """Read one JSON object or array, and the white space before it; raise MalformedCallError if it is not whole."""
+        """Consume white space and one JSON object or array. Raise MalformedCallError if it is incomplete."""
         self.raw += yield from take_run(self._source)
         parts, scanner = [], JsonScanner()
         while True:
@@ -113,10 +113,10 @@ class PartialCall:
         return text
 
     def take_end(self, markers: Sequence[str]) -> Reader[str | None]:
-        """Read white space; returns which marker follows (it is not read), or None at the end of the reply.
+        """Consume white space. Return the marker that follows, unread, or None at the end of the reply.
 
         Raises:
-            MalformedCallError: something else follows.
+            MalformedCallError: other text follows.
         """
         self.raw += yield from take_run(self._source)
         following = yield from starts_with(self._source, markers)
@@ -128,7 +128,7 @@ class PartialCall:
 def show_failed(
     source: Source, text: str, problem: str, stops: Sequence[str], closing: str | None = None
 ) -> Reader[None]:
-    """Give a malformed tool call back as flagged text, up to one of `stops` (not read) or through `closing`."""
+    """Yield a malformed tool call as flagged text, up to one of `stops` (unread), or up to and including `closing`."""
 
     def flag(piece: str) -> Text:
         return Text(piece, problem)
@@ -143,13 +143,13 @@ def show_failed(
 
 
 def find_first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first marker in `text` starts, and which it is."""
+    """Return the position of the first marker in `text`, and the marker."""
     matches = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
     return min(matches, default=None)
 
 
 def held_length(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that may begin a marker, with the line breaks in front of it."""
+    """Return the length of the longest end of `text` that may start a marker, with the preceding line breaks."""
     if not markers:
         return 0
     for length in range(min(len(text), max(map(len, markers)) - 1), 0, -1):
@@ -161,16 +161,17 @@ def held_length(text: str, markers: Sequence[str]) -> int:
 
 
 _CLOSING = {"{": "}", "[": "]"}
-# What may stand outside strings: white space, punctuation, numbers, and the letters of true, false and null.
+# Characters outside strings: white space, punctuation, numbers, and the letters of true, false and null.
 _OUTSIDE = frozenset(" \t\r\n,:+-.0123456789eEtrufalsn")
 
 
 class JsonScanner:
-    """Looks at each character once. It checks the structure only; decoding the text checks the rest.
+    """Finds the end of a JSON value in one pass over the characters. The scanner checks only the structure; decoding
+    checks the rest.
 
     Attributes:
-        complete: the value has ended.
-        problem: why no value can come of this text any more; "" while it can.
+        complete: True if the value has ended.
+        problem: reason why the text cannot become a value; "" while it still can.
     """
 
     def __init__(self) -> None:
@@ -181,7 +182,7 @@ class JsonScanner:
         self._escaped = False
 
     def feed(self, text: str) -> int:
-        """Take the next text; give how many of its characters belong to the value (all while it is unfinished)."""
+        """Process more text, and return the number of its characters that belong to the value."""
         for position, character in enumerate(text):
             if self.complete:
                 return position
@@ -212,4 +213,4 @@ class JsonScanner:
         elif character == '"':
             self._in_string = True
         elif character not in _OUTSIDE:
-            self.problem = f"{character!r} is out of place in the JSON of a tool call"
+            self.problem = f"{character!r} is unexpected in the JSON of a tool call"

@@ -1,4 +1,4 @@
-"""Replies split into events, piece by piece or whole, by the parser of their format."""
+"""Splits replies into events with the parser of their format, piece by piece or as a whole."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from .parser import THINKING, Parser, read_spans, read_started_reasoning
 from .source import Reader, Source
 
 _MOST_AT_ONCE = 4096
-"""Characters: readers search all unread text, so a long reply given as one piece would take quadratic time."""
+"""Maximum characters per step. Readers search all unread text, so a long piece would take quadratic time."""
 
 
 class ReplySplitter:
-    """Splits one reply while it is generated. Where the pieces are cut makes no difference to what comes out.
+    """Splits one reply while it is generated. The result does not depend on how the reply is cut into pieces.
 
     Args:
         parser: a parser or its name.
-        starts_in_reasoning: the prompt already opened the reasoning span; see `Parser.starts_in_reasoning`.
+        starts_in_reasoning: True if the prompt already opened the reasoning span; see `Parser.starts_in_reasoning`.
 
     Raises:
-        OptionError: no such parser, or starts_in_reasoning for a format whose prompts cannot open reasoning.
+        OptionError: the parser is unknown, or starts_in_reasoning is set for a format whose prompts cannot open
+            reasoning.
 
     >>> splitter = ReplySplitter("think")
     >>> splitter.feed("<think>Easy.</thi")
@@ -48,15 +49,15 @@ class ReplySplitter:
         self._call_count = 0
 
     def feed(self, piece: str) -> list[Event]:
-        """Take the next piece; give all events that nothing later can change.
+        """Process the next piece, and return the events that later text cannot change.
 
         Raises:
-            InputError: the piece is not a string, or the reply is finished.
+            InputError: the piece is not a str, or the reply is finished.
         """
         if not isinstance(piece, str):
             raise InputError(f"a piece of type {type(piece).__name__}", "replies are text", "decode the tokens first")
         if self._source.ended:
-            raise InputError("a piece after the end", "finish() ended this reply", "make a new ReplySplitter")
+            raise InputError("a piece after the end", "finish() ended this reply", "create a new ReplySplitter")
         events: list[Event] = []
         for start in range(0, len(piece), _MOST_AT_ONCE):
             self._source.text += piece[start : start + _MOST_AT_ONCE]
@@ -64,9 +65,9 @@ class ReplySplitter:
         return events
 
     def finish(self) -> list[Event]:
-        """End the reply; give what was held back, and `End`. Raises InputError: the reply is finished already."""
+        """End the reply. Return the events that were held back, and `End`. Raise InputError on a second call."""
         if self._source.ended:
-            raise InputError("finish() called twice", "this reply has ended", "make a new ReplySplitter")
+            raise InputError("finish() called twice", "this reply has ended", "create a new ReplySplitter")
         self._source.ended = True
         return [*self._run(), End(self._source.ended_in_reasoning)]
 
@@ -96,11 +97,11 @@ class Reply:
     """A reply in its parts.
 
     Attributes:
-        text: the answer; spans of it with something else between them are joined by a blank line.
-        reasoning: what came before it, joined likewise.
+        text: the text; spans that are separated by other events are joined with a blank line.
+        reasoning: the reasoning, joined in the same way.
         tool_calls: the calls in order.
-        problems: why flagged parts of the text are no tool calls; empty for a clean reply.
-        ended_in_reasoning: the reply ended before its reasoning did.
+        problems: reasons why flagged parts of the text are not tool calls; empty for a well-formed reply.
+        ended_in_reasoning: True if the reply ended inside its reasoning.
     """
 
     text: str
@@ -111,7 +112,7 @@ class Reply:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Reply:
-        """The reply that a splitter's events make up."""
+        """Return the reply that a splitter's events describe."""
         events = merge_pieces(events)
         return cls(
             text=_join_spans(events, Text),
@@ -123,11 +124,11 @@ class Reply:
 
 
 def split_reply(text: str, parser: str | Parser, *, starts_in_reasoning: bool = False) -> Reply:
-    """Split a complete reply. Streaming it through `ReplySplitter` in any pieces gives the same.
+    """Split a complete reply. The result is the same as that of `ReplySplitter` for any pieces of the reply.
 
     Raises:
         OptionError: see ReplySplitter.
-        InputError: the text is not a string.
+        InputError: the text is not a str.
 
     >>> split_reply('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>', "hermes").tool_calls[0].arguments
     {'a': 1}
@@ -137,7 +138,7 @@ def split_reply(text: str, parser: str | Parser, *, starts_in_reasoning: bool = 
 
 
 def merge_pieces(events: Iterable[Event]) -> list[Event]:
-    """Join neighbouring pieces of the same text, reasoning or marker."""
+    """Join adjacent pieces of the same span of text, reasoning or markers."""
     merged: list[Event] = []
     for (kind, problem), group in groupby(events, key=lambda event: (type(event), getattr(event, "problem", ""))):
         pieces = list(group)
@@ -154,21 +155,21 @@ def merge_pieces(events: Iterable[Event]) -> list[Event]:
 
 
 def _join_spans(events: list[Event], event_type: type[Event]) -> str:
-    """The text of all runs of one kind of event; flagged text continues the text beside it."""
+    """Return the text of all runs of one event type. Flagged text belongs to the same run as adjacent text."""
     runs = ("".join(event.raw for event in run) for kind, run in groupby(events, key=type) if kind is event_type)
     return _BETWEEN_SPANS.join(run for run in runs if run)
 
 
 NONE = Parser("none", (), lambda template: False, partial(read_spans, spans={}))
 
-# In the order in which `detect` asks them: tool calls before plain reasoning.
+# The parsers in the order in which `detect` tries them: formats with tool calls before plain reasoning.
 PARSERS: Mapping[str, Parser] = MappingProxyType(
     {parser.name: parser for parser in (gpt_oss.PARSER, mistral.PARSER, hermes.PARSER, llama3.PARSER, THINKING, NONE)}
 )
 
 
 def get_parser(name: str) -> Parser:
-    """The parser of that name. Raises OptionError: there is none."""
+    """Return the parser with this name. Raise OptionError if there is none."""
     if name not in PARSERS:
         raise OptionError(
             f"parser = {name!r}", "no parser has this name", f"choose one of {', '.join(sorted(PARSERS))}"
@@ -177,5 +178,5 @@ def get_parser(name: str) -> Parser:
 
 
 def detect(chat_template: str) -> str:
-    """The name of the parser whose markers a chat template (jinja source) has; "none" if it has none that is known."""
+    """Return the name of the parser whose markers a chat template (jinja source) contains; "none" if no parser fits."""
     return next((name for name, parser in PARSERS.items() if parser.fits(chat_template)), "none")

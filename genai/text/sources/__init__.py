@@ -1,1 +1,1 @@
-"""Tokenizers in the formats in which publishers write them, one file per format: each becomes a tokenizer.json."""
+"""Converters from publishers' tokenizer formats to tokenizer.json, with one module per format."""

@@ -1,4 +1,4 @@
-"""Which format of a tokenizer a folder has: the first of these. Where there is a tokenizer.json, that is the one."""
+"""Selects the tokenizer format of a folder: tokenizer.json if it exists, else the first format with a matching file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from .word_piece import convert_word_piece
 
 @dataclass(frozen=True)
 class TokenizerFormat:
-    """A format of tokenizers: in words, as patterns of file names, and what reads such a file."""
+    """A tokenizer format.
+
+    Attributes:
+        title: the format's name in messages.
+        patterns: patterns of file names.
+        convert: function that converts a file's contents.
+    """
 
     title: str
     patterns: tuple[str, ...]
@@ -37,12 +43,12 @@ FORMATS = (
     TokenizerFormat("a WordPiece vocabulary", ("vocab.txt",), convert_word_piece),
 )
 PATTERNS = (TOKENIZER_NAME, MERGES_NAME, *(pattern for format in FORMATS for pattern in format.patterns))
-"""Names of all files that tokenizers are read from."""
+"""The names of all files from which tokenizers are loaded."""
 _KNOWN = ", ".join(pattern for format in FORMATS for pattern in format.patterns)
 
 
 def find_format(folder: Path) -> tuple[TokenizerFormat, Path] | None:
-    """The format of a folder that has no tokenizer.json, and its file; None if it has none."""
+    """Return the format of a folder without tokenizer.json, and its file; None if there is none."""
     candidates = (
         (format, path) for format in FORMATS for pattern in format.patterns for path in sorted(folder.glob(pattern))
     )
@@ -50,22 +56,22 @@ def find_format(folder: Path) -> tuple[TokenizerFormat, Path] | None:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a tokenizer in any format."""
+    """Return True if a folder has a tokenizer in any format."""
     return (folder / TOKENIZER_NAME).is_file() or find_format(folder) is not None
 
 
 def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
-    """The file of a folder's tokenizer, and what it becomes.
+    """Return the file of a folder's tokenizer, and its conversion.
 
     Raises:
-        TokenizerError: there is none, or it cannot be used.
+        TokenizerError: there is no tokenizer, or the tokenizer cannot be converted.
     """
     match = find_format(facts.folder)
     data = file_bytes(match[1], TokenizerError) if match is not None else None
     if match is None or data is None:
         raise TokenizerError(
             f"{facts.folder}: {TOKENIZER_NAME} is missing",
-            f"text is encoded with that file, or with one of {_KNOWN}",
+            f"encoding text needs that file, or one of {_KNOWN}",
             "copy it from the original model, or save it with transformers' save_pretrained()",
         )
     format, path = match
@@ -75,7 +81,7 @@ def convert_folder(facts: FolderFacts) -> tuple[Path, Conversion]:
         return path, format.convert(path, data, facts)
     except ModelFormatError as error:
         raise TokenizerError(
-            f"{path}: is not {format.title} that can be used",
+            f"{path}: is not {format.title} that can be read",
             str(error),
             f"copy it again, or save {TOKENIZER_NAME} with transformers' save_pretrained()",
         ) from error

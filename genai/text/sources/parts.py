@@ -1,4 +1,4 @@
-"""What every format of a tokenizer becomes: the text of a tokenizer.json, and the parts that it is put together of."""
+"""The result of every conversion, the text of a tokenizer.json, and functions that build its parts."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 Json = dict[str, Any]
 
 MAX_TOKENS = 2**19
-"""More tokens than any tokenizer has: a file that claims more is not one."""
+"""Maximum number of tokens. No real tokenizer has more, so a file with more tokens is malformed."""
 MAX_TOKEN_BYTES = 512
-"""Every way to cut a token in two is looked at, so a long one would take for ever."""
+"""Maximum bytes of a token. All splits of a token into two are tried, which would take very long for longer tokens."""
 MAX_BYTES = 2**22
-"""Of all tokens together, for the same reason: so many take a few seconds. Large vocabularies have 1.5 million."""
+"""Maximum bytes of all tokens together, for the same reason: this number of bytes takes a few seconds. Large
+vocabularies have 1.5 million."""
 
 
 class ModelFormatError(ValueError):
-    """A file is no tokenizer of the format that it should have, or one that cannot be converted."""
+    """A file is not a tokenizer of the expected format, or cannot be converted."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a tokenizer in another format becomes.
+    """A tokenizer converted from another format.
 
     Attributes:
-        text: of a tokenizer.json with the same ids.
-        special: special tokens by role, such as {"eos_token": "</s>"}, as the format itself has them.
-        begins: whether texts begin with the bos_token, unless tokenizer_config.json says otherwise.
+        text: text of a tokenizer.json with the same ids.
+        special: special tokens by role, such as {"eos_token": "</s>"}, as defined by the format itself.
+        begins: True if texts start with the bos_token, unless tokenizer_config.json overrides this.
     """
 
     text: str
@@ -37,13 +38,13 @@ class Conversion:
 
 
 def added_token(id_: int, content: str, *, special: bool = True, **flags: bool) -> Json:
-    """A token that is found in texts as it is."""
+    """Return an added token, which is matched literally in texts."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return {"id": id_, "content": content, **plain, **flags, "special": special}
 
 
 def surrounded(before: Mapping[str, int], after: Mapping[str, int]) -> Json | None:
-    """Puts tokens, given with their ids, before and behind a text; None where there are none."""
+    """Return a post-processor that adds tokens (given with their ids) before and after a text; None without tokens."""
 
     def special(tokens: Mapping[str, int]) -> list[Json]:
         return [{"SpecialToken": {"id": token, "type_id": 0}} for token in tokens]
@@ -59,12 +60,12 @@ def surrounded(before: Mapping[str, int], after: Mapping[str, int]) -> Json | No
 
 
 def byte_level(*, prefix: bool = False, regex: bool = False) -> Json:
-    """Bytes as printable characters; with `regex`, texts are cut as in GPT-2 first."""
+    """Return a pre-tokenizer that maps bytes to printable characters. With `regex`, it first splits as in GPT-2."""
     return {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": regex}
 
 
 def cut_by(expressions: Sequence[str]) -> Json:
-    """Cuts texts by expressions, each applied to what the one before it has left, and makes bytes of the pieces."""
+    """Return a pre-tokenizer that splits texts by one expression after another, and maps the pieces to bytes."""
     splits: list[Json] = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in expressions
@@ -82,12 +83,14 @@ def byte_pairs(
     post_processor: Json | None = None,
     ignore_merges: bool = False,
 ) -> str:
-    """The tokenizer.json of a byte-level BPE.
+    """Return the tokenizer.json of a byte-level BPE.
 
     Args:
-        vocab: ids of tokens, whose bytes are written as printable characters.
-        merges: pairs of tokens in the order in which they are joined.
-        ignore_merges: a piece that is a token as a whole becomes that token, whatever the merges say.
+        vocab: ids of tokens, with bytes written as printable characters.
+        merges: pairs of tokens in the order in which they are merged.
+        added: the added tokens.
+        pre_tokenizer, normalizer, post_processor: parts of the tokenizer.json.
+        ignore_merges: True if a piece that is a token as a whole becomes that token, regardless of the merges.
     """
     model = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -107,12 +110,15 @@ def word_pieces(
     post_processor: Json | None,
     cleanup: bool = False,
 ) -> str:
-    """The tokenizer.json of BERT's kind: words, whose pieces but the first begin with ##.
+    """Return the tokenizer.json of a BERT tokenizer: pieces of words, all of which except the first start with ##.
 
     Args:
-        unknown: the token of words that no pieces make.
-        normalizer: handle_chinese_chars, strip_accents, lowercase.
-        cleanup: whether decoded texts lose the spaces before punctuation.
+        vocab: ids of tokens.
+        unknown: the token for words without matching pieces.
+        added: the added tokens.
+        normalizer: handle_chinese_chars, strip_accents and lowercase.
+        post_processor: part of the tokenizer.json.
+        cleanup: True if spaces before punctuation are removed from decoded texts.
     """
     model = {
         "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
@@ -136,7 +142,7 @@ def tokenizer_text(
     decoder: Json,
     model: Json,
 ) -> str:
-    """The text of a tokenizer.json."""
+    """Return the text of a tokenizer.json."""
     parts = {"normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": post_processor}
     whole = {"version": "1.0", "added_tokens": added, **parts, "decoder": decoder, "model": model}
     return json.dumps(whole, ensure_ascii=False)

@@ -1,10 +1,10 @@
-"""A SentencePiece `tokenizer.model` as a tokenizer of the tokenizers library, in the format of a tokenizer.json.
+"""Converts a SentencePiece `tokenizer.model` to a tokenizer.json.
 
-Its bytes are the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that decide ids and texts
-are declared here, so that the sentencepiece library is not needed.
+The file is the protobuf message ModelProto of sentencepiece_model.proto. Only the fields that determine ids and texts
+are declared here, so the sentencepiece library is not needed.
 
-Ids of plain text equal the sentencepiece library's. Like transformers, and unlike sentencepiece, control pieces such as
-<s> that stand in a text become their ids: chat prompts are written that way.
+The ids of plain text are equal to the ids of the sentencepiece library. As in transformers, and unlike in
+sentencepiece, control pieces such as <s> in a text become their ids, because chat prompts contain control pieces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .parts import (
 if TYPE_CHECKING:
     from ..files import FolderFacts
 
-# Per message its fields: number, type, and default. Enumerations are numbers, text is bytes: both are checked here.
+# The fields of each message, with number, type and default. Enumerations are declared as integers and texts as bytes;
+# both are checked below.
 _MESSAGES = {
     "ModelProto": {"pieces": (1, "Piece", ""), "trainer": (2, "Trainer", ""), "normalizer": (3, "Normalizer", "")},
     "Piece": {"piece": (1, "bytes", ""), "score": (2, "float", "0"), "type": (3, "int32", "1")},
@@ -57,7 +58,7 @@ AnyEnum = TypeVar("AnyEnum", bound=IntEnum)
 
 
 class PieceType(IntEnum):
-    """What a piece is."""
+    """The type of a piece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -68,7 +69,7 @@ class PieceType(IntEnum):
 
 
 class ModelType(IntEnum):
-    """How text is cut into pieces."""
+    """The algorithm that splits text into pieces."""
 
     UNIGRAM = 1
     BPE = 2
@@ -78,7 +79,7 @@ class ModelType(IntEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """An entry of the vocabulary; its id is its place in the list."""
+    """An entry of the vocabulary. Its id is its index in the list."""
 
     text: str
     score: float
@@ -87,15 +88,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a tokenizer.model says.
+    """The contents of a tokenizer.model.
 
     Attributes:
         pieces: the vocabulary by id.
-        type: how text is cut.
-        trainer: whether unknown characters become byte pieces (byte_fallback), whether the mark of a space ends a word
-            instead of beginning it, and ids with a role; -1 means none.
-        normalizer: how characters are normalised, as a compiled table (empty for not at all); whether a space is put
-            before the text, whether spaces are trimmed and runs of them become one, and whether they become the mark.
+        type: the algorithm that splits text.
+        trainer: flags for byte pieces in place of unknown characters (byte_fallback) and for space marks at the end of
+            words instead of the start, and ids with a role; -1 = no id.
+        normalizer: a compiled table for normalising characters (empty = none), and flags for adding a space before the
+            text, for trimming and merging spaces, and for replacing spaces with the mark.
     """
 
     pieces: tuple[Piece, ...]
@@ -105,26 +106,26 @@ class SentencePieceModel:
 
 
 def parse_model(data: bytes) -> SentencePieceModel:
-    """The model in the bytes of a file; ModelFormatError if they are none, or one that is cut off."""
+    """Parse the bytes of a file. Raise ModelFormatError if they are not a model or are truncated."""
     from google.protobuf.message import DecodeError
 
     model = _message_class()()
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        raise ModelFormatError(f"it is no protobuf message, or cut off: {error}") from error
+        raise ModelFormatError(f"it is not a protobuf message, or truncated: {error}") from error
     if not 0 < len(model.pieces) <= MAX_TOKENS:
         raise ModelFormatError(f"it has {len(model.pieces)} pieces, expected 1 to {MAX_TOKENS}")
     pieces = tuple(_piece(piece, index) for index, piece in enumerate(model.pieces))
     if sum(len(piece.text) for piece in pieces) > MAX_BYTES:
-        raise ModelFormatError(f"its pieces have more than {MAX_BYTES} characters together")
+        raise ModelFormatError(f"its pieces have more than {MAX_BYTES} characters in total")
     kind = _enum(ModelType, model.trainer.model_type, "model type")
     return SentencePieceModel(pieces, kind, model.trainer, model.normalizer)
 
 
 @cache
 def _message_class() -> Any:
-    """ModelProto, as far as it is declared here."""
+    """Return the class of ModelProto, with the fields that are declared here."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
     from google.protobuf.descriptor_pool import DescriptorPool
     from google.protobuf.message_factory import GetMessageClass
@@ -148,13 +149,13 @@ def _message_class() -> Any:
 
 def _piece(piece: Any, index: int) -> Piece:
     if len(piece.piece) > MAX_TOKEN_BYTES:
-        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; at most {MAX_TOKEN_BYTES} are allowed")
+        raise ModelFormatError(f"piece {index} has {len(piece.piece)} bytes; the limit is {MAX_TOKEN_BYTES}")
     try:
         text = piece.piece.decode()
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"piece {index} is not UTF-8: {error}") from error
     if not text or not math.isfinite(piece.score):
-        raise ModelFormatError(f"piece {index} is empty or its score {piece.score} is no number")
+        raise ModelFormatError(f"piece {index} is empty, or its score {piece.score} is not finite")
     return Piece(text, piece.score, _enum(PieceType, piece.type, f"type of piece {index}"))
 
 
@@ -171,7 +172,7 @@ _NEVER_CHOSEN = 1e4
 
 
 def convert_sentencepiece(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """The conversion of a tokenizer.model, for which tokenizer_config.json says where spaces go ("legacy").
+    """Convert a tokenizer.model. "legacy" in tokenizer_config.json determines the prefix spaces.
 
     Raises:
         ModelFormatError: see `parse_model` and `tokenizer_json`.
@@ -193,17 +194,18 @@ def tokenizer_json(
     renamed: Mapping[int, str] = {},
     post_processor: Json | None = None,
 ) -> str:
-    """The text of a tokenizer.json with the same ids.
+    """Return the text of a tokenizer.json with the same ids.
 
     Args:
         model: the model.
-        prefix_everywhere: where the model puts a space before the text, whether text behind a special token gets one
-            too (`"legacy": true` in tokenizer_config.json) or only the beginning of the whole text.
-        renamed: other texts for some ids, for placeholders that a publisher put to use.
-        post_processor: what comes before and behind texts.
+        prefix_everywhere: for models that add a space before the text: True if a space is also added before text after
+            a special token (`"legacy": true` in tokenizer_config.json), False if a space is added only at the start of
+            the whole text.
+        renamed: new texts of ids, for placeholders that a publisher has replaced.
+        post_processor: post-processor that adds tokens before and after texts.
 
     Raises:
-        ModelFormatError: the model is of a kind that has no equivalent there.
+        ModelFormatError: the tokenizers library has no equivalent for the model.
     """
     _check_supported(model)
     pieces = [Piece(renamed.get(id_, piece.text), piece.score, piece.type) for id_, piece in enumerate(model.pieces)]
@@ -224,13 +226,13 @@ _ADDED_TYPES = (PieceType.UNKNOWN, PieceType.CONTROL, PieceType.USER_DEFINED)
 
 
 def _prefix_once(model: SentencePieceModel) -> Json:
-    """Puts a mark before the beginning of the text."""
+    """Return a pre-tokenizer that adds a mark at the start of the text."""
     mark = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "first", "split": False}
     if model.normalizer.remove_extra_whitespaces:
-        # The normalizer has left one space where the text began with some: its mark is the prefix.
+        # If the text started with spaces, the normalizer has left one space, whose mark is the prefix.
         return mark
-    # A Metaspace leaves the prefix out where the text begins with its mark. By now spaces are marks, so the first part
-    # always puts a space there, and the second makes it a mark.
+    # A Metaspace adds no prefix if the text starts with its mark. Spaces are already marks at this point, so the first
+    # part always adds a space at the start, and the second part converts this space to a mark.
     parts = [{**mark, "replacement": " "}, {**mark, "prepend_scheme": "never"}]
     return {"type": "Sequence", "pretokenizers": parts}
 
@@ -239,21 +241,21 @@ def _check_supported(model: SentencePieceModel) -> None:
     if model.type not in (ModelType.BPE, ModelType.UNIGRAM):
         raise ModelFormatError(f"its type is {model.type.name}; BPE and UNIGRAM are supported")
     if model.trainer.treat_whitespace_as_suffix or not model.normalizer.escape_whitespaces:
-        raise ModelFormatError("it marks spaces at the end of words, or not at all, which is not supported")
+        raise ModelFormatError("it marks spaces at the end of words, or not at all; this is not supported")
     if any(piece.type == PieceType.UNUSED for piece in model.pieces):
-        raise ModelFormatError("it has pieces of type UNUSED, which is not supported")
+        raise ModelFormatError("it has pieces of type UNUSED; they are not supported")
     if not 0 <= model.trainer.unk_id < len(model.pieces):
-        raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, and there are {len(model.pieces)} pieces")
+        raise ModelFormatError(f"unk_id is {model.trainer.unk_id}, but there are {len(model.pieces)} pieces")
     if model.trainer.byte_fallback:
         byte_pieces = {piece.text for piece in model.pieces if piece.type == PieceType.BYTE}
         if missing := [name for name in (f"<0x{byte:02X}>" for byte in range(256)) if name not in byte_pieces]:
-            why = f"{len(missing)} of the 256 pieces for bytes are missing, beginning with {missing[0]}"
-            raise ModelFormatError(f"characters that it does not know are to become bytes, and {why}")
+            why = f"{len(missing)} of the 256 byte pieces are missing, starting with {missing[0]}"
+            raise ModelFormatError(f"byte_fallback is set, but {why}")
 
 
 def _added(id_: int, piece: Piece, model: SentencePieceModel) -> Json:
     is_user_defined = piece.type == PieceType.USER_DEFINED
-    # Pieces with the mark are found where the text has spaces.
+    # Pieces that contain the mark must match spaces in the text.
     normalized = is_user_defined and MARK in piece.text and not model.normalizer.add_dummy_prefix
     return added_token(id_, piece.text, special=not is_user_defined, normalized=normalized)
 
@@ -283,7 +285,7 @@ def _decoders(model: SentencePieceModel) -> Iterator[Json]:
 
 
 def _unigram(pieces: list[Piece], model: SentencePieceModel) -> Json:
-    # Texts such as "<0x41>" are no byte pieces: these come only from unknown characters.
+    # A literal "<0x41>" in a text must not become a byte piece, because byte pieces are only for unknown characters.
     never = min(piece.score for piece in pieces) - _NEVER_CHOSEN
     vocab = [[piece.text, never if piece.type == PieceType.BYTE else piece.score] for piece in pieces]
     trainer = model.trainer
@@ -306,7 +308,7 @@ def _bpe(pieces: list[Piece], model: SentencePieceModel) -> Json:
 
 
 def _merges(pieces: list[Piece]) -> list[list[str]]:
-    """Every way to put a piece together from two others; pieces of a higher score first, as sentencepiece merges."""
+    """Return all splits of pieces into two other pieces, higher scores first, which is sentencepiece's merge order."""
     ids = {piece.text: id_ for id_, piece in enumerate(pieces) if piece.type == PieceType.NORMAL}
     merges: list[list[str]] = []
     for text in sorted(ids, key=lambda text: (-pieces[ids[text]].score, ids[text])):

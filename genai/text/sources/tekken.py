@@ -1,7 +1,7 @@
-"""tekken.json, Mistral's format: tokens with ranks as in tiktoken, special tokens before them, and the expression.
+"""Converts tekken.json, Mistral's format: special tokens, followed by ranked tokens as in tiktoken, and an expression.
 
-Ids of plain text equal the mistral-common library's. As in transformers, special tokens such as [INST] that stand in a
-text become their ids.
+The ids of plain text are equal to the ids of the mistral-common library. As in transformers, special tokens such as
+[INST] in a text become their ids.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ..files import FolderFacts
 
 _LONGEST_EXPRESSION = 4096
-# Escapes and classes of characters; what is left is read otherwise by the library underneath if it has one of these.
+# Escapes and character classes. If the rest matches _DIFFERENT, the tokenizers library interprets it differently.
 _QUOTED = re.compile(r"\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _DIFFERENT = re.compile(r"[$^]|\}\+")
-# What files up to version 7 mean where they list no special tokens.
+# The special tokens of files up to version 7, which do not list their special tokens.
 _OLDEST = (
     "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] "
     "[IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
@@ -33,10 +33,11 @@ _ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_to
 
 
 def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """The conversion of a tekken.json.
+    """Convert a tekken.json.
 
     Raises:
-        TokenizerError: it is not JSON. ModelFormatError: it is malformed.
+        TokenizerError: the file is not JSON.
+        ModelFormatError: the file is malformed.
     """
     try:
         values = json_object(data.decode("utf-8"), path, TokenizerError, MAX_VALUES)
@@ -51,7 +52,7 @@ def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
     if not isinstance(vocab, list) or not 0 < size - reserved <= len(vocab):
         held = len(vocab) if isinstance(vocab, list) else 0
         raise ModelFormatError(
-            f"default_vocab_size is {size}, of which {reserved} are special, and vocab has {held} tokens"
+            f"default_vocab_size is {size}, including {reserved} special tokens, but vocab has {held} tokens"
         )
     ranks = checked_ranks(_entries(vocab[: size - reserved]), {})
     text = ranked_tokenizer(ranks, special, _expression(config.get("pattern")), before=reserved)
@@ -62,27 +63,29 @@ def convert_tekken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
 def _count(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
     if type(value) is not int or not 0 <= value <= MAX_TOKENS:
-        raise ModelFormatError(f"config.{name} is {value!r:.40}, a number up to {MAX_TOKENS} is expected")
+        raise ModelFormatError(f"config.{name} is {value!r:.40}; a whole number up to {MAX_TOKENS} is expected")
     return value
 
 
 def _expression(pattern: Any) -> str:
     if not isinstance(pattern, str) or not 0 < len(pattern) <= _LONGEST_EXPRESSION:
-        raise ModelFormatError(f"config.pattern is {pattern!r:.60}, an expression is expected")
+        raise ModelFormatError(f"config.pattern is {pattern!r:.60}; a regular expression is expected")
     if match := _DIFFERENT.search(_QUOTED.sub("", pattern)):
-        raise ModelFormatError(f"config.pattern has {match[0]!r}, which means something else in the library underneath")
+        raise ModelFormatError(
+            f"config.pattern has {match[0]!r}, which has a different meaning in the tokenizers library"
+        )
     return pattern
 
 
 def _special(special_tokens: Any, reserved: int) -> list[Json]:
-    """The tokens before the ranks; those that nothing is said of have names all the same."""
+    """Return the special tokens, which precede the ranks. Ids that the file does not list get default names."""
     entries = (
         [{"rank": id_, "token_str": token} for id_, token in enumerate(_OLDEST)]
         if special_tokens is None
         else special_tokens
     )
     if not isinstance(entries, list):
-        raise ModelFormatError(f"special_tokens is {entries!r:.60}, a list is expected")
+        raise ModelFormatError(f"special_tokens is {entries!r:.60}; a list is expected")
     by_id: dict[int, Json] = {}
     for entry in entries:
         entry = entry if isinstance(entry, Mapping) else {}

@@ -1,7 +1,7 @@
-"""Files of the tiktoken library: on each line the base64 of a token's bytes, and its rank.
+"""Converts files of the tiktoken library: each line has a token's bytes in base64, and its rank.
 
-They hold no expression and no special tokens: these are written in the code of whoever made the model, and here for the
-models that are published in this format. Ids of texts equal the tiktoken library's.
+The files contain neither the expression nor the special tokens. Both are part of each model's code, and are defined
+here for models that are published in this format. The ids of texts are equal to the ids of the tiktoken library.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class RankedKind:
-    """What a tiktoken file does not say.
+    """The facts about a model that a tiktoken file does not contain.
 
     Attributes:
-        expression: cuts texts into pieces.
-        special: special tokens by the distance of their ids from the end of the ranks.
-        roles: which of them begin and end texts.
-        begins: texts begin with the first of these.
-        composed: texts are normalised to NFC first.
+        expression: expression that splits texts into pieces.
+        special: special tokens, by the offset of their ids from the end of the ranks.
+        roles: special tokens that start and end texts, by role.
+        begins: True if texts start with the bos_token.
+        composed: True if texts are first normalised to NFC.
     """
 
     expression: str
@@ -64,27 +64,27 @@ _GPT4O = RankedKind(expressions.GPT4O, {1: _END, 20: "<|endofprompt|>"}, _ENDS)
 _GPT2 = RankedKind(expressions.GPT2, {0: _END}, _ENDS)
 _BY_FILE = {"qwen": _QWEN, "cl100k_base": _GPT4, "o200k_base": _GPT4O, "r50k_base": _GPT2, "gpt2": _GPT2}
 _BY_CLASS = {"QWenTokenizer": _QWEN, "ChatGLM4Tokenizer": _GLM4, "TikTokenTokenizer": _KIMI}
-# Meta's own folders have no config.json.
+# Meta's own folders have no config.json, so their model type is "".
 _BY_MODEL_TYPE = {"llama": _LLAMA3, "mllama": _LLAMA3, "": _LLAMA3, "qwen": _QWEN, "glm4": _GLM4, "chatglm": _GLM4}
 
 
 def is_tiktoken(data: bytes) -> bool:
-    """Whether a file begins as one of tiktoken does; a tokenizer.model may be one."""
+    """Return True if a file starts like a tiktoken file, as some tokenizer.model files do."""
     return _LINE.fullmatch(data[:1024].split(b"\n", 1)[0].rstrip(b"\r")) is not None
 
 
 def convert_tiktoken(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """The conversion of a tiktoken file; added tokens come from tokenizer_config.json where that declares some.
+    """Convert a tiktoken file. If tokenizer_config.json declares added tokens, these are used.
 
     Raises:
-        ModelFormatError: it is malformed, or of a model whose expression is not known here.
+        ModelFormatError: the file is malformed, or the expression of the model is unknown.
     """
     kind = _kind(path, facts)
     entries = list(_entries(data))
     behind = 1 + max((rank for _, rank in entries), default=-1)
     named = {behind + index: token for index, token in kind.special.items()}
     declared = facts.declared
-    if declared:  # the model may have put reserved ones to use
+    if declared:  # the model may use some of the reserved tokens
         contents = {token["content"] for token in declared.values()}
         named = {id_: token for id_, token in named.items() if id_ not in declared and token not in contents}
     added = [added_token(id_, token) for id_, token in named.items()]
@@ -103,8 +103,8 @@ def _kind(path: Path, facts: FolderFacts) -> RankedKind:
     if kind is None:
         named = f"tokenizer_class {facts.tokenizer_class!r:.60}, model_type {facts.model_type!r:.60}"
         raise ModelFormatError(
-            f"how texts are cut is written in code that comes with the model, and not known here for {named}; known "
-            f"are the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)} and Llama 3's"
+            f"the model's own code defines how texts are split, and this is unknown for {named}; it is known "
+            f"for the files {', '.join(_BY_FILE)}, the classes {', '.join(_BY_CLASS)}, and Llama 3"
         )
     return kind
 

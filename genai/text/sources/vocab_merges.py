@@ -1,7 +1,7 @@
-"""vocab.json and merges.txt: byte-level BPE as GPT-2 was published, and many after it.
+"""Converts vocab.json and merges.txt: byte-level BPE in the format of GPT-2 and many later models.
 
-The files do not say how texts are cut; tokenizer_class of tokenizer_config.json does, or else the model_type. Ids equal
-those of transformers' class of that name.
+The files do not define how texts are split. The split is derived from tokenizer_class in tokenizer_config.json, or else
+from the model_type. The ids are equal to the ids of the transformers class with that name.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ _END = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class PairsKind:
-    """How a class of transformers cuts texts: expressions (none: as GPT-2), NFC first, digits one by one; and the
-    special tokens that it has where the files name none."""
+    """The way in which a transformers class splits texts.
+
+    Attributes:
+        expressions: the expressions that split texts; empty = as in GPT-2.
+        composed: True if texts are first normalised to NFC.
+        digits: True if digits are split one by one.
+        special: special tokens that are used if the files name none.
+    """
 
     expressions: tuple[str, ...] = ()
     composed: bool = False
@@ -60,16 +66,16 @@ _CLASS_OF_MODEL = {
 
 
 def convert_vocab_merges(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """The conversion of a vocab.json, and of the merges.txt beside it.
+    """Convert a vocab.json and the merges.txt in the same folder.
 
     Raises:
-        TokenizerError: merges.txt cannot be read. ModelFormatError: one of them is malformed, there is no merges.txt,
-            or it is of a class that is not known here.
+        TokenizerError: merges.txt cannot be read.
+        ModelFormatError: a file is malformed, merges.txt is missing, or the tokenizer class is unknown.
     """
     kind = _kind(facts)
     vocab = _vocabulary(data)
     if missing := first_missing(vocab.values(), facts.declared):
-        raise ModelFormatError(f"{missing[0]} ids below {max(vocab.values())} are missing, beginning with {missing[1]}")
+        raise ModelFormatError(f"{missing[0]} ids below {max(vocab.values())} are missing, starting with {missing[1]}")
     require_bytes(vocab)
     merges = _merges(file_text(path.parent / MERGES_NAME, TokenizerError, TokenizerError), vocab)
     prefix = facts.config.get("add_prefix_space") is True
@@ -87,8 +93,8 @@ def _kind(facts: FolderFacts) -> PairsKind:
     kind = _BY_CLASS.get(name or _CLASS_OF_MODEL.get(facts.model_type, ""))
     if kind is None:
         raise ModelFormatError(
-            f"how texts are cut is not written in it, and not known here for tokenizer_class {name!r:.60} and "
-            f"model_type {facts.model_type!r:.60}; known are the classes {', '.join(_BY_CLASS)}"
+            f"the file does not define how texts are split, and this is unknown for tokenizer_class {name!r:.60} and "
+            f"model_type {facts.model_type!r:.60}; it is known for the classes {', '.join(_BY_CLASS)}"
         )
     return kind
 
@@ -97,19 +103,20 @@ def _vocabulary(data: bytes) -> dict[str, int]:
     if data.count(b",") > MAX_VALUES:
         raise ModelFormatError(f"it has more than {MAX_VALUES} commas")
     try:
-        # Pairs, since of a token that comes twice an object keeps one.
+        # The entries are read as a list of pairs, because a dict would keep only one of several entries for the same
+        # token.
         pairs = json.loads(data.decode("utf-8"), object_pairs_hook=lambda found: found)
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"it is not JSON: {error}") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) for pair in pairs):
-        raise ModelFormatError(f"it holds {kind_of(pairs)}, and an object of ids by token is expected")
+        raise ModelFormatError(f"it contains {kind_of(pairs)}; an object of ids by token is expected")
     vocab: dict[str, int] = {}
     tokens: dict[int, str] = {}
     for token, id_ in pairs:
         if type(id_) is not int or not 0 <= id_ < MAX_TOKENS:
             raise ModelFormatError(f"the id of {token!r:.60} is {id_!r:.40}; numbers below {MAX_TOKENS} are expected")
         if token in vocab:
-            raise ModelFormatError(f"the token {token!r:.60} comes twice, with the ids {vocab[token]} and {id_}")
+            raise ModelFormatError(f"the token {token!r:.60} occurs twice, with the ids {vocab[token]} and {id_}")
         if id_ in tokens:
             raise ModelFormatError(f"two tokens have the id {id_}: {tokens[id_]!r:.60} and {token!r:.60}")
         vocab[token], tokens[id_] = id_, token
@@ -120,7 +127,7 @@ def _vocabulary(data: bytes) -> dict[str, int]:
 
 def _merges(text: str | None, vocab: Mapping[str, int]) -> list[list[str]]:
     if text is None:
-        raise ModelFormatError(f"{MERGES_NAME} is missing beside it, which says how characters are joined")
+        raise ModelFormatError(f"{MERGES_NAME}, which defines the merges, is missing from the folder")
     merges = []
     for number, line in enumerate(text.split("\n"), 1):
         line = line.rstrip("\r")
@@ -130,7 +137,7 @@ def _merges(text: str | None, vocab: Mapping[str, int]) -> list[list[str]]:
         if len(pair) != 2 or not all(pair):
             raise ModelFormatError(f"line {number} of {MERGES_NAME} is {line!r:.60}; two tokens are expected")
         if strangers := [token for token in (*pair, "".join(pair)) if token not in vocab]:
-            raise ModelFormatError(f"line {number} of {MERGES_NAME} has {strangers[0]!r:.60}, which is no token")
+            raise ModelFormatError(f"line {number} of {MERGES_NAME} has {strangers[0]!r:.60}, which is not a token")
         merges.append(pair)
         if len(merges) > _MOST_MERGES:
             raise ModelFormatError(f"{MERGES_NAME} has more than {_MOST_MERGES} lines")

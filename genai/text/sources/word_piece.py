@@ -1,4 +1,4 @@
-"""vocab.txt: WordPiece as BERT was published, a token per line. Ids equal those of transformers' BertTokenizer."""
+"""Converts vocab.txt: WordPiece as in BERT, a token per line. Ids are equal to those of transformers' BertTokenizer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ _ROLES = {
 
 
 def convert_word_piece(path: Path, data: bytes, facts: FolderFacts) -> Conversion:
-    """The conversion of a vocab.txt; tokenizer_config.json says what becomes of capitals and accents.
+    """Convert a vocab.txt. tokenizer_config.json determines the treatment of upper case and accents.
 
     Raises:
-        ModelFormatError: it is malformed, lacks the token for unknown words, or is of another class than BERT's.
+        ModelFormatError: the file is malformed or has no token for unknown words, or the tokenizer class is not BERT's.
     """
     if facts.tokenizer_class not in _CLASSES:
-        raise ModelFormatError(f"tokenizer_class is {facts.tokenizer_class!r:.60}; known are {', '.join(_CLASSES[1:])}")
+        raise ModelFormatError(
+            f"tokenizer_class is {facts.tokenizer_class!r:.60}; the supported classes are {', '.join(_CLASSES[1:])}"
+        )
     vocab = _vocabulary(data)
     special = {role: facts.special.get(role, token) for role, token in _ROLES.items()}
     if special["unk_token"] not in vocab:
-        raise ModelFormatError(f"it has no {special['unk_token']!r:.60}, the token of unknown words")
+        raise ModelFormatError(f"it has no {special['unk_token']!r:.60}, the token for unknown words")
     special = {role: token for role, token in special.items() if token in vocab}
     ends = {
         role: {special[role]: vocab[special[role]]} if role in special else {} for role in ("cls_token", "sep_token")
@@ -58,7 +60,7 @@ def convert_word_piece(path: Path, data: bytes, facts: FolderFacts) -> Conversio
 def _flag(config: Mapping[str, Any], name: str, default: bool | None) -> bool | None:
     value = config.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ModelFormatError(f"{name} of tokenizer_config.json is {value!r:.40}, true or false is expected")
+        raise ModelFormatError(f"{name} in tokenizer_config.json is {value!r:.40}; true or false is expected")
     return default if value is None else value
 
 
@@ -70,14 +72,12 @@ def _vocabulary(data: bytes) -> dict[str, int]:
     while lines and not lines[-1]:
         lines.pop()
     if not 0 < len(lines) <= MAX_TOKENS:
-        raise ModelFormatError(f"it has {len(lines)} lines, 1 to {MAX_TOKENS} are expected")
+        raise ModelFormatError(f"it has {len(lines)} lines; 1 to {MAX_TOKENS} are expected")
     vocab: dict[str, int] = {}
     for id_, token in enumerate(lines):
         if not token or len(token.encode()) > MAX_TOKEN_BYTES:
             raise ModelFormatError(f"line {id_ + 1} is {token!r:.60}; 1 to {MAX_TOKEN_BYTES} bytes are expected")
         if token in vocab:
-            raise ModelFormatError(
-                f"the token {token!r:.60} comes twice, on the lines {vocab[token] + 1} and {id_ + 1}"
-            )
+            raise ModelFormatError(f"the token {token!r:.60} occurs twice, on lines {vocab[token] + 1} and {id_ + 1}")
         vocab[token] = id_
     return vocab
